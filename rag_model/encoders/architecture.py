@@ -190,7 +190,7 @@ def read_architecture(folder: Path, part: str | None = None) -> Architecture:
     has both in one file.
 
     Raises:
-        InputError: a file is missing or corrupt, or the config lacks a size.
+        InputError: a file is missing or corrupt, or a size is missing in the config.
         MissingExtraError: the folder holds a GGUF file, and the package `gguf` is not installed.
     """
     files = sorted(folder.glob("*.gguf"))

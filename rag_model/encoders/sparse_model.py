@@ -9,9 +9,9 @@ arXiv 2405.01924). Ids that are not terms have weight 0 (`bag.compute_term_mask`
 product keeps (b, t, V) values for the backward pass: a gigabyte for 32 texts of 256 tokens and
 BERT's vocabulary. Here the products of one text at a time are computed, and only the position of
 each maximum is kept. The backward pass then costs as much as one token per text instead of t: the
-gradient of a word is a weighted sum of one token of each text, and the gradient of a token a
-weighted sum of the words for which it is the maximum. `embedding_bag` computes these sums without
-storing the (b, V, h) products.
+gradient of a word is a weighted sum of one token of each text, and the gradient of a token is a
+weighted sum of those words whose maximum is at this token. `embedding_bag` computes these sums
+without storing the (b, V, h) products.
 """
 
 from collections.abc import Sequence

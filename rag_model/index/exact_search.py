@@ -57,9 +57,9 @@ class ExactIndex:
     def search(self, vectors: Vectors, k: int, **parameters: int) -> tuple[Vectors, Rows]:
         """Return the k best rows of each vector: (q, k) float32 scores and (q, k) int64 rows.
 
-        Scores are inner products, or negated squared distances, so larger is better. Of equal
-        scores the smaller row comes first, except at rank k, where any of the equal rows may be
-        left out.
+        Scores are inner products, or negated squared distances, so larger is better. Rows of equal
+        score are in ascending order. If more rows have the k-th best score than fit into the
+        result, any of them may be omitted.
 
         Raises:
             UsageError: the vectors or `k` do not fit the index, or a search parameter is given.

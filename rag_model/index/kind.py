@@ -175,9 +175,7 @@ class SparseIndex(Protocol):
     n: int  # number of passages; rows are 0 … n-1
 
     def search(self, queries: Vectors, k: int, **parameters: Any) -> tuple[Vectors, Rows]:
-        """Return the k best rows of each of the (q, l, 2) queries, which hold pairs of term and
-        weight.
-        """
+        """Return the k best rows of each query; queries are (q, l, 2) pairs of term and weight."""
         ...
 
 

@@ -47,8 +47,8 @@ class IndexPlan:
     def piece_inputs(self) -> dict[str, Any]:
         """Return the fields that determine pieces and shards for a trained file, as JSON.
 
-        The number of rows is not among them, so the pieces of unchanged parts are reused when a
-        corpus grows.
+        The number of rows is not one of these fields, so that the pieces of unchanged parts are
+        reused when a corpus grows.
         """
         return {name: setting for name, setting in self.index_inputs().items() if name not in _NO_EFFECT_ON_PIECES}
 

@@ -235,7 +235,7 @@ def _count_links(graph: FaissIndex) -> int:
 
 
 def _check_ids(path: Path, ivf_index: FaissIndex, n: int) -> None:
-    """Check that the ids of all lists are 0 … n-1, in any order: as many as there are vectors."""
+    """Check that the lists contain the ids 0 … n-1 of all vectors, in any order."""
     is_found = np.zeros(n, bool)
     for list_number in range(ivf_index.nlist):
         if list_size := ivf_index.invlists.list_size(list_number):

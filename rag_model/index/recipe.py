@@ -307,7 +307,7 @@ def _compute_min_train_sample(factory: FactorySpec) -> int:
 
 
 def count_needed_lists(n_lists: int) -> int:
-    """Return the number of an index's lists that hold .98 of a query's 20 nearest vectors."""
+    """Return how many of an index's lists contain .98 of a query's 20 nearest vectors."""
     needed_lists: float = _LISTS_FACTOR * n_lists**_LISTS_POWER
     return ceil(needed_lists)
 

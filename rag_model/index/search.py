@@ -198,7 +198,8 @@ class FaissFileIndex:
         cache_key = tuple(parameters.values())
         faiss_parameters = self._parameter_cache.get(cache_key)
         if faiss_parameters is None:
-            # Requests choose parameters, so the cache is bounded; the defaults are rebuilt at once.
+            # Requests may contain any parameters, so the cache has a limit. A full cache is
+            # cleared, after which the defaults are soon built again.
             if len(self._parameter_cache) >= _MAX_CACHED_PARAMETERS:
                 self._parameter_cache.clear()
             faiss_parameters = self._parameter_cache[cache_key] = self._build_faiss_parameters(parameters)

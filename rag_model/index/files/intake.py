@@ -369,7 +369,7 @@ def split_into_parts(
 ) -> Rows | None:
     """Split vectors into parts and pass each to `write_part`: (m, d) float16 or float32.
 
-    `write_part` must not keep the array. Holds one part and one block in memory.
+    `write_part` must not keep the array. Memory holds one part and one block.
 
     Args:
         vectors: the inspected vectors.
@@ -378,7 +378,8 @@ def split_into_parts(
         part_bytes: float32 bytes per part.
 
     Returns:
-        (n,) the original rows that were kept, ascending; None with `refuse`, which keeps all.
+        (n,) the original row numbers of the rows in the parts, ascending; None with `refuse`,
+        because then no row is dropped.
 
     Raises:
         InputError: a row is refused (the message names it), no row is left, or a file is damaged.

@@ -62,7 +62,8 @@ def check_levels(
     walk_from: tuple[int, int],
     require: Require,
 ) -> None:
-    """Require that each node has the slots of its levels, and that links stay within their level.
+    """Require that each node has the slots of its levels, and that the links of a level lead to
+    nodes that have this level.
 
     Memory holds 2 bytes per node, and 16 per node above the bottom level.
 

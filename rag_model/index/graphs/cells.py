@@ -54,7 +54,7 @@ _COUNTS = np.dtype([("members", "<i8"), ("linked", "<i8"), ("width", "<i8")])  #
 class Cells:
     """The trained partition of a corpus."""
 
-    centroids: Vectors  # (c, d) float32, c <= the plan's cells; further cells stay empty
+    centroids: Vectors  # (c, d) float32, c <= the plan's cells; any further cells are empty
     # A vector joins another cell if its margin is smaller. The margin is the difference between its
     # similarities to the centroids of its own cell and of the other cell.
     border: float
@@ -202,8 +202,8 @@ def redact_cells(plan: VectorPlan, cells: Cells, sample: Vectors, removed: Itera
 def _learn_balanced_centroids(plan: VectorPlan, points: Vectors) -> Vectors:
     """Return at most `plan.cells` centroids, from k-means and repeated splits of the largest cell.
 
-    k-means alone leaves cells of two or three times the mean, and the build waits for the largest
-    one.
+    After k-means alone, the largest cell would have two or three times the mean size, and the build
+    would wait for it.
     """
     centroids = _run_kmeans(plan, points, max(2, round(_KMEANS_SHARE * plan.cells)))
     centroids, cell = _split_largest(plan, centroids, points)

@@ -89,7 +89,7 @@ def score_targets(sources: Vectors, vectors: Vectors, links: Rows | Links, metri
 def score_pairs(
     sources: Vectors, rows: Rows | Links, vectors: Vectors, targets: Rows | Links, metric: Metric
 ) -> Vectors:
-    """Return (p,) float32 similarities of pairs of a row of `sources` and one of `vectors`.
+    """Return (p,) float32: the similarities of pairs of a row of `sources` and a row of `vectors`.
 
     The results equal the results of `score_targets` in every bit, but no vector is copied.
     """
@@ -162,8 +162,8 @@ def unpack_similarities(keys: ScoredLinks) -> Vectors:
 def select_best_links(candidates: ScoredLinks, n_links: int) -> Links:
     """Return (b, n_links) int32: each node's nearest distinct candidates, nearest first, then -1.
 
-    The nearest are best: pruning by the paper's heuristic loses recall here, because the source
-    graphs are already pruned.
+    The nearest candidates are the best links. Pruning them by the heuristic of the HNSW paper would
+    lose recall, because the source graphs are already pruned.
 
     Args:
         candidates: (b, c >= n_links) keys; a repeated node has the same similarity each time.

@@ -28,7 +28,7 @@ _MAX_INSERTED = 0.5  # share of new members at which an update costs as much as 
 # leave .97.
 _MIN_DEGREE = 0.65
 _MAX_UNREACHABLE = 0.01  # maximum increase of the share of unreachable members since the build
-_MAX_RECALL_LOSS = 0.02  # twice the random error of the difference of two samples of `_QUERIES`
+_MAX_RECALL_LOSS = 0.02  # twice the random error of a difference between two recalls
 _QUERIES, _DEPTH, _EF_SEARCH = 512, 20, 64  # settings of the recall measurement
 _FIRST_QUERIES = 64  # if these show no loss of recall, no more queries are searched
 

@@ -1,12 +1,13 @@
 """The kind `hnsw`: one graph per cell, built separately and stitched into one faiss graph.
 
-faiss cannot merge HNSW graphs. But a cell's graph already holds good neighbours within the cell for
-each of its vectors, and vectors near a border are in two cells' graphs or are linked into the
-second one. The merge unites the lists of each vector, keeps the best 2M, links the few nodes of the
-upper levels again, and makes every node reachable: the result is one HNSW graph over the corpus.
+faiss cannot merge HNSW graphs. But the graph of a cell already has good neighbours for each of its
+vectors within the cell, and a vector near a border is also in the graph of the second cell or
+linked into it. The merge unites the lists of each vector, keeps the best 2M, links the few nodes of
+the upper levels again, and makes every node reachable: the result is one HNSW graph over the
+corpus.
 
-The merge holds neither all vectors nor the graph: it writes both in blocks, in faiss's own file
-layout.
+The merge keeps neither all vectors nor the whole graph in memory: it writes both in blocks, in
+faiss's own file layout.
 
 Vectors of unequal norm (DPR's) are linked by their inner products. The usual alternative appends a
 dimension that makes all norms equal (Bachrach et al., RecSys 2014). Both were compared with one
@@ -231,8 +232,8 @@ class GraphKind(VectorKind):
         previous: Opener,
         out: Path,
     ) -> IndexStats:
-        """Update the graph of an earlier build's cell, or build it again if too little is left of
-        it.
+        """Update the graph of an earlier build's cell, or build it again if too many of its vectors
+        were replaced.
 
         The result is a function of the slices and of the earlier shard.
 
@@ -483,9 +484,9 @@ def _iter_candidates(plan: VectorPlan, cells: Sequence[GraphShard], width: int) 
 def _choose_block_rows(n_cells: int) -> int:
     """Return the number of rows whose candidates are collected at once.
 
-    Every cell has a few rows in any block, and opening a cell costs as much as a hundred rows. With
-    a fixed block size the merge would take time quadratic in the corpus. More than eight blocks
-    need too much memory.
+    Every block has a few rows of each cell, and opening a cell costs as much as collecting a
+    hundred rows. With a fixed number of rows, the time of the merge would be quadratic in the size
+    of the corpus. More than eight times `BLOCK` rows would need too much memory.
     """
     return BLOCK * min(_MAX_BLOCKS, max(1, n_cells // 16))
 

@@ -64,9 +64,7 @@ class ReachabilityTree:
         raise AssertionError("a leaf of the walk has no free slot for a link")
 
     def _find_replaceable(self, candidates: list[int], lists: Links) -> npt.NDArray[np.bool_]:
-        """Return a (w, 2M) mask of the slots of the candidates' `lists` that hold no link of the
-        tree.
-        """
+        """Return a (w, 2M) mask of the slots in `lists` that do not contain a link of the tree."""
         parents = self._parent[lists]
         replaceable_mask: npt.NDArray[np.bool_] = (lists < 0) | (parents != np.array(candidates)[:, None])
         return replaceable_mask
@@ -120,7 +118,9 @@ def link_unreachable_nodes(path: Path, vectors: VectorFiles) -> int:
 
 
 def _open_for_l2(path: Path) -> FaissIndex:
-    """Open an index for search by L2: by inner product, a short vector finds only long ones."""
+    """Open an index to search it by L2, because by inner product a search with a short vector
+    returns only long vectors.
+    """
     l2_index = engine.read_index(path, mmap=True)
     storage = faiss.downcast_index(l2_index.storage)
     l2_index.metric_type = storage.metric_type = faiss.METRIC_L2

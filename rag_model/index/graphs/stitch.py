@@ -2,8 +2,8 @@
 
 A vector whose margin is small, but not small enough to join the second cell's graph, searches that
 graph for neighbours. The vector is linked to these neighbours and they to it, which costs a search
-instead of an insertion. As in an insertion, it keeps neighbours in different directions: links to
-neighbours that are close to each other lead to the same place.
+instead of an insertion. As in an insertion, the selected neighbours lie in different directions,
+because links to neighbours that are close to each other lead to the same region.
 
 Reference: Malkov, Yashunin (see `graph`), algorithm 4.
 """

@@ -84,7 +84,7 @@ def update_cell_graph(
     """Return the graph of a cell after a change of its members.
 
     The result depends on the arguments alone. It contains no number and no similarity of a dropped
-    member. The update holds the vectors in memory twice.
+    member. Memory holds two copies of the vectors.
 
     Args:
         plan: plan of the index.
@@ -331,7 +331,9 @@ def load_graph(
     n_loaded: int,
     vectors: Vectors,
 ) -> FaissIndex:
-    """Return a faiss graph over the first `n_loaded` of `members`, ready for the others."""
+    """Return a faiss graph over the first `n_loaded` of `members`, to which the others can be
+    added.
+    """
     n_links, levels = count_node_links(plan), draw_levels(len(members), count_node_links(plan))
     loaded_members, loaded_levels = members[:n_loaded], levels[:n_loaded]
     upper_levels = UpperLevels.build(

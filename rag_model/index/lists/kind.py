@@ -54,7 +54,7 @@ from rag_model.ranges import pack_bounds
 _MIN_BLOCK_BYTES, _MAX_CODE_BLOCK_BYTES, _MAX_ID_BLOCK_BYTES = 1 << 10, 32 << 10, 8 << 10
 # Number of vectors from which a loss by codes is measured; at most twice as many are used.
 LOSS_SAMPLE = 4_096
-_TILE_ROWS = 4096  # rows per BLAS call of faiss; such blocks round like one `add` of all rows
+_TILE_ROWS = 4096  # rows per BLAS call of faiss, so that results equal one `add` of all rows
 # Codes alone change the order of near neighbours even if every list is searched: recall is .90 (p5
 # .80) over 5,227 passages of Wikipedia at 1 byte per 4 dimensions, .79 (p5 .60) at 1 byte per 8,
 # and lower in a large corpus. Codes trained on other data find almost nothing. Reranked candidates
@@ -278,7 +278,9 @@ class ExactKind(ListKind):
     factories = re.compile(r"Flat\Z")
 
     def recalls(self, plan: VectorPlan, trained: Path, new: Vectors, old: Vectors) -> tuple[float, float] | None:
-        """Return None, because search compares every vector, and finds new ones like old ones."""
+        """Return None: a search compares all vectors, so new vectors have the recall of old
+        ones.
+        """
         return None
 
     def floor(self, factory: str) -> RecallFloor:
@@ -334,7 +336,7 @@ def _allocate_codes(base: FaissIndex, n: int) -> tuple[Rows, Codes]:
 def _copy_previous_codes(
     plan: VectorPlan, trained: Path, vectors: Path, previous_piece: PreviousPiece, lists: Rows, codes: Codes
 ) -> None:
-    """Copy the lists and codes of vectors that a previous piece holds too."""
+    """Copy the lists and the codes of vectors that are also in a previous piece."""
     equal_previous_rows = find_equal_rows(vectors, previous_piece.rows)
     n_rows, code_bytes = len(map_vectors(previous_piece.rows)), codes.shape[1]
     previous_codes = read_codes(plan, trained, previous_piece.piece, previous_piece.number, n_rows, code_bytes)

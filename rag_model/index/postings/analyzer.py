@@ -18,8 +18,8 @@
 
 There is no list of stop words: frequent terms have a low weight in BM25, and search skips them.
 
-An index is searched with the version of these rules that it was built with. Version 1 only removed
-accents.
+An index is searched with the version of these rules with which it was built. In version 1, letters
+were reduced only by removing accents.
 """
 
 import re
@@ -36,7 +36,7 @@ from rag_model.errors import UsageError
 from rag_model.extras import require
 
 VERSION = 2  # version of the rules: increase it when the same text would give other terms, and keep the older rules
-MAX_CHARACTERS = 64  # maximum characters of a word, in passages and queries; the rest is cut off
+MAX_CHARACTERS = 64  # maximum characters of a word; a longer word is truncated
 _MAX_CACHED_STEMS = 1 << 20  # maximum number of stems in the cache of an analyzer
 _UNSPACED = (
     "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3005\u3007\u3040-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff"

@@ -46,16 +46,17 @@ NO_COMMON_SHIFT = np.int64(1) << 40  # larger than any difference of rows
 _ONE = np.uint64(1)
 Ints = npt.NDArray[np.int64]
 DONE, FULL, DAMAGED = range(3)  # status of `carry_over`
-# Elements of a state: the offset of the previous dictionary's next term, and the number of terms
-# left in it; of the term that was read last, the bytes, the postings, the begin and the end of its
-# list, and whether it has yet to be written; the index of the next new term.
+# Elements of a state. They are the offset of the next term in the previous dictionary, and the
+# number of terms after it; of the term that was read last, its bytes, its number of postings, the
+# start and the end of its list, and whether it must still be written; and the index of the next new
+# term.
 NEXT_TERM, TERMS_LEFT, TERM_BYTES, DF, LIST_BEGIN, LIST_END, TERM_LOADED, NEXT_NEW = range(8)
 STATE_SIZE = 8
 
 
 @inlined
 def move_block(gaps, weights_less_one, count, row_before, row_words, new_words, next_new, end_new, words, buffered):
-    """Append a block's remaining postings to `words`, with the new postings that sort before one of
+    """Append a block's remaining postings to `words`, merged with the new postings that precede
     them.
 
     Args:

@@ -195,7 +195,7 @@ def number_tokens(
 
     Args:
         data: uint8, the texts in UTF-8, concatenated.
-        offsets: (n + 1,) begin of each text, and the end of the last one.
+        offsets: (n + 1,) start of each text, and the end of the last one.
         tokens: with room for all bytes, and one more for each text.
         out: int32, with room for as many tokens; filled with their numbers, text after text.
         ends: (n,) int64, filled with the end of each text's tokens in `out`.
@@ -255,7 +255,7 @@ def _count_terms(numbers, ends, starts, terms, positions, text_terms, weights, c
     Args:
         numbers: numbers of the tokens, text after text.
         ends: (n,) end of each text's tokens.
-        starts: begin of each token's terms in `terms`, and the end of the last ones.
+        starts: start of each token's terms in `terms`, and the end of the last token's terms.
         terms: numbers of the terms of all tokens.
         positions: (t,) int64, filled with -1; last posting of each term.
         text_terms: int32, filled with the distinct terms of each text.
@@ -285,9 +285,7 @@ def _count_terms(numbers, ends, starts, terms, positions, text_terms, weights, c
 
 @bare
 def _sort_postings(terms, weights, counts, begins, rows, sorted_weights):
-    """Sort postings by term, given the number of postings of each row and the begin of each
-    term.
-    """
+    """Sort postings by term, given the number of postings per row and the start of each term."""
     posting = 0
     for row in range(len(counts)):
         for _ in range(counts[row]):
@@ -308,7 +306,7 @@ class _PostingsCounter:
         # Numbers of the terms; a new term gets the next number.
         self._numbers: dict[bytes, int] = defaultdict(count().__next__)
         self._terms = np.empty(0, np.int32)  # numbers of the terms of all tokens, concatenated
-        # Begin of each token's terms, and the end of the last ones.
+        # Start of each token's terms, and the end of the last token's terms.
         self._starts = np.zeros(1, np.int64)
         self._batches: list[tuple[Array, Array, Array, Array]] = []  # see `_count_terms`
 

@@ -8,10 +8,10 @@ the best are looked up in the remaining lists, the heaviest first. The sums of a
 processor's first cache, and no loop over postings or rows branches on data, which a processor would
 mispredict half the time.
 
-A list with a few postings per window also has the begin and the largest contribution of each
-window. A list of many postings has a bit for each row, and the number of postings before each 64
-rows, so that the posting of a row is found without a search. The initial threshold is a score that
-k postings of one list reach: no passage with a lower score is among the k best.
+A list with a few postings per window also has the first posting and the largest contribution of
+each window. A list of many postings has a bit for each row, and the number of postings before each
+64 rows, so that the posting of a row is found without a search. The initial threshold is a score
+that k postings of one list reach: no passage with a lower score is among the k best.
 """
 
 from threading import Lock

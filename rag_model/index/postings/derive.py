@@ -53,7 +53,7 @@ def derive_index(
     Args:
         previous_path: the previous file.
         previous_rows: (n,) row of each passage in the previous snapshot, -1 for new ones. Passages
-            that are not in their former order count as new ones.
+            whose order has changed count as new passages.
         build_postings: returns the postings of the passages at ascending rows, numbered from 0.
         out: path to write.
         max_new: largest number of new passages.

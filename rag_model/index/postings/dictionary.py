@@ -1,8 +1,8 @@
 """The term dictionary: sorted terms, front-coded in groups of 16, with the size of their posting
 lists.
 
-A group begins with a complete term; the others leave out the prefix that they share with the term
-before. Each term is
+A group begins with a complete term; each of the other terms is stored without the prefix that it
+shares with the term before. Each term is
 
 * a varint: bytes shared with the term before (0 for the first of a group)
 * a varint: bytes that follow, then these bytes
@@ -114,7 +114,7 @@ def _compare_term(term, data, begin, size):
 
 @bare
 def _look_up_term(term, data, groups, n_terms):
-    """Return a term's postings, begin and end of its list.
+    """Return a term's number of postings, and the start and the end of its list.
 
     The number of postings is 0 if the term is unknown, and -1 if the file is damaged.
     """
@@ -179,8 +179,8 @@ def look_up_terms(text, ends, data, groups, n_terms, entries):
         data: uint8, the dictionary.
         groups: (g, 2) int64, see the module.
         n_terms: number of terms in the dictionary.
-        entries: (t, 3) int64, filled with postings, begin and end of each list; 0 postings if the
-            term is unknown, -1 if the dictionary is damaged.
+        entries: (t, 3) int64, filled with the number of postings, the start and the end of each
+            list; 0 postings if the term is unknown, -1 if the dictionary is damaged.
     """
     term_begin = 0
     for term in range(len(ends)):
@@ -200,7 +200,8 @@ def read_first_term(data: npt.NDArray[np.uint8], offset: int) -> bytes:
 def find_terms(
     terms: list[bytes], data: npt.NDArray[np.uint8], groups: npt.NDArray[np.int64], n_terms: int
 ) -> npt.NDArray[np.int64]:
-    """Return postings, begin and end of the list of each term, (t, 3) int64.
+    """Return (t, 3) int64: the number of postings, and the start and the end of the list, of each
+    term.
 
     See `look_up_terms`.
     """

@@ -159,8 +159,8 @@ class PostingsFile:
         return self._ranges is None
 
     def find_terms(self, terms: list[bytes]) -> Ints:
-        """Return postings, begin and end of the list of each term, (t, 3); see
-        `dictionary.find_terms`.
+        """Return (t, 3): the number of postings, the start and the end of each list; see
+        `find_terms`.
         """
         if not self._pivots or self._ranges is None:
             return find_terms(terms, self.dictionary, self.groups, self.layout.n_terms)
@@ -169,7 +169,7 @@ class PostingsFile:
         sections = [(self._pivots[i][1:], [*self._pivots, last_pivot][i + 1][1:]) for i in numbers]
         list_entries = np.zeros((len(terms), 3), np.int64)
         with self.hold_ranges():
-            # (t, 2, 2): for each term, the begin and the end of its section, each as a group number
+            # (t, 2, 2): for each term, the start and the end of its section, each as a group number
             # and an offset in the dictionary.
             section_edges = np.array(sections, np.int64).reshape(-1, 2, 2)
             edge_offsets = [
@@ -183,7 +183,7 @@ class PostingsFile:
         return list_entries
 
     def load_lists(self, ranges: npt.ArrayLike) -> None:
-        """Load ranges of the posting lists, (m, 2) begins and ends, inside `hold_ranges`."""
+        """Load ranges of the posting lists, (m, 2) starts and ends, inside `hold_ranges`."""
         if self._ranges is not None and len(list_ranges := self.layout.lists_offset + np.asarray(ranges, np.int64)):
             self._ranges.load(list_ranges[:, 0], list_ranges[:, 1] + PADDING)
 

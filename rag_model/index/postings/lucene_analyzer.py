@@ -79,7 +79,7 @@ def _compile_word_pattern() -> Any:
         rf"|(?:\p{{WB=Regional_Indicator}}{_X}){{2}}"
     )
     other_scripts = rf"(?:\p{{LB=SA}}{_X})++|\p{{Script=Han}}{_X}|\p{{Script=Hiragana}}{_X}"
-    # `skipped` matches runs that contain no word at once, so that the time is linear.
+    # `skipped` matches a whole run without words in one step, so that the time is linear.
     skipped_run = rf"(?:{connector}(?=\p{{WB=ExtendNumLet}}))*+\p{{WB=ExtendNumLet}}|\p{{WB=ZWJ}}++"
     return require("regex", extra="text").compile(f"(?V1)({word}|{emoji}|{other_scripts})|{skipped_run}")
 

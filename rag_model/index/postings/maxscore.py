@@ -11,9 +11,9 @@ A posting adds factor * contribution to a score. The factor belongs to the query
 
     contribution = weight / (saturation * weight + fixed + slope * length)
 
-BM25 and impacts are two settings of this equation (`Weighting`), so one search serves both. A
-contribution grows with the weight and falls with the passage's length whatever the setting is, so
-an upper bound by the largest weight and the shortest length of a block holds for all of them.
+BM25 and impacts are two settings of this equation (`Weighting`), so one search serves both. With
+every setting, a contribution grows with the weight and falls with the passage's length. So the
+largest weight and the shortest length of a block give an upper bound for each setting.
 
 Scores are integers (for BM25 in units of 2^-32), whose sums do not depend on their order. So
 skipping changes nothing, not even among equal scores, which are ordered by row.
@@ -27,10 +27,10 @@ from rag_model.compiled import compiled
 from rag_model.index.postings.lists import HEADER_BYTES, MAX_HEADER_WEIGHT, read_last_row, read_uint16
 from rag_model.index.postings.packing import BLOCK, decode_block, read_varint
 
-# Elements of a cursor, the state of a reader of one list. They are the postings, begin, end and
-# blocks of the list; the current block, the offset of its data, the row before it and its last row;
-# and the decoded block, its number of postings, and the position in it. A block is decoded only if
-# its postings are needed.
+# Elements of a cursor, the state of a reader of one list. They are the number of postings, the
+# start, the end and the number of blocks of the list; the current block, the offset of its data,
+# the row before it and its last row; and the decoded block, its number of postings, and the
+# position in it. A block is decoded only if its postings are needed.
 (
     DF,
     LIST_BEGIN,
@@ -155,7 +155,7 @@ def read_list(data, lists_size, entry, rows, weights):
     Args:
         data: uint8, all lists, padded.
         lists_size: bytes of all lists.
-        entry: (3,) postings, begin and end of the list.
+        entry: (3,) number of postings, start and end of the list.
         rows: (postings,) filled with the rows, ascending.
         weights: (postings,) int64, filled with the weights.
 
@@ -386,7 +386,7 @@ def search(data, lists_size, lengths, entries, factors, weighting, k, skip, scor
         data: uint8, the lists, padded.
         lists_size: bytes of all lists.
         lengths: (n,) uint16 lengths of the passages.
-        entries: (t, 3) int64: postings, begin and end of each term's list.
+        entries: (t, 3) int64: number of postings, start and end of each term's list.
         factors: (t,) float64, above 0, in units; for BM25 the idf times the term's count in the
             query.
         weighting: `Weighting` of the postings.
@@ -503,7 +503,7 @@ def sum_lists(data, lists_size, lengths, entries, factors, weighting, k, optiona
         data: uint8, the lists, padded.
         lists_size: bytes of all lists.
         lengths: (n,) uint16 lengths of the passages.
-        entries: (t, 3) int64: postings, begin and end of each list.
+        entries: (t, 3) int64: number of postings, start and end of each list.
         factors: (t,) float64, above 0, in units.
         weighting: `Weighting` of the postings.
         k: at least 1.
@@ -566,7 +566,8 @@ def rank_rows(data, lists_size, lengths, entries, factors, weighting, rows, sums
         data: uint8, the lists, padded.
         lists_size: bytes of all lists.
         lengths: (n,) uint16 lengths of the passages.
-        entries: (t, 3) int64: postings, begin and end of lists of several blocks.
+        entries: (t, 3) int64: number of postings, start and end of each list, which has several
+            blocks.
         factors: (t,) float64, above 0, in units.
         weighting: `Weighting` of the postings.
         rows: (m,) int64, ascending.

@@ -40,7 +40,7 @@ _MAX_QUERY_WEIGHT = 1e6  # maximum weight of a query's term, so that sums fit in
 class QueryTerms:
     """The terms of a batch of queries, concatenated."""
 
-    # (t, 3) postings, begin and end of each term's list; 0 postings if no passage has the term
+    # (t, 3) number of postings, start and end of each term's list; 0 if no passage has the term
     lists: Ints
     # (t,) factor of each term, above 0, in units; it is multiplied by a posting's contribution
     factors: npt.NDArray[np.float64]
@@ -108,7 +108,7 @@ class PostingsIndex:
             raise UsageError(f"k is {k}, but the index holds {format_count(self.n, 'passage')}: ask for 1 to {self.n}")
 
     def find_lists(self, terms: list[bytes]) -> Ints:
-        """Return postings, begin and end of each term's list, (t, 3).
+        """Return (t, 3): the number of postings, the start and the end of each term's list.
 
         The number of postings is 0 if no passage has the term.
 

@@ -52,11 +52,11 @@ class SelectiveSearch:
 
         Args:
             file: the inverted index, which is read by ranges.
-            lists: (t, 3) number of postings, begin and end of the list of each term.
+            lists: (t, 3) number of postings, start and end of each term's list.
             factors: (t,) factor of each term, in units.
             k: number of hits.
-            completed_ends: begin of each optional list of earlier queries -> end of the part that
-                is downloaded; shared by the searches of an index, and updated.
+            completed_ends: for optional lists of earlier queries, start of the list -> end of the
+                downloaded part; shared by the searches of an index, and updated.
         """
         has_postings = lists[:, 0] > 0
         self._file, self._lists, self._factors, self._k = file, lists[has_postings], factors[has_postings], k

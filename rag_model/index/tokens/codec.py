@@ -199,7 +199,7 @@ class ResidualProducts:
 
     Each sub-vector of the residual is replaced by one of 2^b learned vectors. At equal bytes it
     loses less than `ResidualBits`, which ignores correlations between components, and spends as
-    many bits on components that hardly vary.
+    many bits on components that hardly vary as on all others.
     """
 
     centroids: Vectors  # (K, d)

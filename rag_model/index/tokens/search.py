@@ -36,7 +36,7 @@ def maxsim(queries: Vectors, vectors: Vectors, offsets: Offsets) -> Vectors:
     Args:
         queries: (q, l, d) float32; all tokens count, also [MASK].
         vectors: (t, d) float32, the concatenated tokens of the passages.
-        offsets: (m + 1,) begin of each passage in `vectors`, and the end of the last one.
+        offsets: (m + 1,) start of each passage in `vectors`, and the end of the last one.
     """
     q, query_length, d = queries.shape
     query_tokens, lengths = queries.reshape(q * query_length, d), np.diff(offsets)
