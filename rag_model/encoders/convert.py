@@ -54,7 +54,7 @@ _DISK_FULL = ("No space left", "Disk quota", "File too large")
 class ConvertedWeights:
     """Source, new weight files and tensor counts of a conversion."""
 
-    source: str  # NAME@COMMIT on the hub, or a folder
+    source: str  # the converted model: NAME@COMMIT on the hub, or a folder
     files: tuple[str, ...]  # paths of the weight files in the new folder
     tensors: int  # number of tensors
     bytes: int  # bytes of all tensors

@@ -186,7 +186,7 @@ class StaticModel:
         text_starts = (np.cumsum(counts) - counts)[longest_first]
         inputs_by_position = np.searchsorted(
             -counts[longest_first], -np.arange(counts.max(initial=0))
-        )  # number of inputs that are longer than each position
+        )  # for each position, the number of inputs that are longer
         totals = np.zeros((len(tokens), self.table.shape[1]), np.float32)
         for position, n_active in enumerate(inputs_by_position.tolist()):
             token_ids = all_token_ids[text_starts[:n_active] + position]  # (b,)

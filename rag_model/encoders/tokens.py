@@ -64,7 +64,7 @@ Flags = npt.NDArray[np.bool_]
 _Result = TypeVar("_Result")
 WordSeparation = Literal["spaces", "marks"]
 TokenCache = dict[str, bytes | None]
-_SPACE_MARK = "▁"  # SentencePiece's mark for the space before a word
+_SPACE_MARK = "▁"  # character by which SentencePiece marks the space before a word
 _CHARACTER_NORMALIZERS = frozenset(("BertNormalizer", "Lowercase", "NFC", "NFD", "NFKC", "NFKD", "StripAccents"))
 _SPACE_SPLITTERS = frozenset(("BertPreTokenizer", "Whitespace", "WhitespaceSplit"))
 _WORD_INTERNAL_SPLITTERS = frozenset(("Punctuation", "Digits"))
@@ -171,7 +171,7 @@ def tokenize_and_count(tokenizer: "Tokenizer", inputs: Sequence[TextInput]) -> t
         for batch in input_batches:
             for encoding in tokenizer.encode_batch_fast(list(batch)):
                 token_ids.append(np.array(encoding.ids, np.int32))
-                n_truncated += bool(encoding.overflowing)  # encodings of the truncated end
+                n_truncated += bool(encoding.overflowing)  # not empty if truncated
     return token_ids, n_truncated
 
 
@@ -450,22 +450,22 @@ def _iter_steps(rule: Mapping[str, Any] | None, key: str) -> Iterator[Mapping[st
 
 
 def _splitter_adds_marks(rule: Mapping[str, Any]) -> bool:
-    """Return whether a pre-tokenizer works like SentencePiece's, which marks and separates all
-    words.
-    """
+    """Return whether a pre-tokenizer puts a space mark before each word and separates all words."""
     always_prepends_mark = rule.get("prepend_scheme", "always" if rule.get("add_prefix_space") else "never") == "always"
     return bool(rule["type"] == "Metaspace" and always_prepends_mark and rule.get("split", True))
 
 
 def _normalizers_add_marks(rules: Sequence[Mapping[str, Any]]) -> bool:
-    """Return whether the normalizers only prepend a mark and replace spaces by marks (Llama 2)."""
+    """Return whether the normalizers only prepend a space mark, and replace spaces by it (Llama
+    2).
+    """
     steps = [(rule["type"], rule.get("prepend") or (rule.get("pattern"), rule.get("content"))) for rule in rules]
     return steps == [("Prepend", _SPACE_MARK), ("Replace", ({"String": " "}, _SPACE_MARK))]
 
 
 def _has_no_cross_word_merges(model: Mapping[str, Any]) -> bool:
-    """Return whether no BPE token has a mark after another character, so that no merge joins two
-    words.
+    """Return whether no BPE token has a space mark after its first character, so that no merge
+    joins two words.
     """
     if (
         model.get("type") != "BPE"

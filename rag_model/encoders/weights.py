@@ -228,6 +228,6 @@ def _modernize_name(parts: tuple[str, ...]) -> str:
 
 
 def _as_float32(stored_values: npt.NDArray[Any], dtype: str) -> npt.NDArray[np.float32]:
-    if dtype == "BF16":  # the upper half of an fp32
+    if dtype == "BF16":  # a bf16 is the upper half of an fp32
         return (stored_values.astype("<u4") << 16).view("<f4")
     return stored_values.astype("<f4")

@@ -55,7 +55,7 @@ class TransformSpec:
     out: int | None  # output dimensions; None: those of the input
 
     def __str__(self) -> str:
-        """Return the part of the factory string."""
+        """Return this part of a factory string."""
         if self.name != "OPQ":
             return f"{self.name}{self.out}"
         return f"OPQ{_format_number(self.pieces)}" + (f"_{self.out}" if self.out else "")
@@ -71,7 +71,7 @@ class CodecSpec:
     fast: bool = True  # omits PQ's polysemous training, which is slow and helps little
 
     def __str__(self) -> str:
-        """Return the part of the factory string."""
+        """Return this part of a factory string."""
         if self.name == "RaBitQ":
             return f"RaBitQ{self.bits if self.bits > 1 else ''}"
         if self.name != "PQ":

@@ -506,7 +506,7 @@ class RangedKind(Protocol):
     """
 
     name: ClassVar[str]
-    # bytes that are verified together: about as many as a search reads in one place
+    # number of bytes that are verified together: about as many as a search reads in one place
     block_bytes: ClassVar[int]
 
     def build_outline(self, path: Path) -> Any:
@@ -518,7 +518,7 @@ class RangedKind(Protocol):
         together (`pack_bounds`); without them, each block has `block_bytes`.
 
         Returns:
-            An object; None if this file cannot be searched by ranges.
+            An object; None if this file cannot be searched by byte ranges.
         """
         ...
 

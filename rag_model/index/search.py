@@ -29,8 +29,8 @@ from rag_model.ranges import CachedFile
 
 # d, n, two unused fields, is trained, metric, lists; nprobe follows
 _LISTS = struct.Struct("<iqqq?iQ")
-# A search by ranges reads the ids of only its hits, in an additional round of requests, if this
-# saves more bytes.
+# If only byte ranges of the file are read, a search reads the ids of its hits in an additional
+# round of requests, instead of all ids of the probed lists, if this saves more bytes.
 _MIN_SAVED_BYTES = 256 << 10
 _ID_BYTES = 8  # bytes of the id of an entry; the ids of a list follow its codes
 _MAX_CACHED_PARAMETERS = 64  # faiss parameter objects that an index keeps
@@ -145,8 +145,8 @@ class FaissFileIndex:
         self._ranges = ranges
         self._lists = get_inverted_lists(self._index)
         self._quantizer = None if self._lists is None else faiss.downcast_index(self._lists.quantizer)
-        # If the file is read by ranges: (lists,) offsets in the file at which the codes and the ids
-        # of each list begin, and at which its ids end.
+        # If only byte ranges of the file are read: (lists,) offsets in the file at which the codes
+        # and the ids of each list begin, and at which its ids end.
         self._code_starts = self._id_starts = self._id_ends = np.empty(0, np.int64)
         if ranges is not None and self._lists is not None:
             list_offsets, entry_bytes = _locate_lists(path), int(self._lists.code_size) + _ID_BYTES

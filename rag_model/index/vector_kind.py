@@ -27,7 +27,7 @@ KMEANS_ROUNDS = 10
 
 
 class VectorKind(VectorOpener, UnshardedKind[VectorPlan], ABC):
-    """A kind over vectors.
+    """The base class of index kinds over vectors.
 
     Subclasses implement `train`, `scatter`, `merge`, `losses` and `seconds`, and `shard` if they
     have shards.
@@ -43,7 +43,7 @@ class VectorKind(VectorOpener, UnshardedKind[VectorPlan], ABC):
         return self.factories.match(factory) is not None
 
     def check(self, recipe: IndexRecipe) -> None:
-        """Check settings and search parameters."""
+        """Check the settings and the search parameters of a recipe."""
         check_vector_recipe(recipe)
 
     def plan(
@@ -83,12 +83,12 @@ class VectorKind(VectorOpener, UnshardedKind[VectorPlan], ABC):
         return FitResult(len(fit_sample.new_vectors), loss_pair_by_name, recall)
 
     def _open_sampled(self, files: IndexFiles, entry: IndexEntry) -> FaissFileIndex:
-        """Open a faiss file for few queries, whose candidates are read from a store by range."""
+        """Open a faiss file for few queries; of remote vectors, only candidates are read."""
         row_files = files.rows() if entry.get("refine") == "vectors" else []
         return open_index(files.index, defaults=entry["search"], vectors=row_files)
 
     def measure(self, files: IndexFiles, entry: IndexEntry, query_set: VectorQuerySet) -> IndexMeasurement:
-        """Compare with exact search, and inspect the file.
+        """Compare the index with exact search, and inspect its file.
 
         Settings near the index's own are measured too, with fewer queries.
         """

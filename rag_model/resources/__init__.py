@@ -35,8 +35,8 @@ PROCESS_BYTES = 700 << 20
 STATIC_ENCODE_SECONDS = 6e-5
 CHUNK_SECONDS = 2e-4  # seconds of a core to chunk a passage; measured on the demo's dump
 
-QUESTION_TOKENS = 32  # tokens of a question
-PASSAGE_TOKENS = 160  # tokens of a passage and its title
+QUESTION_TOKENS = 32  # assumed number of tokens of a question
+PASSAGE_TOKENS = 160  # assumed number of tokens of a passage and its title
 # Tokens of a generator's input, without the answer.
 PROMPT_TOKENS = QUESTION_TOKENS + PASSAGE_TOKENS + 32
 FLOAT32_BYTES = 4  # bytes of a float32

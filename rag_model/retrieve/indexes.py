@@ -22,7 +22,7 @@ from rag_model.store.pulling.delta_files import read_new_terms
 from rag_model.store.versions.manifest import EMBEDDINGS, EXACT, TEXT
 from rag_model.store.versions.snapshot import Snapshot
 
-# kinds whose files can be read by ranges even without an outline
+# kinds of which byte ranges can be read even without an outline
 _RANGED_KINDS = ("bm25", "impact", "ivf")
 
 
@@ -155,7 +155,7 @@ def can_read_by_ranges(snapshot: Snapshot, name: str) -> bool:
         return False
     index_entry, path = content.indexes[name], content.index_file(name)
     needs_no_outline = index_entry.get("kind") in _RANGED_KINDS and "Refine" not in str(index_entry.get("factory"))
-    # Small files of other kinds have no outline, and are not worth reading by ranges.
+    # Small files of other kinds have no outline; reading byte ranges of them is not worthwhile.
     if file_ranges.get_outline(path) is None and not needs_no_outline:
         return False
     row_paths = [content.rows_path(content.representation_of(name), part.name) for part in content.parts if part.rows]

@@ -25,11 +25,11 @@ from rag_model.retrieve.indexes import get_index_sizes
 from rag_model.retrieve.models import PairScorer, list_model_files
 from rag_model.retrieve.retriever import ChildRetriever, Queries, RankedRows, SnapshotRetriever
 
-_RERANK_DEPTH = 50  # passages scored per query; beyond 100 the quality grows little
+_RERANK_DEPTH = 50  # default number of passages to score; beyond 100 the quality grows little
 _MAX_RERANK_DEPTH = 1_000
-MAXSIM_DEPTH = 500  # passages scored per query, about 60,000 tokens
+MAXSIM_DEPTH = 500  # default number of passages to score, about 60,000 tokens
 MAX_MAXSIM_DEPTH = 10_000
-_ROUNDS = 1  # rounds in which neighbours are added; a second one adds little
+_ROUNDS = 1  # default number of rounds that add neighbours; a second round adds little
 _MAX_ROUNDS = 4
 
 

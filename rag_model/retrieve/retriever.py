@@ -180,12 +180,10 @@ class RankedRows:
 
 
 class SnapshotRetriever(ABC):
-    """A `Retriever` over one snapshot. To add a kind of retriever, subclass it and implement
-    `find`.
-    """
+    """The base class of retrievers over one snapshot; a subclass implements `find`."""
 
     exact_products = False  # whether `find` fills in `RankedRows.products`
-    is_stage = True  # whether `StageTimer` reports it as a stage
+    is_stage = True  # whether `StageTimer` reports the retriever as a stage
     depth_advice = "or search deeper"  # end of the error message for a `k` above `most`
 
     def __init__(self, snapshot: Snapshot, name: str) -> None:

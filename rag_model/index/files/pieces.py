@@ -30,7 +30,7 @@ Opener = Callable[[], BinaryIO]  # opens a local file or a blob for reading at a
 Array = npt.NDArray[Any]
 SliceTable = npt.NDArray[np.void]  # records of `SLICE_LOCATION_DTYPE`
 RangeReader = Callable[[int, int], bytes]  # reads the bytes [start, end), or fewer at the end
-_DIGEST = 16  # stored bytes of a digest
+_DIGEST = 16  # number of bytes of a digest that are stored
 SLICE_LOCATION_DTYPE = np.dtype([("start", "<i8"), ("size", "<i8"), ("rows", "<i8"), ("digest", f"V{_DIGEST}")])
 
 
@@ -161,7 +161,7 @@ class SliceLocation(NamedTuple):
     """The location of a slice in its piece."""
 
     start: int
-    size: int  # bytes; 0 if the shard reads nothing from this piece
+    size: int  # size in bytes; 0 if the shard reads nothing from this piece
     rows: int  # rows that belong to the shard, without vectors that are only linked into a cell
     digest: bytes  # digest of the slice
 

@@ -1,8 +1,8 @@
 """The vectors of a corpus: the parts' `.npy` files, in row order, as one matrix on disk.
 
 Files are memory-mapped and read block by block, so a stage that reads the corpus once needs bounded
-memory. A stage that needs a sample reads its rows from an object store by range. Every row is
-checked when it is read: a NaN is never found by a search and disturbs its neighbours.
+memory. A stage that needs a sample reads only the byte ranges of its rows from an object store.
+Every row is checked when it is read: a NaN is never found by a search and disturbs its neighbours.
 """
 
 import io
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 BLOCK_BYTES = 32 << 20  # float32 bytes per block: enough for BLAS, small compared with any index
 _HEADER_BYTES = 4 << 10  # bytes to read at the beginning of a remote file; numpy's headers take 128
-_CONCURRENT_FILES = 32  # remote files that are read at a time
+_CONCURRENT_FILES = 32  # maximum number of remote files that are read at a time
 _MAX_GAP_BYTES = 64 << 10  # maximum gap between rows that are read by one request
 _MAX_RANGE_BYTES = 4 << 20  # maximum bytes of one request
 NameT = TypeVar("NameT")
@@ -46,7 +46,7 @@ class RemoteRowFiles(Sequence[Path], Generic[NameT]):
     fetch: Callable[[NameT], Path]
     # returns the bytes [start, end) of a file, or fewer at its end; verified only if `are_verified`
     read_range: Callable[[NameT, int, int], bytes]
-    open: Callable[[NameT], IO[bytes]]  # opens a file for reads at any offset, by range
+    open: Callable[[NameT], IO[bytes]]  # opens a file for reads of byte ranges
     # Takes (name, (m,) starts, length) for each file; returns the verified bytes of these ranges,
     # (m, length), which are fetched by concurrent requests.
     read_ranges: Callable[[Sequence[tuple[NameT, Rows, int]]], Sequence[npt.NDArray[np.uint8]]] = lambda ranges: ()
@@ -76,7 +76,7 @@ class RemoteRowFiles(Sequence[Path], Generic[NameT]):
 
 
 def open_row_files(rows: Sequence[Path], open_file: Callable[[Any], FileT]) -> list[FileT]:
-    """Open the row files of all parts in order; files in an object store are read by range."""
+    """Open the row files of all parts in order; of remote files, only byte ranges are read."""
     if not isinstance(rows, RemoteRowFiles):
         return [*map(open_file, rows)]
 
@@ -111,7 +111,7 @@ class VectorRows(Protocol):
 
 
 def open_vectors(rows: Sequence[Path], n: int | None = None, dim: int | None = None) -> VectorRows:
-    """Open the vectors of all parts to read a few rows, from an object store by range.
+    """Open the vectors of all parts to read a few rows; of remote files, only byte ranges are read.
 
     Args:
         rows: the parts' files.

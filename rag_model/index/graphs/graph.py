@@ -29,7 +29,7 @@ Links = npt.NDArray[np.int32]
 # sorted links are nearest first, and the node in its lower half. Such numbers are called keys.
 ScoredLinks = npt.NDArray[np.uint64]
 
-BLOCK = 8_192  # nodes processed at once
+BLOCK = 8_192  # number of nodes that are processed at a time
 NO_LINK = np.uint64(0xFFFF_FFFF_FFFF_FFFF)  # larger than the key of every link
 SIMILARITY_BITS = np.uint64(0xFFFF_FFFF_0000_0000)  # the half of a key with the similarity
 # Candidates for an inserted node of the upper levels. 40 are enough, because upper levels only

@@ -80,9 +80,9 @@ from rag_model.index.vector_kind import (
 )
 from rag_model.process import count_cores
 
-_THREAD_NODES = 8_192  # nodes of the upper levels for each thread that links them
+_THREAD_NODES = 8_192  # number of nodes per thread that links upper levels
 _MAX_BLOCKS = 8  # blocks with candidates in memory at once, 6 MB each
-LOSS_SAMPLE = 4_096  # vectors with which `losses` are measured; at most twice as many are used
+LOSS_SAMPLE = 4_096  # vectors with which `losses` are measured; up to twice as many may be used
 # Seconds of one core, per dimension and candidate, to insert a vector into a graph of
 # `_REFERENCE_NODES`.
 _INSERT_SECONDS = 4.3e-9  # fitted to builds of 20,000 to 200,000 vectors (`bench_plan.py`)
@@ -232,8 +232,8 @@ class GraphKind(VectorKind):
         previous: Opener,
         out: Path,
     ) -> IndexStats:
-        """Update the graph of an earlier build's cell, or build it again if too many of its vectors
-        were replaced.
+        """Update the graph of an earlier build's cell, or build it again if `CellHistory` gives a
+        reason.
 
         The result is a function of the slices and of the earlier shard.
 

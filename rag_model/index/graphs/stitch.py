@@ -37,13 +37,13 @@ from rag_model.index.graphs.history import ARRAYS as HISTORY_ARRAYS
 from rag_model.index.graphs.history import CellHistory
 from rag_model.index.recipe import VectorPlan
 
-OUT_LINKS = 8  # links of a vector into the other cell
-IN_LINKS = 8  # links of a member to sources: the nearest sources whose search returned it
+OUT_LINKS = 8  # number of links of a vector into another cell
+IN_LINKS = 8  # maximum links of a member to sources whose search returned it, nearest first
 # Members that a vector's search returns, from which its links are selected; with only the
 # nearest 8, recall is .002 lower.
 CANDIDATES = 16
 _EF_SEARCH = 32  # efSearch of the search for these members
-_BLOCK = 512  # vectors whose links are selected at once: 24 MiB of member vectors at 768 dimensions
+_BLOCK = 512  # vectors whose links are selected at a time: 24 MiB of members at 768 dimensions
 # positions of a shard's arrays; the arrays of the cell's history follow
 _LISTS, _OUT, _BEGINS, _INTO = range(4)
 _COUNT = 4 + HISTORY_ARRAYS

@@ -63,7 +63,7 @@ from rag_model.index.graphs.stitch import (
 )
 from rag_model.index.recipe import VectorPlan
 
-_REPAIR_BLOCK = 1_024  # members whose links are repaired at once
+_REPAIR_BLOCK = 1_024  # number of members whose links are repaired at a time
 # Number of candidates from which new links are selected for a member that lost links. After 50
 # updates of 2 % of 20,000 weak vectors (see above), a cell has 1.02 times as many links as when it
 # was built; with 64 candidates, it has .95 times as many.

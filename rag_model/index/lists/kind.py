@@ -48,9 +48,9 @@ from rag_model.index.recipe import PQ_SAMPLE, VectorPlan, count_lists
 from rag_model.index.vector_kind import BYTES_PER_SECOND, KMEANS_ROUNDS, PRODUCTS_PER_SECOND, VectorKind
 from rag_model.ranges import pack_bounds
 
-# Sizes of the blocks that searches by ranges verify. The codes of a probed list are always read as
-# a whole, so their blocks may be large. The blocks of ids are smaller, because a search may read
-# only the ids of its hits.
+# Sizes of the blocks that are verified if only byte ranges of the file are read. The codes of a
+# probed list are always read as a whole, so their blocks may be large. The blocks of ids are
+# smaller, because a search may read only the ids of its hits.
 _MIN_BLOCK_BYTES, _MAX_CODE_BLOCK_BYTES, _MAX_ID_BLOCK_BYTES = 1 << 10, 32 << 10, 8 << 10
 # Number of vectors from which a loss by codes is measured; at most twice as many are used.
 LOSS_SAMPLE = 4_096

@@ -146,7 +146,7 @@ def estimate_decoded_bytes(n: int, file_bytes: int, max_postings: int = MAX_CACH
 
 
 def open_postings(files: IndexFiles, *, mapped: bool) -> "PostingsFile":
-    """Open the file of an index, whole or by ranges.
+    """Open the file of an index, of which the local disk has all or only some byte ranges.
 
     Raises:
         InputError: the file is missing or damaged.

@@ -69,7 +69,7 @@ def move_block(gaps, weights_less_one, count, row_before, row_words, new_words, 
         new_words: words of the new postings, ascending.
         next_new: index of the first new posting that has not been merged.
         end_new: end of the term's new postings.
-        words: buffer with room for all these postings.
+        words: buffer, large enough for all these postings.
         buffered: number of words in the buffer.
 
     Returns:
@@ -206,7 +206,7 @@ def copy_block(data, begin, end, count, row, new_row, out, offset):
         count: number of the block's postings, at least 2.
         row: its first row, which is the first gap.
         new_row: the row that replaces it.
-        out: uint8 with room for `MAX_POSTING_BYTES` per posting.
+        out: uint8, at least `MAX_POSTING_BYTES` per posting.
         offset: offset of the copy in `out`.
 
     Returns:
@@ -394,7 +394,7 @@ def _write_list(
         gaps: buffer for the gaps of a block.
         weights_less_one: buffer for the weights of a block.
         words: buffer for the words of a block and of new postings.
-        out: uint8 with room for `MAX_POSTING_BYTES` per posting.
+        out: uint8, at least `MAX_POSTING_BYTES` per posting.
         offset: offset of the list in `out`.
     """
     if df == 1 and first == last:
@@ -472,7 +472,7 @@ def carry_over(
         ends: (t,) end of each term's postings in `new_words`.
         new_words: (p,) int64 words of the new postings, ascending within a term.
         state: (STATE_SIZE,) int64, zeros except for `TERMS_LEFT`; updated.
-        term: uint8, with room for the longest term and `PADDING` more.
+        term: uint8, at least the bytes of the longest term and `PADDING` more.
         writer: a scratch array of `allocate_scratch`, as are the next four arguments.
         sizes: scratch array of `encode_block`.
         gaps: buffer for the gaps of a block.

@@ -58,8 +58,8 @@ def create_token_table() -> TokenTable:
 
 
 def grow_token_table(tokens: TokenTable, size: int) -> TokenTable:
-    """Return the table, or a larger copy, with room for tokens of `size` more bytes, including line
-    feeds.
+    """Return the table, or a larger copy, with space for tokens of `size` more bytes, line feeds
+    included.
     """
     n_tokens = int(tokens.token_count[0])
     min_capacity, text_bytes = n_tokens + size // 2 + 2, int(tokens.ends[n_tokens])
@@ -196,8 +196,8 @@ def number_tokens(
     Args:
         data: uint8, the texts in UTF-8, concatenated.
         offsets: (n + 1,) start of each text, and the end of the last one.
-        tokens: with room for all bytes, and one more for each text.
-        out: int32, with room for as many tokens; filled with their numbers, text after text.
+        tokens: a table with space for all bytes, and one more byte for each text.
+        out: int32, of at least that length; filled with the numbers of the tokens, text after text.
         ends: (n,) int64, filled with the end of each text's tokens in `out`.
         whole_runs: runs of ASCII characters are tokens too, instead of their words.
     """
@@ -241,7 +241,7 @@ def gather_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch
 
 
 def count_texts(batches: Iterable[pa.Array], analyzer: Analyzer) -> PartPostings:
-    """Return the postings of texts, which are arrays of strings in row order."""
+    """Return the postings of texts, which are given as arrays of strings in row order."""
     counter = _PostingsCounter(analyzer)
     for text_array in batches:
         counter.add(text_array)

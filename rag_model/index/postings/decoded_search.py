@@ -168,7 +168,7 @@ class DecodedLists:
         return offset in self._number_by_offset
 
     def has_capacity(self, n_postings: int) -> bool:
-        """Whether there is room for `n_postings` more postings."""
+        """Whether the arrays have space for `n_postings` more postings."""
         return self._used[0] + n_postings <= self.capacity
 
     def list_numbers(self, entries: Ints) -> Ints:
@@ -488,7 +488,7 @@ class DecodedListCache:
     """Caches the decoded lists of one file, and searches them. Thread-safe."""
 
     def __init__(self, file: PostingsFile, capacity: int | None = None) -> None:
-        """Start empty, with a capacity in postings; by default `MAX_CACHED_POSTINGS`."""
+        """Create an empty cache for up to `capacity` postings, by default `MAX_CACHED_POSTINGS`."""
         self._file, self._lock = file, Lock()
         self._capacity = min(file.layout.n_postings, MAX_CACHED_POSTINGS if capacity is None else capacity)
         self._lists = DecodedLists(IMPACT, 0)

@@ -110,7 +110,7 @@ def add_postings(rows, weights, first, end, first_row, lengths, writer, gaps, we
         gaps: (128,) uint32, of the open block.
         weights_less_one: (128,) uint32 weights minus 1, of the open block.
         sizes: (SCRATCH_SIZE,) int64, for `encode_block`.
-        out: uint8 with room for `MAX_POSTING_BYTES` per posting; receives blocks.
+        out: uint8, at least `MAX_POSTING_BYTES` per posting; receives blocks.
         headers: uint8, receives headers.
 
     Returns:
@@ -172,7 +172,7 @@ def write_lists(shares, counts, ends, parts, first_rows, next_postings, rows, we
         rows: (p,) rows within the part, ascending in each share.
         weights: (p,) at least 1.
         lengths: (n,) uint16 lengths of all passages.
-        out: uint8 with room for `MAX_POSTING_BYTES` per posting.
+        out: uint8, at least `MAX_POSTING_BYTES` per posting.
         sizes: (t,) int64, filled with the bytes of each list.
 
     Returns:

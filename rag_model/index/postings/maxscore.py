@@ -508,7 +508,7 @@ def sum_lists(data, lists_size, lengths, entries, factors, weighting, k, optiona
         weighting: `Weighting` of the postings.
         k: at least 1.
         optional_bound: upper bound of the score of the query's other terms.
-        rows: int64 with room for all postings, filled with ascending rows.
+        rows: int64, large enough for all postings, filled with ascending rows.
         sums: int64 of the same size, filled with the sums of these rows' scores in the lists.
 
     Returns:

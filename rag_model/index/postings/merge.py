@@ -54,8 +54,8 @@ _BATCH_POSTINGS_PER_PART = 1 << 11
 _READ_AHEAD = 1 << 23
 _MIN_READ_AHEAD = 1 << 12
 _BATCH_TERMS = 1 << 16
-_FULL_TERMS_PER_BATCH = 1 << 8  # terms with postings in all parts for which a batch has room
-_MIN_MAX_TERM_BYTES = 1 << 12  # a batch has room for terms of at least this length
+_FULL_TERMS_PER_BATCH = 1 << 8  # a batch has space for this many terms with postings in all parts
+_MIN_MAX_TERM_BYTES = 1 << 12  # a batch has space for terms of at least this length
 _MAX_WINDOW_BYTES = (1 << 31) - 1  # maximum bytes of the terms of a window
 
 
@@ -328,7 +328,7 @@ class _ListMerger:
             elif count_terms(batch):
                 yield batch, self._write_batch(batch)
                 clear_batch(batch)
-            elif window_status != DONE:  # not even an empty batch has room for the next term
+            elif window_status != DONE:  # even an empty batch has no space for the next term
                 raise _create_damage_error()
 
     def _fill_window(self, part_number: int) -> None:

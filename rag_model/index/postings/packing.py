@@ -163,7 +163,7 @@ def encode_block(gaps, weights, count, gap_bits, weight_bits, scratch, out, offs
         gap_bits: the OR of all gaps.
         weight_bits: the OR of all weights minus 1.
         scratch: (SCRATCH_SIZE,) int64, overwritten.
-        out: uint8, with room for 16 bytes per posting, and 8 more.
+        out: uint8, at least 16 bytes per posting, and 8 more.
         offset: offset of the block in `out`.
     """
     gap_width, gap_exceptions = _choose_width(gaps, count, gap_bits, scratch)

@@ -58,7 +58,7 @@ class PostingsIndex:
     """
 
     def __init__(self, file: PostingsFile) -> None:
-        """Search an open file."""
+        """Create a searcher of an open index file."""
         self.file = file
         self._list_cache = DecodedListCache(self.file)
         self._term_cache: dict[bytes, list[int]] = {}  # term -> its row of `find_lists`
@@ -216,7 +216,7 @@ class Bm25Index(PostingsIndex):
     """
 
     def __init__(self, file: PostingsFile, analyzer: Analyzer, defaults: Mapping[str, float]) -> None:
-        """Search an open file.
+        """Create a searcher of an open index file.
 
         Args:
             file: the file of the index.

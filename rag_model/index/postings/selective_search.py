@@ -51,7 +51,7 @@ class SelectiveSearch:
         """Choose the optional lists.
 
         Args:
-            file: the inverted index, which is read by ranges.
+            file: the inverted index, of which only byte ranges are read.
             lists: (t, 3) number of postings, start and end of each term's list.
             factors: (t,) factor of each term, in units.
             k: number of hits.

@@ -36,7 +36,7 @@ _ROUNDS = 8  # rounds of k-means; ColBERTv2's code has 4
 # dimensions.
 _SAMPLE_TOKENS = 1 << 16
 _WEIGHT_COUNTS = (2, 4, 16, 256)  # numbers of weights: codes of 1, 2, 4 or 8 bits fill bytes
-_BLOCK = 1 << 14  # tokens encoded at a time
+_BLOCK = 1 << 14  # number of tokens that are encoded at a time
 _POINTS_PER_CENTROID = 256  # training tokens per centroid of a sub-quantizer, as in faiss
 
 

@@ -51,7 +51,7 @@ from rag_model.index.tokens.codec import (
 from rag_model.index.tokens.search import TokenIndexFile, maxsim
 
 _LENGTHS, _IDS, _CODES = range(3)  # arrays of a piece
-_BLOCK = 1 << 18  # tokens copied at a time
+_BLOCK = 1 << 18  # number of tokens that are copied at a time
 TOKENS_PER_PASSAGE = 120  # tokens of 100 words and a title, without punctuation, for estimates
 # Measured on 1,581 paragraphs (a MiniLM without training, 128 dimensions): of the best 20, PQ32
 # keeps .84, Bits2 .69.

@@ -25,9 +25,9 @@ from rag_model.index.files.tensors import Array, read_tensors
 from rag_model.index.recipe import check_search_parameters
 from rag_model.index.tokens.codec import Codec, create_codec
 
-_TILE_VALUES, _MIN_TILE_TOKENS = 1 << 19, 1 << 9  # similarities in a tile: 2 MB
-_BLOCK = 1 << 16  # tokens decoded at a time: 32 MB at 128 dimensions
-_QUERIES_PER_BLOCK = 32  # queries for which a block is decoded once
+_TILE_VALUES, _MIN_TILE_TOKENS = 1 << 19, 1 << 9  # number of similarities in a tile of 2 MB
+_BLOCK = 1 << 16  # number of tokens that are decoded at a time: 32 MB at 128 dimensions
+_QUERIES_PER_BLOCK = 32  # number of queries that share the decoding of a block
 
 
 def maxsim(queries: Vectors, vectors: Vectors, offsets: Offsets) -> Vectors:
