@@ -38,7 +38,7 @@ Flags = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class BagSpec(EncoderSettings):
-    """Settings of the bags of passages; all of them are part of the vector space."""
+    """Settings of the bags of passages; all settings are part of the vector space."""
 
     noun: ClassVar[str] = "a bag"
     max_length: int = 256  # maximum tokens per passage, including special tokens

@@ -1,4 +1,4 @@
-"""BERT and RoBERTa layers for inference without transformers; the results are bit-identical to it.
+"""BERT and RoBERTa layers for inference, with the same bits as transformers but without it.
 
 Most encoders are BERT or RoBERTa models. transformers takes longer to import than torch, and for a
 single question its classes take nearly twice as long as the kernels that they call. All other

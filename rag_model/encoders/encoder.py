@@ -216,7 +216,8 @@ class Encoder:
 def read_passage_space(name: str | Path) -> Space:
     """Return the vector space of an encoder, by folder or hub name, without loading the model.
 
-    It is the space that the folder declares, or else the space of the encoder's own passages.
+    The result is the space that the folder declares, or else the space of the encoder's own
+    passages.
 
     Raises:
         InputError: the model is not found, a file is missing or corrupt, or it is DPR's question

@@ -381,7 +381,7 @@ class EmbeddingClient:
         return np.concatenate([vectors for vectors, _ in replies]), sum(n_tokens for _, n_tokens in replies)
 
     def close(self) -> None:
-        """Close the connections; garbage collection of the client closes them too."""
+        """Close the connections, which are also closed if the client is garbage-collected."""
         if self._finalizer is not None:
             self._finalizer()
 
@@ -391,7 +391,8 @@ class EmbeddingClient:
     def _ensure_started(self) -> EventLoopThread:
         """Return the thread that sends the requests; the first call starts it.
 
-        If it started earlier, a forked worker would have no running thread.
+        The constructor does not start the thread, because the thread would not run in a worker that
+        is forked later.
         """
         with self._start_lock:
             if self._loop is None:

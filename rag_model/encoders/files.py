@@ -332,7 +332,9 @@ def read_missing_end_token(folder: Path) -> str:
 
 
 def _contains_rule(rule: Any, matches: Callable[[Mapping[str, Any]], bool]) -> bool:
-    """Return whether `matches` is true for a rule of `tokenizer.json` or for any step of it."""
+    """Return whether `matches` is true for a rule of `tokenizer.json` or for any step of the
+    rule.
+    """
     if not isinstance(rule, dict):
         return False
     sub_rules = rule.get("normalizers") or rule.get("processors") or []
@@ -432,7 +434,8 @@ def download(hub_name: HubName, patterns: Sequence[str] = DOWNLOADED) -> Path:
             "commit or refs/pr/NUMBER after the @, or omit it"
         ) from error
     except Exception as error:  # the hub may also raise any exception of its HTTP library
-        # These are raised if the hub does not answer and the model was not downloaded before.
+        # The hub's client raises these if the hub does not answer and the model was not downloaded
+        # before.
         is_hub_unreachable = isinstance(error, hub.errors.LocalEntryNotFoundError | hub.errors.OfflineModeIsEnabled)
         failure_cause = f"the hub cannot be reached from here ({_summarize_error(error.__cause__ or error)})"
         if not is_hub_unreachable:

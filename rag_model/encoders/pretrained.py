@@ -3,9 +3,9 @@ code.
 
 `config.json` can make transformers do more than build a model of a given size. With the package
 `kernels`, transformers downloads attention code that the config names and runs it, even if
-`trust_remote_code` is False. With `peft` it opens the folder that an adapter names. Quantization
-methods import further packages. And it creates as many layers and labels as the config says, before
-it reads the tensors.
+`trust_remote_code` is False. With the package `peft`, transformers opens the folder that an adapter
+names. Quantization methods import further packages. And transformers creates as many layers and
+labels as the config says, before it reads the tensors.
 """
 
 import os

@@ -2,7 +2,8 @@
 
 **Dense**: how a text becomes an input, and how hidden states become one vector.
 
-`EncoderSpec` contains these settings. They come from the first of these files in the folder:
+`EncoderSpec` contains these settings. The settings come from the first of these files in the
+folder:
 
 1. `bookwheel.json`
 2. `modules.json` (sentence-transformers), or the tensors of a static encoder
@@ -213,7 +214,7 @@ class EncoderSpec(EncoderSettings):
     def to_json(self) -> dict[str, Any]:
         """Return the spec as JSON values; newer fields are omitted if they are empty or 0.
 
-        Thus the ids of models and snapshots from older versions do not change.
+        With newer fields, the ids of models and snapshots from older versions would change.
         """
         return {name: setting for name, setting in asdict(self).items() if setting or name not in _NEWER_FIELDS}
 

@@ -384,7 +384,7 @@ class WordTokenizer:
 def find_word_boundaries(tokenizer: "Tokenizer", separation: WordSeparation | None) -> WordBoundaries | None:
     """Return how to split the token ids of joined words; None if they cannot be split.
 
-    They are split at a special token between the words, or before each token with a space mark.
+    The ids are split at a special token between the words, or before each token with a space mark.
     """
     if separation == "marks":
         vocabulary = tokenizer.get_vocab()

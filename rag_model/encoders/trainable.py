@@ -1,6 +1,6 @@
 """A trainable dense encoder: an `Encoder` with gradients, which can be saved.
 
-It runs `Model.forward` as `Encoder` does, so training and retrieval compute the same vectors,
+Training runs `Model.forward` as `Encoder` does, so training and retrieval compute the same vectors,
 except for dropout.
 """
 
@@ -53,7 +53,8 @@ class TrainableEncoder(nn.Module):
     def load(
         cls, folder: str | Path, role: Role = "question", spec: EncoderSpec | None = None, device: str | None = None
     ) -> Self:
-        """Load an encoder by folder or hub name in float32, to train it; `spec` replaces its own.
+        """Load an encoder by folder or hub name in float32, to train it; `spec` replaces its
+        settings.
 
         Raises:
             InputError: as for `Encoder.load`.

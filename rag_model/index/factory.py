@@ -11,8 +11,8 @@ Supported are:
 Numbers may be left out (`HNSW`, `IVF,PQ`): `recipe.resolve` chooses them for the corpus.
 
 bookwheel adds `Refine(vectors)`, for graphs and inverted lists, which reranks with the snapshot's
-own vector files. `Refine(vectors)` changes no byte of the index, and `without_vector_refinement`
-removes it for faiss.
+own vector files. `Refine(vectors)` changes no byte of the index; `without_vector_refinement`
+removes it, because faiss does not know it.
 """
 
 import re

@@ -230,7 +230,8 @@ class IndexBuilder(Protocol):
     def scatter(self, plan: IndexPlan, trained: Path, rows: Path, number: int, out: Path) -> IndexStats:
         """Write the piece of part `number`.
 
-        With shards, write it by `pieces.write_sliced_piece`: it holds one slice per shard.
+        A kind with shards writes the piece by `pieces.write_sliced_piece`, with one slice per
+        shard.
         """
         ...
 
@@ -238,7 +239,7 @@ class IndexBuilder(Protocol):
         """Build shard `number` of `plan.shards` and write its piece; equal slices give equal bytes.
 
         `slices` are this shard's slices in the order of the parts, without empty ones. The caller
-        has verified them: `scatter` wrote them for this plan and this trained file.
+        has verified that `scatter` wrote the slices for this plan and this trained file.
         """
         ...
 
@@ -488,7 +489,8 @@ def get_kind_for_factory(factory: str) -> "IndexKind":
 
 
 def get_kind_of_entry(entry: Mapping[str, Any]) -> "IndexKind":
-    """Return the kind of an index by its manifest entry; in format 1 the factory determines it.
+    """Return the kind of an index by its manifest entry; in format 1, the factory determines the
+    kind.
 
     Raises:
         StoreError: no installed package provides it.

@@ -43,7 +43,7 @@ _MAX_ERROR = 0.05
 _ACCEPTED_ERROR = 1e-3  # error that is always accepted; rounding to float16 causes less
 # "PQ" includes OPQ. These codecs may lose most of a vector, by few codes or dropped dimensions.
 _LOSSY_CODECS = ("PQ", "PCA")
-# maximum error relative to the error against unrelated rows; for wrong rows it is about 1
+# maximum error relative to the error against unrelated rows; wrong rows have a ratio of about 1
 _MAX_ERROR_RATIO = 0.99
 
 
@@ -254,7 +254,9 @@ def _check_ids(path: Path, ivf_index: FaissIndex, n: int) -> None:
 
 
 def _fits(requested: Any, file_spec: Any) -> bool:
-    """Return whether a file's factory fulfils a recipe's; numbers that the recipe omits fit any."""
+    """Return whether a file's factory fits a recipe's; numbers that the recipe omits may have any
+    value.
+    """
     if requested is None or requested == file_spec:
         return True
     if not is_dataclass(requested) or type(requested) is not type(file_spec):

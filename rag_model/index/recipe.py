@@ -129,8 +129,8 @@ class VectorPlan(IndexPlan):
     def entry(self) -> dict[str, Any]:
         """Return the fields of the manifest entry: kind, over, factory, metric, n, d, search.
 
-        `refine` and `row_bytes` are added where they apply. With `row_bytes`, the file ends in one
-        vector of that many bytes per row, in row order.
+        `refine` and `row_bytes` are added if they apply to the index. With `row_bytes`, the file
+        ends in one vector of that many bytes per row, in row order.
         """
         manifest_entry: dict[str, Any] = {
             "kind": self.kind,
@@ -255,7 +255,8 @@ def _choose_codec(factory: IvfSpec, d: int) -> IvfSpec:
     At 768 dimensions, 21 million passages then take 4 GB. PQ needs a rotation (OPQ) if the
     dimensions have no divisor near a quarter. RaBitQ stores the sign of each dimension, so its
     error is small only if the length of a vector is spread evenly over the dimensions. A random
-    rotation spreads the length evenly (Gao and Long. RaBitQ. SIGMOD 2024); faiss does not add it.
+    rotation spreads the length evenly (Gao and Long. RaBitQ. SIGMOD 2024); faiss does not add this
+    rotation.
     """
     rotation, codes = factory.rotation, factory.codes
     code_dim = factory.code_dim(d)

@@ -2,8 +2,8 @@
 
 Settings are arguments of a call (faiss's `SearchParameters`) and do not change the index. The
 defaults are in the file: efSearch follows the graph's arrays, nprobe is in the header of the lists,
-and the refinement factor ends the file. `write_default_search` changes them in place. Source:
-`faiss/impl/index_write.cpp`.
+and the refinement factor ends the file. `write_default_search` changes the defaults in place.
+Source: `faiss/impl/index_write.cpp`.
 """
 
 import mmap
@@ -73,13 +73,15 @@ def _get_current_value(index: FaissIndex, name: str) -> float:
 def _find_offset(path: Path, data: mmap.mmap, index: FaissIndex, name: str) -> int | None:
     """Return the offset of a parameter in the file; None if it is not found."""
     if name == "efSearch":
-        # after the entry point, the top level and efConstruction
+        # efSearch follows the entry point, the top level and efConstruction
         return GraphFile.open(path).tail + 12
     return _find_nprobe(data, index) if name == "nprobe" else len(data) - struct.calcsize("<f")
 
 
 def _find_nprobe(data: mmap.mmap, index: FaissIndex) -> int | None:
-    """Find the header of the lists by its bytes: the transform before it has many layouts."""
+    """Find the header of the lists by its bytes, because the transform before the header has many
+    layouts.
+    """
     ivf = faiss.extract_index_ivf(index)
     header = _LISTS.pack(ivf.d, ivf.ntotal, UNUSED, UNUSED, ivf.is_trained, ivf.metric_type, ivf.nlist)
     header_offset = data.find(header)
@@ -131,8 +133,8 @@ class FaissFileIndex:
             mmap: map the file: it opens at once, and processes that search it share its memory.
             defaults: search parameters for calls without any; None uses those in the file.
             vectors: the corpus's `.npy` files, in row order; rows of `RemoteRowFiles` are read by
-                range. With them, `refine` times k candidates per query are reranked; without them,
-                the index's own scores rank.
+                range. If they are given, `refine` times k candidates per query are reranked with
+                them; otherwise the index's own scores rank.
             ranges: loads ranges of the file, if it is one of inverted lists and is not completely
                 on this disk.
 

@@ -93,10 +93,10 @@ def find_licence(base: str) -> str:
 def find_script_url(base: str) -> str:
     """Return a URL of a wiki that accepts the parameters of `index.php`.
 
-    This is the URL of the script if it is known, because the URL of the main page contains it or
-    the host is one of Wikimedia's. Otherwise it is the URL of the main page, which works because
-    the parameters `oldid` and `curid` take precedence over the title in the URL. The result is
-    empty if `base` is not a web URL.
+    The result is the URL of the script if that is known: if the URL of the main page contains it,
+    or if the host is one of Wikimedia's. Otherwise the result is the URL of the main page, which
+    works because the parameters `oldid` and `curid` take precedence over the title in the URL. The
+    result is empty if `base` is not a web URL.
 
     >>> find_script_url("https://de.wikipedia.org/wiki/Wikipedia:Hauptseite")
     'https://de.wikipedia.org/w/index.php'

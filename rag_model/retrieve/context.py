@@ -2,7 +2,7 @@
 
 `RetrieverNeeds` lists the indexes, vectors, encoders and models of a retriever before anything is
 opened. Planning, serving, pulls and resource estimates use the list. `RetrieverContext` opens each
-of them once. Retrievers hold handles (`IndexTokens`, `IndexLinks`, `PassageVectors`,
+resource once. Retrievers hold handles (`IndexTokens`, `IndexLinks`, `PassageVectors`,
 `QueryEncoder`, `NamedScorer`), which open their resource when they are first used.
 """
 

@@ -27,7 +27,7 @@ class IndexRetriever(SnapshotRetriever):
     """A `Retriever` over one index of the snapshot, of any kind; the context opens it."""
 
     def __init__(self, context: RetrieverContext, index: str, parameters: Mapping[str, float] | None = None) -> None:
-        """Search `index` with `parameters`, which override the snapshot's."""
+        """Search `index` with `parameters`, which override the snapshot's search parameters."""
         super().__init__(context.snapshot, index)
         self.index = index  # name of the index; `name` may also have search parameters
         self.parameters: Mapping[str, float] = parameters or {}

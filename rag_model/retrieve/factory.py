@@ -247,7 +247,7 @@ def _find_row_problem(ranked_rows: RankedRows, n_queries: int, k: int, n: int) -
 class RetrieverFactory:
     """Builds the retriever of one expression.
 
-    Builders get their child retrievers and their resource handles from it.
+    Builders get their child retrievers and their resource handles from the factory.
     """
 
     def __init__(self, context: RetrieverContext, limits: RequestLimits | None = None) -> None:

@@ -2,7 +2,7 @@
 
 `rerank(A, MODEL, 50)` reorders the first 50 hits of A by the scores of a model. A model that reads
 query and passage together (a cross-encoder) ranks similar passages better than vectors do, but it
-costs one forward pass per pair. So it reads only the best hits of a cheaper retriever.
+costs one forward pass per pair. So a cross-encoder reads only the best hits of a cheaper retriever.
 
 `maxsim(A, INDEX, 500)` is late interaction: it reranks up to 500 passages by MaxSim over token
 vectors. The first candidates are the hits of A. In one or more rounds, the neighbours of the best

@@ -116,7 +116,7 @@ def get_metric(index: FaissIndex) -> Metric:
 
 
 def read_index(path: Path, *, mmap: bool = False) -> FaissIndex:
-    """Read an index file; with `mmap`, map its arrays instead of loading them, read-only.
+    """Read an index file; with `mmap`, its arrays are mapped read-only instead of loaded.
 
     `IO_FLAG_MMAP_IFC` is the flag that maps; `IO_FLAG_MMAP` still loads most structures. Adding to
     mapped storage aborts the process, so only search maps files. The file may be hostile: faiss
@@ -221,7 +221,7 @@ def count_gpus() -> int:
 
 
 def has_gpu() -> bool:
-    """Return whether this faiss can use a GPU and sees one."""
+    """Return whether this faiss can use a GPU, and there is one."""
     return count_gpus() > 0
 
 

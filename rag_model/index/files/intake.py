@@ -80,9 +80,10 @@ class NpySource:
 
 @dataclass(frozen=True, slots=True)
 class FaissFlatSource:
-    """A faiss index of uncompressed vectors, read as an array; faiss does not open it.
+    """A faiss index of uncompressed vectors, which is read as an array, without faiss.
 
-    A file `docid` beside it has the id of each row on a line, as in Pyserini's indexes.
+    If a file `docid` is in the same folder, its lines are the ids of the rows, as in Pyserini's
+    indexes.
     """
 
     path: Path
@@ -301,7 +302,9 @@ class VectorInput:
             file_start += file.n
 
     def count_part_rows(self, part_bytes: int = PART_BYTES) -> int:
-        """Return the rows per part, for about equal parts of at most `part_bytes` as float32."""
+        """Return the rows per part, so that parts are about equal and take at most `part_bytes` as
+        float32.
+        """
         max_rows = max(1, part_bytes // (4 * self.d))
         return -(-self.n // -(-self.n // max_rows))
 

@@ -6,9 +6,9 @@ build, is detected before any number in it is used.
 
 If the index kind has shards, a piece has one *slice* per shard. There are shards x parts slices, so
 each must be cheap. The layout of such a piece is a head, which the merge reads; all slices; a table
-of their locations; and the table's digest. With the table, a shard's worker fetches a slice by one
-range request and opens no piece. Head, slices and table are verified. A shard whose slices have the
-digests of a previous build is not built again.
+of their locations; and the table's digest. Because of the table, a shard's worker can fetch a slice
+by one range request, without opening the piece. Head, slices and table are verified. A shard whose
+slices have the digests of a previous build is not built again.
 """
 
 import io

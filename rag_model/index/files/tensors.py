@@ -4,7 +4,7 @@
     concatenated
 
 Source: github.com/huggingface/safetensors, `README.md`, section Format. Any safetensors reader can
-read it.
+read such a file.
 """
 
 import json
@@ -40,7 +40,7 @@ class TensorStream:
 
 
 def write_tensors(path: Path, arrays: Sequence[TensorStream], metadata: Mapping[str, str]) -> None:
-    """Write arrays one after another, each block as it arrives.
+    """Write arrays one after another; each block is written when it arrives.
 
     Raises:
         ResourceError: the file cannot be written.

@@ -1,4 +1,4 @@
-"""faiss's file layout of an HNSW index: written as a stream, and read without loading it.
+"""faiss's file layout of an HNSW index: files are written as a stream, and read memory-mapped.
 
     fourcc, d, n, …, metric                              the index's header
     probabilities, slots by level, levels, offsets, links    the graph: each array after its length
@@ -131,7 +131,8 @@ class GraphFile:
         """Return a copy of the nodes' bottom lists: (m, 2M) int32, -1 where empty.
 
         Raises:
-            InputError: a node is not in the graph: it is of another index, or the file is damaged.
+            InputError: a node is not in the graph; it belongs to another index, or the file is
+                damaged.
         """
         if len(unknown_nodes := nodes[(nodes < 0) | (nodes >= self.n)]):
             raise InputError(

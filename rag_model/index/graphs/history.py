@@ -140,7 +140,7 @@ class CellHistory:
         """Return the reason to build the cell again instead of inserting `n_inserted` members, or
         None.
 
-        Call it on the history after the update.
+        Call this method on the history after the update.
         """
         if not len(self.members):
             return "it has no vectors"

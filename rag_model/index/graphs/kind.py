@@ -10,10 +10,11 @@ The merge keeps neither all vectors nor the whole graph in memory: it writes bot
 faiss's own file layout.
 
 Vectors of unequal norm (DPR's) are linked by their inner products. The usual alternative appends a
-dimension that makes all norms equal (Bachrach et al., RecSys 2014). Both were compared with one
-graph that faiss built by inner product, over 40,000 x 96 vectors in 4 cells with log-normal norms
-of sigma .05, .15 and .5, at equal distance computations and efSearch 64. The appended dimension lost
-.03, .19 and .45 of recall@20; links by inner product, with the repair, gained .001, .009 and .004.
+dimension that makes all norms equal (Bachrach et al., RecSys 2014). Both methods were compared with
+one graph that faiss built by inner product, over 40,000 x 96 vectors in 4 cells with log-normal
+norms of sigma .05, .15 and .5, at equal distance computations and efSearch 64. The appended
+dimension lost .03, .19 and .45 of recall@20; links by inner product, with the repair, gained .001,
+.009 and .004.
 """
 
 import re
@@ -467,7 +468,8 @@ def _iter_candidates(plan: VectorPlan, cells: Sequence[GraphShard], width: int) 
     """Yield the first row of each block, and the candidates of the block.
 
     A second thread collects the candidates of the next block while the caller ranks and writes the
-    current ones. Both take equally long, and no other task needs the core during the merge.
+    current ones. The two threads take equally long, and no other task needs the second core during
+    the merge.
     """
     ranges = [*iter_ranges(plan.n, _choose_block_rows(len(cells)))]
     with ThreadPoolExecutor(1) as executor:

@@ -9,10 +9,10 @@ levels are drawn and linked again, which is cheaper than to keep them, because t
 member in M.
 
 A dropped member leaves two kinds of gaps. A member that linked to it loses a link, and a member
-that it linked to loses an incoming link. Both gaps are closed at once: a member that lost a link is
-linked, in both directions, to near remaining members, unless another of its links leads in the same
-direction. The candidates are the neighbours of the dropped member, and the neighbours of the
-member's nearest remaining links. If lost links are replaced by links to the nearest members
+that it linked to loses an incoming link. Both kinds of gaps are closed together: a member that lost
+a link is linked, in both directions, to near remaining members, unless another of its links leads
+in the same direction. The candidates are the neighbours of the dropped member, and the neighbours
+of the member's nearest remaining links. If lost links are replaced by links to the nearest members
 instead, 24 updates of *weak vectors*, whose recall is low (static encoders of 64 dimensions), lose
 1.4 points of recall. Without the neighbours of remaining links, 12 updates of 20,000 weak vectors
 lose .59 points instead of .19. Without links in both directions, 100 updates of 2 % lose a seventh
@@ -410,7 +410,7 @@ def _pair_keys(
     vectors: Vectors,
     members: Rows | Links,
 ) -> ScoredLinks:
-    """Return the keys of links between pairs of a source and a member, (p,) and (p,)."""
+    """Return (p,) keys: the links from each of (p,) sources to its (p,) member."""
     return pack_links(score_pairs(sources, rows, vectors, members, plan.metric), members)
 
 
@@ -428,10 +428,10 @@ def update_cross_links(
     """Return the links of a cell across its border after a change of its members and sources.
 
     A source searches for its links if it is new, lost the nearest one, or has its turn: without
-    turns, fewer sources would find the members nearest to them after each update. Any other source
-    keeps its links, unless it lost one or a new member is near: then its links are selected again,
-    from those that it has, the new members, and the neighbours of lost members and of its nearest
-    links.
+    turns, fewer sources would find the members nearest to them after each update. For any other
+    source that lost a link or has a new member near it, links are selected again from its remaining
+    links, the new members, and the neighbours of lost members and of its nearest links. All other
+    sources keep their links.
 
     Args:
         plan: plan of the index.

@@ -176,7 +176,7 @@ class ListKind(VectorKind):
         return self.carry(plan, trained, rows, number, (), out)
 
     def carries(self, plan: VectorPlan) -> bool:
-        """Return whether encoding is slow: with product codes, or with many lists."""
+        """Return whether encoding is slow, as it is with product codes or with many lists."""
         factory = parse_factory(plan.factory)
         return isinstance(factory, IvfSpec) and (
             factory.codes.pieces is not None or count_lists(plan) >= _MIN_LISTS_TO_REUSE

@@ -160,8 +160,8 @@ class CodePieces:
         return list_sizes
 
     def find_cuts(self, borders: Rows) -> Rows:
-        """Return (parts, len(borders)) int64: position in each piece at which each list of
-        `borders` begins.
+        """Return (parts, len(borders)) int64: where each list of `borders` begins in each part's
+        piece.
         """
         # parts times (borders,) -> (parts, borders)
         return np.stack([np.searchsorted(piece.read(_LISTS), borders) for _, piece in self._iter_pieces()])

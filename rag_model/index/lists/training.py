@@ -1,8 +1,8 @@
 """Train inverted lists on a sample: centroids, rotation and codec, seeded, and faster than faiss.
 
 Some of faiss's settings cost far more than they gain: 50 rounds of OPQ, and polysemous training
-(used by a factory string without `np`). Here OPQ takes 10 rounds, and the plan's seed seeds every
-k-means.
+(used by a factory string without `np`). This module trains OPQ in 10 rounds, and seeds every
+k-means with the plan's seed.
 """
 
 import math

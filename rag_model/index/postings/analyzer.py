@@ -148,7 +148,7 @@ class Analyzer:
         return list(map(self._stems.__getitem__, self.words(text)))
 
     def words(self, text: str) -> list[str]:
-        """Return the words of a text in order, before they are stemmed."""
+        """Return the words of a text in order, not yet stemmed."""
         if text.isascii():
             text = text.lower()
             return _WORD.findall(_POSSESSIVE.sub(" ", text) if "'" in text else text)
@@ -158,7 +158,7 @@ class Analyzer:
         return [word for word_run in _compile_word_pattern().findall(folded_text) for word in _split_unspaced(word_run)]
 
     def term(self, word: str) -> bytes:
-        """Return the term of a word, as `words` returns it."""
+        """Return the term of a word that `words` returned."""
         word = word[:MAX_CHARACTERS]
         if not word.isascii() and self._folds_first:
             word = self._reduce_letters(word)

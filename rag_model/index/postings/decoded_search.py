@@ -150,7 +150,7 @@ class DecodedLists:
         self.weighting, self.capacity = weighting, capacity
         self._used = [0, 0, 0]  # postings, windows and words of bits
         self._number_by_offset = {_EMPTY_LIST: 0}  # number of each list by its offset in the file
-        # Each list has one window more than it needs.
+        # Each list needs one more window, which stores the end of the last window.
         n_words, n_windows = int(capacity * _MAX_WORDS_PER_POSTING), capacity // 2 + 1
         self.arrays = Decoded(
             np.empty(capacity, np.uint32),
@@ -172,7 +172,8 @@ class DecodedLists:
         return self._used[0] + n_postings <= self.capacity
 
     def list_numbers(self, entries: Ints) -> Ints:
-        """Return the numbers of (t, 3) lists, as `find_terms` returns them, which must be decoded.
+        """Return the numbers of decoded lists, given their (t, 3) entries as `find_terms` returns
+        them.
 
         The number of a list without postings is 0.
         """
@@ -494,7 +495,9 @@ class DecodedListCache:
         self._lists = DecodedLists(IMPACT, 0)
 
     def has_capacity(self, entries: Ints) -> bool:
-        """Whether (t, 3) lists, as `find_terms` returns them, fit into the cache together."""
+        """Whether all lists of (t, 3) entries, as `find_terms` returns them, fit into the cache
+        together.
+        """
         if self._file.layout.n > MAX_CACHED_ROWS:
             return False
         counts = entries[:, 0]

@@ -72,7 +72,7 @@ def begin_list(writer, block_offset, header_offset):
 
 @bare
 def end_block(writer, gaps, weights_less_one, sizes, out, headers):
-    """Write the open block and its header, unless it is empty."""
+    """Write the open block and its header, unless the block is empty."""
     if writer[OPEN_COUNT] == 0:
         return
     end_offset = encode_block(

@@ -1,11 +1,11 @@
 """Merge the postings of all parts into one file, as a stream: terms in order, rows in order within
 a term.
 
-The bytes are a function of the passages' terms; they do not depend on the division into parts. In
-memory are a batch of terms with up to a million postings, and for each part a window of its terms
-and of its postings. A term with more postings is written in steps of that size. With thousands of
-parts, batches and windows grow with the number of parts: otherwise the number of requests (batches
-x parts) and of reads (windows x parts) would grow with its square.
+The bytes of the file depend only on the passages' terms, and not on the division into parts. Memory
+holds a batch of terms with up to a million postings, and for each part a window of its terms and of
+its postings. A term with more postings is written in steps of that size. With thousands of parts,
+batches and windows grow with the number of parts: otherwise the number of requests (batches x
+parts) and of reads (windows x parts) would grow with its square.
 
 A heap of the parts, ordered by their next terms, gives the terms in order, and for each term its
 parts in order.

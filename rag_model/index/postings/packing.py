@@ -87,7 +87,7 @@ def _pack_values(values, n_values, width, out, offset):
     """Write the lowest `width` bits of values, which must be padded with zeros to a multiple of 8.
 
     Returns:
-        The end of the packed values. Up to 16 bytes after it are overwritten.
+        The end of the packed values. Up to 16 bytes after this end are overwritten.
     """
     end_byte = offset + (n_values * width + 7) // 8
     w, mask = np.uint64(width), np.uint64((np.int64(1) << width) - 1)

@@ -71,8 +71,8 @@ class PostingsIndex:
         """Return the k best rows of each query, best first: (q, k) float32 scores, (q, k) int64
         rows.
 
-        A hit has at least one term of the query. If there are fewer than k hits, the other rows are
-        -1 with score -inf. Equal scores are ordered by row.
+        A hit has at least one term of the query. If there are fewer than k hits, the remaining rows
+        are -1 with score -inf. Equal scores are ordered by row.
 
         Args:
             query_terms: the terms of all queries.
@@ -236,8 +236,8 @@ class Bm25Index(PostingsIndex):
         """Return the k best rows of each query, best first: (q, k) float32 scores, (q, k) int64
         rows.
 
-        A hit has at least one term of the query. If there are fewer than k hits, the other rows are
-        -1 with score -inf. Equal scores are ordered by row.
+        A hit has at least one term of the query. If there are fewer than k hits, the remaining rows
+        are -1 with score -inf. Equal scores are ordered by row.
 
         Args:
             queries: texts.
@@ -290,7 +290,7 @@ class ImpactIndex(PostingsIndex):
     """
 
     def __init__(self, file: PostingsFile, defaults: Mapping[str, int]) -> None:
-        """Search an open file; `defaults` are the parameters of searches without them.
+        """Create a searcher of an open file; `defaults` apply to searches without parameters.
 
         Raises:
             InputError: the file is a BM25 index.
@@ -304,8 +304,8 @@ class ImpactIndex(PostingsIndex):
         """Return the k best rows of each query, best first: (q, k) float32 scores, (q, k) int64
         rows.
 
-        A hit has at least one term of the query. If there are fewer than k hits, the other rows are
-        -1 with score -inf. Equal scores are ordered by row.
+        A hit has at least one term of the query. If there are fewer than k hits, the remaining rows
+        are -1 with score -inf. Equal scores are ordered by row.
 
         Args:
             queries: (q, l, 2) float32 terms and weights, as a `SparseEncoder` returns them; weight

@@ -66,8 +66,8 @@ class SelectiveSearch:
         self._candidates: tuple[Ints, Ints] | None = None
 
     def list_first_ranges(self) -> Ranges:
-        """Return the ranges of required lists, of optional lists' headers, and of bytes for later
-        queries.
+        """Return the byte ranges of the required lists and of the headers of the optional lists,
+        and further ranges of optional lists for later queries.
         """
         optional_lists = self._lists[self.is_optional]
         first_ranges: Ranges = list(map(tuple, self._lists[~self.is_optional, 1:].tolist()))

@@ -1,12 +1,12 @@
 """Inspect an index file: links and reachability of graphs, list sizes, quantization error, and fit.
 
-The statistics explain the recall of an index. They are read from the memory-mapped file, so any
-file that faiss wrote can be inspected, with a few bytes of memory per node.
+The statistics explain the recall of an index. The statistics are read from the memory-mapped file,
+so any file that faiss wrote can be inspected, with a few bytes of memory per node.
 
 The *fit* says whether a trained file still fits a changed corpus. Cells, centroids and codes are
 trained once on a sample and kept while a corpus grows, so that the pieces of unchanged parts stay
-valid. They are trained again if the vectors of the changed parts have more than `drift` times the
-error of the training vectors, or if one cell has become too large. If lists
+valid. Cells, centroids and codes are trained again if the vectors of the changed parts have more
+than `drift` times the error of the training vectors, or if one cell has become too large. If lists
 have a lower recall for new vectors, their centroids are adapted to the current vectors, which takes
 a twentieth of the time of a training.
 
@@ -92,8 +92,8 @@ def measure_error(original_vectors: Vectors, decoded_vectors: Vectors) -> float:
 def compute_centroid_distance(vectors: Vectors, centroids: Vectors, metric: Metric) -> float:
     """Return the mean distance of vectors to their centroids, row by row.
 
-    For L2 it is `measure_error`. For inner product it is 1 - cosine, because centroids are then
-    directions, independent of the vectors' norms.
+    For L2 the result equals that of `measure_error`. For inner product it is 1 - cosine, because
+    centroids are then directions, independent of the vectors' norms.
     """
     if metric == "l2":
         return measure_error(vectors, centroids)

@@ -79,7 +79,7 @@ class TokenIndexFile:
 
     @classmethod
     def open(cls, path: Path, *, mmap: bool = True) -> Self:
-        """Map an index file, or load it.
+        """Open an index file, memory-mapped or loaded.
 
         Raises:
             InputError: the file is missing, truncated, damaged, or not a token-vector index.
