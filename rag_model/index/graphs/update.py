@@ -410,7 +410,7 @@ def _pair_keys(
     vectors: Vectors,
     members: Rows | Links,
 ) -> ScoredLinks:
-    """Return (p,) keys: the links from each of (p,) sources to its (p,) member."""
+    """Return the (p,) keys of links; link i leads from source `rows[i]` to member `members[i]`."""
     return pack_links(score_pairs(sources, rows, vectors, members, plan.metric), members)
 
 
