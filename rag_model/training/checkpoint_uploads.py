@@ -1,9 +1,10 @@
 """Upload the checkpoints of a training to the store, so that another machine can resume it.
 
-The loop calls `CheckpointUploader.enqueue` after each checkpoint. The method hard-links the
-training's files, which never change, into a separate folder and returns; a thread uploads them
-while the loop runs. While the thread is busy, only the newest checkpoint waits; an older one that
-waits is dropped. If the store cannot be written, the training goes on and reports the failure once.
+The training loop calls `CheckpointUploader.enqueue` after each checkpoint. This method puts the
+files into a separate folder, by hard links if they never change, and returns. A thread uploads them
+while the loop runs. While the thread is busy, only the newest checkpoint waits, and older waiting
+checkpoints are dropped. If the store cannot be written, the training goes on and reports the
+failure once.
 """
 
 import os
@@ -39,10 +40,10 @@ OnMessage = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class TrainingIdentity:
-    """Identity of the training that a work folder belongs to."""
+    """The training to which a work folder belongs."""
 
     store: Store
-    key: str  # key of the exact inputs, 64 hex digits
+    key: str  # memo key of all inputs of the training, 64 hex digits
     kind: str  # the objective's name
     snapshot: str  # full id
     folder: Path
@@ -50,34 +51,35 @@ class TrainingIdentity:
 
 @dataclass(frozen=True, slots=True)
 class _PendingUpload:
-    """A checkpoint that waits for its upload."""
+    """A checkpoint that waits to be uploaded."""
 
     folder: Path
     progress: TrainingProgress
-    digests: dict[str, str]  # known digests of files, by relative path
+    digests: dict[str, str]  # digests of the files whose digest is known, by relative path
 
 
 class CheckpointUploader:
-    """Uploads the checkpoints of one training, one at a time, while the `with` block runs."""
+    """Uploads the checkpoints of one training one by one, while the `with` block runs."""
 
     def __init__(self, identity: TrainingIdentity, on_message: OnMessage) -> None:
-        """Start the thread. The loop's thread calls `on_message` when an upload has failed."""
+        """Start the upload thread. If an upload failed, the loop's thread calls `on_message`."""
         self._identity, self._on_message = identity, on_message
         self._condition = threading.Condition()
         self._pending: _PendingUpload | None = None
         self._closing = self._aborting = False
         self._failure = self._reported_failure = ""
-        # uploaded files by (inode, size, modification time)
+        # references to uploaded files by (inode, size, modification time)
         self._blob_refs: dict[tuple[int, int, int], BlobRef] = {}
-        for stale_folder in identity.folder.glob(f"{_UPLOAD_PREFIX}*"):  # A killed process left it.
+        # A process that was killed may have left such folders.
+        for stale_folder in identity.folder.glob(f"{_UPLOAD_PREFIX}*"):
             shutil.rmtree(stale_folder, ignore_errors=True)
         self._thread = threading.Thread(target=self._upload_pending, daemon=True, name="checkpoints")
         self._thread.start()
 
     def enqueue(self, stage: str, step: int, n_steps: int) -> None:
-        """Enqueue the checkpoint just written for step `step` of `n_steps` of a stage.
+        """Enqueue the checkpoint that was just written, of step `step` of `n_steps` of a stage.
 
-        The checkpoint of step 0 is skipped, because it holds the initial models.
+        The checkpoint of step 0 is skipped, because it contains only the initial models.
         """
         self._report_failure()
         if step == 0:
@@ -97,9 +99,9 @@ class CheckpointUploader:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        """Stop the thread; if the training failed, first upload the checkpoint that waits.
+        """Stop the thread. If the training failed, upload the waiting checkpoint first.
 
-        A waiting checkpoint is not needed if the training succeeded or the user ended it.
+        If the training succeeded or the user ended it, the waiting checkpoint is not needed.
         """
         has_failed = isinstance(error, Exception)
         with self._condition:
@@ -142,7 +144,7 @@ class CheckpointUploader:
         return self._blob_refs[file_identity]
 
     def _report_failure(self) -> None:
-        """Report a failed upload; do not repeat it until an upload has succeeded again."""
+        """Report a failed upload, but no further failures until an upload has succeeded again."""
         failure = self._failure
         if failure and not self._reported_failure:
             self._on_message(f"{failure}; the training goes on, and this machine can resume it")
@@ -167,14 +169,15 @@ class CheckpointUploader:
 
 
 def restore_checkpoint(identity: TrainingIdentity, on_message: OnMessage) -> None:
-    """Fetch a training's newest checkpoint from the store, unless the folder has one as recent.
+    """Fetch the newest checkpoint of a training from the store.
 
-    If the fetch fails and the folder has an older checkpoint, report why; the training resumes from
-    it.
+    Nothing is fetched if the work folder has an equally new checkpoint. If the fetch fails and the
+    folder has an older checkpoint, the reason is reported and the training resumes from the older
+    one.
 
     Raises:
-        BookwheelError: the folder has no checkpoint, and the store's is damaged or not signed by a
-            trusted key.
+        BookwheelError: the folder has no checkpoint, and the one in the store is damaged or not
+            signed by a trusted key.
     """
     try:
         stored_checkpoint = identity.store.trainings.find_newest(identity.key)
@@ -192,7 +195,7 @@ def restore_checkpoint(identity: TrainingIdentity, on_message: OnMessage) -> Non
 
 
 def _copy_into_folder(identity: TrainingIdentity, stored_checkpoint: StoredCheckpoint) -> None:
-    """Fetch a checkpoint into a temporary folder, then move each file into place, states last."""
+    """Fetch a checkpoint into a temporary folder, then move its files, with `state.json` last."""
     download_folder = identity.folder / _DOWNLOAD_FOLDER
     shutil.rmtree(download_folder, ignore_errors=True)
     try:
@@ -207,12 +210,12 @@ def _copy_into_folder(identity: TrainingIdentity, stored_checkpoint: StoredCheck
 
 
 def _is_up_to_date(folder: Path, progress: TrainingProgress) -> bool:
-    """Return whether the folder has an undamaged checkpoint of this step or a later one."""
+    """Return whether the folder has an undamaged checkpoint of this step or of a later step."""
     return any(state.step >= progress.step for state in _iter_valid_states(folder / progress.stage))
 
 
 def _iter_valid_states(folder: Path) -> Iterator[TrainerState]:
-    """Yield the states of a stage's undamaged checkpoints, newest first."""
+    """Yield the state of each undamaged checkpoint of a stage, newest first."""
     for path in list_checkpoints(folder / "checkpoints"):
         with suppress(InputError):
             yield read_checkpoint(path)
@@ -230,7 +233,7 @@ def _list_records(folder: Path) -> list[Path]:
 
 
 def _iter_resume_files(folder: Path) -> Iterator[tuple[Path, bool]]:
-    """Yield the files that a resumed run needs, each with whether it never changes."""
+    """Yield (path, whether the file never changes) for each file that a resumed run needs."""
     for record_path in _list_records(folder):
         yield record_path, True
         yield record_path.parent / METRICS, False
@@ -240,7 +243,7 @@ def _iter_resume_files(folder: Path) -> Iterator[tuple[Path, bool]]:
             (path, True) for subfolder in (checkpoint, best_folder) for path in subfolder.rglob("*") if path.is_file()
         )
     journal_paths = {path.parent / METRICS for path in _list_records(folder)}
-    # The other JSON-lines files are caches of scores.
+    # All other `.jsonl` files are caches of scores.
     yield from ((path, False) for path in folder.glob("*.jsonl") if path not in journal_paths)
     refreshes = folder / "refreshes"
     yield from ((path, True) for path in refreshes.glob("step-*.json"))

@@ -1,8 +1,9 @@
 """Run one fine-tuning from end to end: compute its key, train, and publish the model in the store.
 
-A fine-tuning has a key like a stage of an index build: the same snapshot, examples, models and
-settings are trained once, and the memo records the result. The work folder is named by the key, so
-that a run that died is resumed. `estimate_work` estimates memory and time before the training.
+Like a stage of an index build, a fine-tuning has a memo key. The same snapshot, examples, models
+and settings are trained only once, and the memo records the result. The work folder is named by the
+key, so that the next run resumes a run that was killed. `estimate_work` estimates memory and time
+before the training.
 """
 
 import json
@@ -56,7 +57,7 @@ _RECORDED_PACKAGES = ("bookwheel", "torch", "transformers", "tokenizers", "accel
 
 @dataclass(frozen=True, slots=True)
 class StageSummary:
-    """Summary of one of several stages of a training."""
+    """The result of one stage of a training."""
 
     name: str
     trained: TrainingResult
@@ -69,15 +70,15 @@ class ModelCard:
 
     result: ModelDescription
     inputs: Mapping[str, Any]  # `Finetuning.inputs`
-    corpus: Mapping[str, Any]  # source of the passages, from the snapshot's manifest
+    corpus: Mapping[str, Any]  # source of the passages, as in the snapshot's manifest
     trained: TrainingResult  # combined result of all stages
-    stages: Sequence[StageSummary] = ()  # summaries of the stages; empty if there is only one
-    # origin of each initial model by part: NAME@COMMIT of the hub, or a folder
+    stages: Sequence[StageSummary] = ()  # results of the stages; empty if there is only one stage
+    # source of each initial model by part: NAME@COMMIT of the hub, or a folder
     sources: Mapping[str, str] = field(default_factory=dict)
 
 
 def render_card(card: ModelCard) -> str:
-    """Return the card as Markdown with a YAML head; equal cards give equal texts."""
+    """Return the card as Markdown with a YAML header; equal cards give equal texts."""
     kind, language = card.inputs["kind"], str(card.corpus.get("language") or "")
     header = {
         "library_name": "bookwheel",
@@ -165,10 +166,10 @@ class FinetuningResult:
 
 
 class Finetuning:
-    """One job of an objective, identified by its exact inputs."""
+    """One training with an objective; equal inputs have equal keys."""
 
     def __init__(self, objective: Objective[Any], job: Job[Any]) -> None:
-        """Set the objective and the job, which together determine the model."""
+        """Store the objective and the job, which together determine the model."""
         self.objective, self.job = objective, job
         self.store, self.snapshot = job.store, job.snapshot
         self._prepared: Job[Any] | None = None
@@ -176,7 +177,10 @@ class Finetuning:
 
     @cached_property
     def inputs(self) -> dict[str, Any]:
-        """All inputs that determine the model, as JSON values; reads the models' files once."""
+        """All inputs that determine the model, as JSON values.
+
+        The first access reads the files of the initial models.
+        """
         settings, n_processes = self.job.settings, find_processes().count
         return {
             "kind": self.objective.name,
@@ -200,9 +204,9 @@ class Finetuning:
     def prepare(self, work: Path | None = None, on_progress: OnProgress = lambda _, __: None) -> Job[Any]:
         """Return the job with examples prepared for training, for example with mined negatives.
 
-        The examples are prepared once. `work` is the training's folder, which caches slow results.
+        Later calls return the same job. `work` is the training's folder, which caches slow results.
         `on_progress` is called with the finished and the total amount of work. If several processes
-        train, only the first one prepares the examples.
+        train, only the first process prepares the examples.
         """
         if self._prepared is None:
             job = replace(self.job, digests=self.inputs["models"], work=work, on_progress=on_progress)
@@ -212,11 +216,14 @@ class Finetuning:
 
     @property
     def key(self) -> str:
-        """Key of the inputs, 64 hex digits."""
+        """The memo key of the inputs, 64 hex digits."""
         return Memo.compute_key(self.inputs)
 
     def find_result(self) -> FinetuningResult | None:
-        """Return the result of a previous run with equal inputs; None if its model is gone."""
+        """Return the result of a previous run with equal inputs.
+
+        Return None if there was no such run, or if its model is no longer in the store.
+        """
         memo_record = self.store.memo.find(STAGE, self.key)
         if memo_record is None:
             return None
@@ -235,17 +242,17 @@ class Finetuning:
     ) -> TrainingResult:
         """Train in the folder `work`, or resume the training there, one stage after another.
 
-        `on_checkpoint` is called after every checkpoint that belongs in the store, with the stage,
-        the step and the number of steps.
+        `on_checkpoint` is called with the stage, the step and the number of steps after every
+        checkpoint that is to be uploaded to the store.
 
-        `rebuild` runs the rebuilds of a moving index. `report` is also called with kind
-        `stage NAME` before each of several stages, with `evaluate_every` as its value, and with
-        kind `score` while a stage's data are scored.
+        `rebuild` runs the rebuilds of a moving index. `report` is called as by `train`, and also
+        with kind `stage NAME` and the value `evaluate_every` before each named stage, and with kind
+        `score` while the data of a stage are scored.
 
-        `training.html` in `work` shows the curves and the moves of the index.
+        `training.html` in `work` shows the curves, and when the training switched to a new index.
 
         Raises:
-            BookwheelError: raised by the objective, its tasks or the loop; the checkpoints stay.
+            BookwheelError: an error of the objective, its tasks or the loop; checkpoints are kept.
         """
         processes = find_processes()
         stage_results, summaries = list[TrainingResult](), list[StageSummary]()
@@ -257,7 +264,7 @@ class Finetuning:
         for stage in self.objective.stages(replace(self.prepare(work), rebuild=rebuild)):
             if stage.name and report is not None:
                 report(f"stage {stage.name}", 0, 0, {"evaluate_every": stage.loop.evaluate_every})
-            # The seed determines weights that the folder lacks, such as a pooler's.
+            # The seed determines weights that the model's files do not have, such as a pooler's.
             torch.manual_seed(stage.loop.seed)
             best_folder = stage_results[-1].best_folder if stage_results else None
             task = processes.run_after_first(partial(stage.task, best_folder, report_scoring))
@@ -276,7 +283,7 @@ class Finetuning:
         return _combine_stages(stage_results)
 
     def _write_curves_page(self, work: Path, stages: Sequence[str]) -> None:
-        """Write the page with the curves so far, also when the training was refused."""
+        """Write the page with the curves so far, even if the training ended with an error."""
         curves_by_stage = {stage: read_training_curves(work / stage / METRICS) for stage in stages}
         page_html = render_training_report(f"{self.objective.name}: the training", curves_by_stage)
         with (
@@ -288,7 +295,9 @@ class Finetuning:
     def publish(
         self, trained: TrainingResult, work: Path, name: str, seconds: Mapping[str, float]
     ) -> tuple[FinetuningResult, StoredModel]:
-        """Put the best weights with card and curves into the store, tag them, and write the memo.
+        """Put the best weights with the model card and the curves into the store as a new model.
+
+        The model is tagged with `name`, and the memo records the result.
 
         Raises:
             StoreError: the store cannot be written.
@@ -344,12 +353,12 @@ class Finetuning:
 def estimate_work(finetuning: Finetuning, rebuild: WorkEstimate | None = None) -> WorkEstimate:
     """Estimate the memory, time and disk of a fine-tuning, without loading a model or mining.
 
-    `rebuild` is the work of one rebuild of the index, which runs at the same time as the training;
-    None leaves rebuilds out.
+    `rebuild` is the estimate of one rebuild of the index, which runs at the same time as the
+    training; None leaves rebuilds out.
 
     Raises:
         InputError: a model's folder is incomplete.
-        UsageError: the snapshot lacks an index that the settings name.
+        UsageError: the snapshot does not have an index that the settings name.
     """
     objective, job = finetuning.objective, finetuning.job
     models = {model_part: read_architecture(resolve_folder(name)) for model_part, name in job.origins.names.items()}
@@ -386,7 +395,7 @@ def estimate_work(finetuning: Finetuning, rebuild: WorkEstimate | None = None) -
 
 
 def _combine_stages(stages: Sequence[TrainingResult]) -> TrainingResult:
-    """Merge the results of stages: initial measures of the first, best weights of the last."""
+    """Combine the initial measures of the first stage with the best weights of the last stage."""
     last = stages[-1]
     n_previous_steps = sum(stage.steps for stage in stages[:-1])
     best_step = n_previous_steps + last.best_step if last.best_step else sum(stage.best_step for stage in stages)
@@ -398,8 +407,8 @@ def _combine_stages(stages: Sequence[TrainingResult]) -> TrainingResult:
 def store_training_page(store: Store, model: str) -> str | None:
     """Write the page with the curves of a model's training into the store, and return its URL.
 
-    The files of the model contain the curves, even if an earlier run trained it. Return None if
-    the store cannot be read or written.
+    The curves are read from the files of the model, so an earlier run may have trained it. Return
+    None if the store cannot be read or written.
 
     Args:
         store: the store with the model.

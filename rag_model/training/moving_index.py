@@ -1,32 +1,33 @@
-"""Rebuild the index every n steps while its passage encoder is trained, and move to it.
+"""Rebuild the index every n steps while its passage encoder is trained, and switch to it.
 
-A task owns a `MovingIndex` and delegates the methods of `SearchingTask` to it. After n
-steps the encoders of that step are saved in the training's folder, and a rebuild encodes the
-snapshot's passages with them while the training goes on. At a step boundary the trainer opens the
-new snapshot next to the current one and moves to it. Unlike a service that follows a name, it pulls
-nothing, does not test the indexes in a child process (the rebuild's process has just measured
-them), and warms nothing up (only one training step waits).
+A task owns a `MovingIndex` and delegates the methods of `SearchingTask` to it. Every n steps, the
+current encoders are saved in the training's folder, and a rebuild encodes the snapshot's passages
+with them. Between two steps, the trainer opens the new snapshot next to the current snapshot and
+switches to it. A service that follows a ref does more: it pulls the snapshot, tests its indexes in
+a child process and warms them up. The trainer does none of this, because the rebuild has just
+measured the indexes on the same store, and only one training step waits.
 
-* synchronous: the trainer waits. The searched snapshot is a function of the step, so a run that was
-  killed resumes and, on the same CPU, reaches the same losses. A rebuild that was killed is started
-  again.
+* synchronous: the trainer waits for the rebuild. The searched snapshot depends only on the step, so
+  a run that was killed and resumed on the same CPU has the same losses. A rebuild that was killed
+  is started again.
 * asynchronous: the trainer goes on with the current snapshot. A run that was killed searches the
-  snapshot of its checkpoint again and finishes the rebuild that was running. A rebuild that becomes
-  due while another one runs starts after it.
+  snapshot of its checkpoint again and finishes the rebuild that was running. If a rebuild is due
+  while another rebuild runs, it starts afterwards.
 
-With several processes the first one starts the rebuilds, and all move at the same step to the
-snapshot that it names; if one of them cannot open it, none moves.
+With several processes, the first process starts the rebuilds and names the new snapshot. All
+processes switch to it at the same step; if one of them cannot open it, none switches.
 
-A rebuild that fails, or whose snapshot the gate refuses, is logged and counted, and the trainer
-goes on with the current snapshot. A `SnapshotLease` protects that snapshot from `expire` and `gc`
-until the trainer has moved on.
+If a rebuild fails or the gate refuses its snapshot, this is logged and counted, and the trainer
+goes on with the current snapshot. A `SnapshotLease` protects this snapshot from `expire` and `gc`
+until the trainer has switched to another snapshot.
 
-The rebuilds of a training are files in its folder, so that a run that resumes finds those that were
-started and those that are finished: `refreshes/step-<n>/` has the encoders of step n until the
-training has moved past it; `refreshes/step-<n>.json` is the record of a finished rebuild.
+The rebuilds of a training are recorded in its folder, so that a resumed run knows which rebuilds
+were started and which are finished. `refreshes/step-<n>/` has the encoders of step n until the
+training searches a snapshot of this or a later step. `refreshes/step-<n>.json` is the record of a
+finished rebuild.
 
-The caller of a training passes the `Rebuilder`: `flows` runs each rebuild as a flow in a child
-process, with jobs on Beam.
+The caller of a training passes a `Rebuilder`. The one in `flows` runs each rebuild as a flow in a
+child process, with jobs on Beam.
 """
 
 import json
@@ -58,15 +59,15 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class MovingSettings:
-    """Settings of a moving index, the table `[moving]` of trainings of a passage encoder."""
+    """Settings of an index that is rebuilt during a training: table `[moving]` of the settings."""
 
-    # number of training steps between two rebuilds of the index; 0 means none; Siriwardhana et al.
-    # 2023: 500
+    # number of training steps between two rebuilds of the index; 0 means no rebuilds; Siriwardhana
+    # et al. 2023: 500
     every: int = 500
     # whether the training waits for a rebuild, which makes runs repeatable (`synchronous`), or goes
     # on meanwhile, as in the paper (`asynchronous`)
     mode: RebuildMode = "synchronous"
-    # GPUs of the rebuild on this machine, in the form of CUDA_VISIBLE_DEVICES; empty means the GPUs
+    # GPUs of this machine for the rebuild, written as in CUDA_VISIBLE_DEVICES; empty means the GPUs
     # of the training
     devices: str = ""
 
@@ -78,15 +79,15 @@ class MovingSettings:
         return bool(self.every and n_steps) and n_steps % self.every == 0
 
     def count_rebuilds(self, n_steps: int) -> int:
-        """Return how many rebuilds start during `n_steps` steps, without the final one."""
+        """Return how many rebuilds start in a training of `n_steps`; none starts at its end."""
         return max(0, n_steps - 1) // self.every if self.every else 0
 
 
 @dataclass(frozen=True, slots=True)
 class RebuildOrder:
-    """One rebuild to run."""
+    """One rebuild that is to be run."""
 
-    step: int  # training step of the encoders
+    step: int  # training step from which the encoders are
     snapshot: str  # full id of the snapshot whose passages are encoded
     folder: Path  # folder with the encoders and the files of the rebuild
 
@@ -100,8 +101,8 @@ class RebuildOrder:
 class RebuildResult:
     """A finished rebuild, whose snapshot is published and has passed the gate."""
 
-    step: int  # training step of the encoders
-    snapshot: str  # full id
+    step: int  # training step from which the encoders are
+    snapshot: str  # full id of the new snapshot
     encoding_seconds: float  # seconds to encode the passages
     seconds: float  # seconds of the whole rebuild
 
@@ -114,7 +115,7 @@ class RunningRebuild(Protocol):
         ...
 
     def result(self) -> RebuildResult:
-        """Wait for the end, and return the result.
+        """Wait until the rebuild ends, and return its result.
 
         Raises:
             BookwheelError: the rebuild failed, or the gate refused the snapshot; the training goes
@@ -127,7 +128,7 @@ class Rebuilder(Protocol):
     """Runs rebuilds while a training goes on."""
 
     def start(self, order: RebuildOrder) -> RunningRebuild:
-        """Start a rebuild and return at once; a rebuild that died is resumed from its records.
+        """Start a rebuild and return at once; a rebuild that was killed resumes from its records.
 
         Equal encoders and passages give equal snapshots.
 
@@ -138,14 +139,14 @@ class Rebuilder(Protocol):
 
 
 class RebuildFolder:
-    """The started and the finished rebuilds of one training, as files."""
+    """The files of the started and the finished rebuilds of one training."""
 
     def __init__(self, work: Path, snapshot: str) -> None:
-        """Use `work`, the training's folder; `snapshot` is the full id of the encoded snapshot."""
+        """Use the training's folder `work`; `snapshot` is the id of the snapshot to re-encode."""
         self._root, self._snapshot = work / "refreshes", snapshot
 
     def create_order(self, step: int, save: Callable[[Path], Any]) -> RebuildOrder:
-        """Store the encoders that `save` writes, and return the order to rebuild with them."""
+        """Call `save` to store the encoders of `step`, and return the order for their rebuild."""
         rebuild_order = RebuildOrder(step, self._snapshot, self._step_folder(step))
         with atomic_folder(rebuild_order.encoders) as folder:
             save(folder)
@@ -171,15 +172,15 @@ class RebuildFolder:
         return next((result for result in self._list_results() if result.snapshot == snapshot), None)
 
     def find_latest(self, after: int, until: int) -> RebuildOrder | RebuildResult | None:
-        """Return the last rebuild, finished or only ordered, with `after` < step <= `until`.
+        """Return the last finished or started rebuild with `after` < step <= `until`.
 
-        None if there is no such rebuild.
+        Return None if there is no such rebuild.
 
         Raises:
             InputError: a record is corrupt.
         """
         orders = (RebuildOrder(step, self._snapshot, self._step_folder(step)) for step in self._list_started_steps())
-        # Results are first, so that `max` prefers a finished rebuild.
+        # Results come first, so that `max` returns the finished rebuild of a step, not its order.
         rebuilds: list[RebuildOrder | RebuildResult] = [*self._list_results()]
         rebuilds += [rebuild_order for rebuild_order in orders if rebuild_order.encoders.is_dir()]
         return max(
@@ -216,7 +217,7 @@ class MovingIndexHooks:
 
     # function that writes `passage/` and `question/` into a folder
     save_encoders: Callable[[Path], Any]
-    # function that switches to this snapshot, or stays at the current one on an error
+    # function that switches to a snapshot; if it fails, the current snapshot is still searched
     switch_to: Callable[[Snapshot], None]
 
 
@@ -232,7 +233,7 @@ class MovingIndex:
         work: Path,
         hooks: MovingIndexHooks,
     ) -> None:
-        """Start at `snapshot`, which the task already searches; `work` is the training's folder.
+        """Start with `snapshot`, which the task already searches; `work` is the training's folder.
 
         Raises:
             StoreError: the snapshot is no longer in the store.
@@ -253,11 +254,11 @@ class MovingIndex:
 
     @property
     def searched_snapshot(self) -> str:
-        """Id of the snapshot that is searched now."""
+        """The id of the snapshot that is searched now."""
         return self._snapshot_id
 
     def search_snapshot(self, snapshot: str) -> None:
-        """Search the snapshot of a checkpoint again; see `SearchingTask.search_snapshot`.
+        """Switch to the snapshot of a checkpoint; see `SearchingTask.search_snapshot`.
 
         Raises:
             BookwheelError: the snapshot no longer exists, or cannot be searched.
@@ -268,12 +269,12 @@ class MovingIndex:
         self._current_rebuild = self._rebuild_folder.find_result(snapshot)
 
     def move_index(self, step: int) -> Measures:
-        """Start a rebuild if one is due, and move to a finished one; see `SearchingTask`.
+        """Start a rebuild if one is due, and switch to a finished rebuild; see `SearchingTask`.
 
-        Returns `snapshot_age`, the steps since the encoder of the searched snapshot;
-        `encoding_seconds` and `rebuild_seconds` of its rebuild and `swap_seconds` of the move to
-        it, which are 0 for the initial snapshot; `waited_seconds` of this call; and
-        `refreshes_failed`, the number of failed rebuilds so far.
+        The result has `snapshot_age`, the number of steps since the encoders of the searched
+        snapshot were saved; `encoding_seconds` and `rebuild_seconds` of its rebuild and
+        `swap_seconds` of the switch to it, which are 0 for the initial snapshot; `waited_seconds`
+        of this call; and `refreshes_failed`, the number of failed rebuilds so far.
         """
         start_time, n_steps = time.perf_counter(), step - 1
         is_main_process = PartialState().is_main_process
@@ -291,7 +292,7 @@ class MovingIndex:
         }
 
     def _choose_rebuild(self, n_steps: int) -> RebuildResult | None:
-        """Return the finished rebuild to move to after `n_steps` steps, or None."""
+        """Return the finished rebuild to switch to after `n_steps` steps, or None."""
         is_due = self._settings.is_due(n_steps)
         if self._settings.mode == "synchronous":
             if is_due:
@@ -310,7 +311,7 @@ class MovingIndex:
         return finished_rebuild
 
     def _resume_rebuild(self, n_steps: int) -> RebuildOrder | RebuildResult | None:
-        """Return the rebuild that the previous run did not move to; restart an unfinished one."""
+        """Return the rebuild to which the killed run did not switch; restart it if unfinished."""
         latest_rebuild = self._rebuild_folder.find_latest(
             self._current_rebuild.step if self._current_rebuild else 0, n_steps
         )
@@ -354,7 +355,7 @@ class MovingIndex:
     def _switch_to_rebuild(self, rebuild_result: RebuildResult) -> None:
         start_time, previous_snapshot = time.perf_counter(), self._snapshot_id
         error_message = self._try_switch(rebuild_result.snapshot)
-        # An error in any process counts, because all must search the same snapshot.
+        # If one process failed, none may switch, because all must search the same snapshot.
         errors = filter(None, gather_object([error_message]))
         if first_error := next(errors, ""):
             if not error_message:
@@ -366,7 +367,7 @@ class MovingIndex:
             self._rebuild_folder.delete_encoders(rebuild_result.step)
 
     def _try_switch(self, snapshot: str) -> str:
-        """Move to a snapshot; return the error message, or an empty string on success."""
+        """Switch to a snapshot; return the error message, or an empty string on success."""
         try:
             self._switch_to(snapshot)
         except BookwheelError as error:

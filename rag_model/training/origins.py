@@ -1,4 +1,4 @@
-"""Choose the initial models of a fine-tuning (encoders, generator, teacher), with their digests."""
+"""Choose the initial models of a fine-tuning (encoders, generator, teacher), and digest them."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -16,12 +16,12 @@ from rag_model.store.versions.manifest import QUESTION_ENCODER
 from rag_model.store.versions.model_manifest import COLBERT, CROSS_ENCODER, GENERATOR, MASKED_LM, PASSAGE, QUESTION
 from rag_model.store.versions.snapshot import Snapshot
 
-TEACHER = "teacher"  # the teacher's name among the parts of `InitialModels`
+TEACHER = "teacher"  # key of the teacher in `InitialModels.names`
 
 
 @dataclass(frozen=True, slots=True)
 class NamedModels:
-    """The models that a user named for a training, by command-line option; None: not named."""
+    """The models that a user named for a training by options; None means that none was named."""
 
     encoder: str | None = None  # a folder, a hub name, or `model:NAME`
     generator: str | None = None  # a folder, a hub name, or `model:NAME`
@@ -30,12 +30,12 @@ class NamedModels:
 
 @dataclass(frozen=True, slots=True)
 class InitialModels:
-    """The initial models of a training: a name for `Encoder.load` or `load_generator` by part."""
+    """The initial models of a training, as names for `Encoder.load` or `load_generator`."""
 
-    names: Mapping[str, str]  # keys: question, passage, generator, teacher, or another part
+    names: Mapping[str, str]  # name by part: question, passage, generator, teacher, or another part
 
     def digests(self) -> Mapping[str, str]:
-        """Return the digest of each part's files; reads every file once.
+        """Return the digest of the files of each part; this reads every file once.
 
         Raises:
             InputError: a model is not found.
@@ -53,11 +53,11 @@ class InitialModels:
         return InitialModels({part: pin_name(name) for part, name in self.names.items()})
 
     def list_sources(self) -> Mapping[str, str]:
-        """Return where each part comes from: `NAME@COMMIT` of the hub, or a folder."""
+        """Return the source of each part: `NAME@COMMIT` of the hub, or a folder."""
         return {part: find_hub_name(resolve_folder(name)) or name for part, name in self.names.items()}
 
     def check_trainable(self) -> None:
-        """Check, from the files alone, that no part is a static encoder, which cannot be trained.
+        """Check that no part is a static encoder, which cannot be trained; no model is loaded.
 
         Raises:
             InputError: a model is not found, or a file is corrupt.
@@ -68,7 +68,7 @@ class InitialModels:
                 raise static_encoder_error(folder)
 
     def has_unit_vectors(self) -> bool:
-        """Return whether question vectors have length 1; False without a question encoder."""
+        """Return whether question vectors have length 1; False if there is no question encoder."""
         return "question" in self.names and read_encoder_spec(resolve_folder(self.names["question"])).normalize
 
 
@@ -77,21 +77,21 @@ def choose_models(
 ) -> InitialModels:
     """Return the initial models of a training that saves these parts and accepts these options.
 
-    * A question and a passage encoder: the named encoders, else the one that the snapshot carries.
-      If no passage encoder is saved, the result is only the question encoder.
-    * A cross-encoder or a ColBERT: the named model, else the snapshot's encoder. A transformer
-      without a head, or an encoder without a projection, gets a new one.
-    * A masked language model: the named generator, else the passage encoder with a new head over
-      its vocabulary. Any other training that accepts a generator needs a named one.
-    * The teacher, a cross-encoder: the named one, which is needed if the option is accepted.
+    * For a question and a passage encoder, the named encoders are used, else the encoder in the
+      snapshot. If no passage encoder is saved, the result has only the question encoder.
+    * For a cross-encoder or a ColBERT model, the named model is used, else the encoder in the
+      snapshot. If it is a transformer without a head or without a projection, it gets a new one.
+    * For a masked language model, the named generator is used, else the passage encoder with a new
+      head over its vocabulary. Any other training that accepts a generator needs a named generator.
+    * If a teacher, which is a cross-encoder, is accepted, it must be named.
 
-    `model:NAME` names a model of the store, which must have the wanted part.
+    `model:NAME` names a model of the store, which must have the needed part.
 
     Raises:
         InputError: there is no such folder.
-        StoreError: the store has no such model, or the snapshot carries no encoder.
-        UsageError: the named encoder, or the snapshot's, encodes only questions; a generator or a
-            teacher is missing; or the named model of the store has no such part.
+        StoreError: the store has no such model, or the snapshot contains no encoder.
+        UsageError: the named encoder or that of the snapshot encodes only questions; no generator
+            or teacher is named; or the named model of the store does not have the part.
     """
     encoder, names = named_models.encoder, dict[str, str]()
     for model_part in sorted({CROSS_ENCODER, COLBERT} & {*parts}):
@@ -134,7 +134,10 @@ def _choose_bi_encoder(store: Store, snapshot: Snapshot, encoder: str | None) ->
 
 
 def digest_folder(folder: Path) -> str:
-    """Return the digest of a folder's files by name; hidden files and the card are left out."""
+    """Return a digest of the names and contents of a folder's files.
+
+    Hidden files and the model card, `README.md`, are left out.
+    """
     file_paths = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != "README.md")
     paths_by_name = {path.relative_to(folder).as_posix(): path for path in file_paths}
     visible_paths = {

@@ -15,9 +15,9 @@ batch_size = 32
 search = "bm25"
 ```
 
-Training with the unedited output of `render_settings` equals training without a file. A setting
-whose value TOML cannot express (None), or whose default depends on the encoder, is therefore
-written as a comment.
+A training with the unedited output of `render_settings` equals a training without a settings file.
+Therefore a setting is written as a comment if its value is None, which TOML cannot express, or if
+its default depends on the encoder.
 """
 
 import ast
@@ -38,19 +38,19 @@ from rag_model.training.objectives.objective import Objective, TrainingSettings,
 
 Tables = Mapping[str, Mapping[str, Any]]  # settings by table
 
-_COMMENT_COLUMN = 44  # column at which comments start
+_COMMENT_COLUMN = 44  # column in which comments start
 
 
 def parse_settings(kind: str, tables: Tables, max_steps: int | None, *, unit_vectors: bool) -> TrainingSettings:
-    """Return the settings of an objective from tables; omitted settings keep their defaults.
+    """Create the settings of an objective from tables; omitted settings keep their defaults.
 
-    If the encoder's vectors have length 1 (`unit_vectors`), scores differ little, and the default
-    of the temperature is 0.05 instead of the papers' 1. `max_steps` overrides the tables in every
-    stage.
+    If the encoder's vectors have length 1 (`unit_vectors`), scores differ little. The default of
+    the temperature is then 0.05 instead of 1 as in the papers. `max_steps` overrides the number of
+    steps in the tables of all stages.
 
     Raises:
         UsageError: there is no such objective, a table or a setting is unknown, or a setting has a
-            wrong value; the message names it.
+            wrong value; the message names the setting.
     """
     objective = get_objective(kind)
     _check_tables(objective, tables)
@@ -68,7 +68,7 @@ def _check_tables(objective: Objective[Any], tables: Mapping[str, Any]) -> None:
     """Check that each known setting is in the right table.
 
     Raises:
-        UsageError: a setting is in no table or in the wrong one; the message names the right one.
+        UsageError: a setting is in no table or in a wrong table; the message names the right table.
     """
     defaults = objective.settings()
     names_by_table = {table.name: _list_setting_names(getattr(defaults, table.name)) for table in fields(defaults)}
@@ -96,16 +96,16 @@ def _list_setting_names(table: Any) -> frozenset[str]:
 
 
 def render_settings(objective: Objective[Any]) -> str:
-    """Return the settings file of an objective, in TOML, with all defaults."""
+    """Return a settings file in TOML with the defaults of all settings of an objective."""
     unit_defaults = objective.defaults(unit_vectors=True)
     heading = f"# Settings of `bookwheel finetune {objective.name}`, with their defaults and the sources of these."
     return "\n".join([heading, *_render_tables(objective.settings(), (), unit_defaults)]) + "\n"
 
 
 def parse_field_comments(settings_type: type[Any]) -> dict[str, str]:
-    """Return the comment at the end of each field's line, else the comments above the line.
+    """Return for each field the comment at the end of its line or, if there is none, above it.
 
-    Inherited fields are included. Without source files the result is empty.
+    Inherited fields are included. The result is empty if the source code is not available.
     """
     comments: dict[str, str] = {}
     for record_type in reversed(settings_type.__mro__):
@@ -140,7 +140,7 @@ def _find_comments_above(line: int, comments: Mapping[int, tokenize.TokenInfo]) 
 
 
 def _render_tables(settings: Any, path: tuple[str, ...], unit_defaults: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the TOML lines of a settings record: plain settings first, then nested tables."""
+    """Yield the lines of a settings record in TOML: first single settings, then nested tables."""
     comments, defaults = parse_field_comments(type(settings)), type(settings)()
     choices = {name: get_args(hint) for name, hint in get_type_hints(type(settings)).items() if _is_choice(hint)}
     setting_values = {field.name: getattr(settings, field.name) for field in fields(settings)}
@@ -172,5 +172,5 @@ def _render_setting(name: str, value: Any, default: Any, description: str, unit_
 
 
 def render_value(value: Any) -> str:
-    """Return the value of a setting in TOML; None is `none`."""
+    """Return the value of a setting in TOML; None becomes `none`."""
     return tomli_w.dumps({"x": value}).partition("=")[2].strip() if value is not None else "none"

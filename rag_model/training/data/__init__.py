@@ -4,11 +4,11 @@
 * `negatives`: mine hard negatives and missing positives
 * `batches`: batches with in-batch negatives, and lists
 * `blocks`: score data with a model on workers, block by block
-* `pair_scores`: a teacher's scores of question-passage pairs
-* `answer_scores`: a generator's log-likelihood of answers
-* `judging`: a generator's verdicts on passages, and OpenRAG's pools
+* `pair_scores`: score question-passage pairs with a teacher
+* `answer_scores`: compute the log-likelihood of answers with a generator
+* `judging`: judge with a generator whether passages help, and build OpenRAG's pools
 * `memory`: retrieve passages with their vectors, and rerank candidates
-* `temporary_index`: search words or bags of tokens of a snapshot without such an index
-* `passage_lists`: retrieve the passages of examples once
-* `texts`: train on the snapshot's own text
+* `temporary_index`: build an index for the training if the snapshot has none of its kind
+* `passage_lists`: retrieve the passages of all examples before the training
+* `texts`: sample training data from the snapshot's own passages
 """

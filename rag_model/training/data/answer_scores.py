@@ -1,7 +1,8 @@
-"""Score how likely a generator makes an answer after each passage, for LM-supervised retrieval.
+"""Score how likely a generator's answer is with each passage, for LM-supervised retrieval.
 
 A generator is identified by the digest of its prompt template, tokenizer and weights, and a block
-of examples by the digest of its texts. These scores dominate the cost of RA-DIT's R-ft.
+of examples by the digest of its texts. In the retriever training of RA-DIT (R-ft), these scores
+take most of the time.
 """
 
 import json
@@ -27,27 +28,28 @@ from rag_model.store.recorded_tasks import OnProgress, TaskRunner
 from rag_model.store.store import Store
 from rag_model.training.data.blocks import Files, ScoreBlock, put_blocks, score_blocks
 
-# examples per block: with 10 passages each, one minute on one core for 135 million weights
+# Examples per block. With 10 passages each, a block takes a generator of 135 million weights one
+# minute on one core.
 BLOCK = 32
 PLAIN_TEXT_PROMPT = "Background: {title}\n{text}\n\n{question}"
-"""Prompt for plain text, of which Lin et al. 2023, appendix C, give `Background: {passage}`."""
+"""Prompt for plain text. Its first line is from Lin et al. 2023, appendix C."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScoringExample:
-    """An input x with its output y, which is scored after each of the passages."""
+    """An input x with an output y, whose likelihood is computed with each of the passages."""
 
     id: str
     text: str  # x: a question, or the beginning of a text
-    answer: str  # y
-    passages: tuple[tuple[str, str], ...]  # titles and texts, one or more
+    answer: str  # y: the answer, or the continuation of the text
+    passages: tuple[tuple[str, str], ...]  # (title, text) of one or more passages
     # whether x and y are plain text instead of a question and its answer
     is_plain_text: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerScores:
-    """A generator's scores of one example."""
+    """The scores that a generator computed for one example."""
 
     log_p: tuple[float, ...]  # log p_LM(y|c∘x) in nats, one per passage c
     tokens: int  # number of tokens of y that are scored
@@ -80,11 +82,11 @@ def score_answers(
     on_progress: OnProgress | None = None,
     dtype: str = "float32",
 ) -> list[AnswerScores]:
-    """Return a generator's scores of each example's answer, in order of the examples.
+    """Return the generator's scores of the answer of each example, in the order of the examples.
 
     `generator` loads the generator; it is only called if a block is not recorded yet. `identity` is
-    the digest of the generator's files. Without a `runner` this process computes the scores. Scores
-    of different dtypes are recorded separately.
+    the digest of the generator's files. If `runner` is None, this process computes the scores.
+    Scores of different dtypes are recorded separately.
 
     Raises:
         InputError: a score is not finite.
@@ -94,12 +96,12 @@ def score_answers(
     block_scores = score_blocks(
         store, blocks, lambda: put_generator(store, generator()), runner, on_progress or (lambda _, __: None)
     )
-    load_stored_generator.cache_clear()  # frees the generator if this process ran blocks itself
+    load_stored_generator.cache_clear()  # This frees the generator if this process computed scores.
     return [AnswerScores(tuple(log_p), n_tokens) for scores in block_scores for log_p, n_tokens in scores]
 
 
 def put_generator(store: Store, generator: TransformersGenerator) -> Files:
-    """Store a generator's weights, tokenizer and template; equal generators give equal files."""
+    """Store a generator's weights, tokenizer and prompt; equal generators give equal files."""
     with temporary_folder("generator") as folder:
         generator.module.save_pretrained(folder)
         generator.tokenizer.save_pretrained(folder)
@@ -112,10 +114,9 @@ def put_generator(store: Store, generator: TransformersGenerator) -> Files:
 
 @torch.inference_mode()
 def score_example(generator: Generator, example: ScoringExample) -> AnswerScores:
-    """Score one example. The passages of an example form one batch, so other examples do not change
-    its scores.
+    """Score one example. All its passages are one batch, so its scores do not depend on others.
 
-    The end token of an answer is scored, but not that of a plain text, because the text goes on.
+    The end token is scored after an answer, but not after a plain text, because the text goes on.
 
     Raises:
         InputError: a score is not finite.
@@ -139,7 +140,7 @@ def score_example(generator: Generator, example: ScoringExample) -> AnswerScores
 
 
 def with_plain_text_prompt(generator: Any) -> Generator:
-    """Return the generator with the prompt for plain text; an encoder-decoder is unchanged."""
+    """Return the generator with the prompt for plain text; an encoder-decoder stays unchanged."""
     template: PromptTemplate = generator.prompt_template
     if not isinstance(generator, CausalGenerator) or not isinstance(template, InstructionTemplate):
         unchanged_generator: Generator = generator
@@ -151,7 +152,7 @@ def with_plain_text_prompt(generator: Any) -> Generator:
 
 
 def _exclude_last_token(targets: Targets) -> torch.Tensor:
-    """Return the targets' mask with the last token of each target excluded."""
+    """Return the mask of the targets without the last token of each target."""
     mask = targets.mask.clone()
     last_position = mask.sum(1, keepdim=True) - 1
     return mask.scatter_(1, last_position, value=False)

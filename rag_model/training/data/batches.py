@@ -1,7 +1,7 @@
-"""Batches of examples: DPR's with in-batch negatives, and lists of a positive and its negatives.
+"""Batches of examples: with in-batch negatives as in DPR, or with a list of passages per question.
 
-`DprBatch` holds each passage once. `ListBatch` has a list of passages for each question, to be
-ranked or to be scored by a teacher.
+A `DprBatch` contains each passage once. A `ListBatch` has a list of passages for each question: a
+positive and its negatives, which are ranked or scored by a teacher.
 """
 
 import random
@@ -20,13 +20,13 @@ from rag_model.retrieve.models import PairScorer
 from rag_model.training.data.examples import Example, index_passages
 from rag_model.training.data.pair_scores import check_teacher_scores
 
-Missing = Literal["drop", "refuse"]  # treatment of an incomplete example
+Missing = Literal["drop", "refuse"]  # what to do with an incomplete example
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class DprBatch:
-    """Questions with their positives and negatives; each passage occurs once."""
+    """Questions with their positives and negatives; equal passages occur only once."""
 
     examples: tuple[Example, ...]
     passages: tuple[Passage, ...]
@@ -44,15 +44,19 @@ def group_examples(examples: Sequence[Example], size: int, rng: random.Random) -
 
 
 def shuffle_batches(items: Sequence[T], size: int, seed: int, epoch: int) -> list[tuple[T, ...]]:
-    """Return batches of `size` items, shuffled by seed and epoch; the last one may be smaller."""
+    """Return shuffled batches of `size` items; the last batch may be smaller.
+
+    The order depends only on the seed and the epoch.
+    """
     permutation = random.Random(f"{seed} {epoch}").sample(items, len(items))
     return [tuple(permutation[i : i + size]) for i in range(0, len(permutation), size)]
 
 
 def build_dpr_batch(examples: Sequence[Example], n_hard_negatives: int, rng: random.Random | None) -> DprBatch:
-    """Build a batch from each example's first positive and up to `n_hard_negatives` negatives.
+    """Build a batch from the first positive and up to `n_hard_negatives` negatives of each example.
 
-    Negatives are drawn with `rng`; without it the first ones are taken. Equal passages occur once.
+    Negatives are drawn with `rng`, or the first negatives are taken if `rng` is None. Equal
+    passages occur only once.
     """
     positives = [example.positives[0] for example in examples]
     negatives = [
@@ -66,16 +70,16 @@ def build_dpr_batch(examples: Sequence[Example], n_hard_negatives: int, rng: ran
 
 
 def hash_passages(passages: Sequence[Passage]) -> Tensor:
-    """Return (m,) int64 keys of passages, equal for equal titles and texts."""
+    """Return (m,) int64 keys of m passages; equal titles and texts have equal keys."""
     return torch.tensor([int(passage.hash[:15], 16) for passage in passages], dtype=torch.int64)
 
 
 def mask_other_positives(examples: Sequence[Example], keys: Tensor, gold: Tensor) -> Tensor:
     """Return a (b, m) bool mask of the passages that must not be negatives of a question.
 
-    These passages are the question's positives except the one at position `gold`, and the document
-    whose text is the question. With several processes the gold passage may occur twice; its copy is
-    masked.
+    These passages are all positives of the question except the one at position `gold`, and the
+    document that is the question itself. With several processes, the gold passage may occur twice;
+    its copy is then masked, too.
     """
     excluded_passages = [
         (*example.positives, *([example.own_document] if example.own_document else [])) for example in examples
@@ -93,21 +97,21 @@ class ListBatch:
 
     examples: tuple[Example, ...]
     lists: tuple[tuple[Passage, ...], ...]  # b lists of 2 or more passages; lengths may differ
-    # teacher scores of the listed passages; empty without a teacher
+    # scores of these passages by a teacher; empty without a teacher
     scores: tuple[tuple[float, ...], ...]
 
     @property
     def lengths(self) -> list[int]:
-        """Return the (b,) lengths of the lists."""
+        """The (b,) lengths of the lists."""
         return [len(passages) for passages in self.lists]
 
     def teacher_scores(self, device: torch.device) -> Tensor:
-        """Return the (b, l) teacher scores on a device; shorter lists are padded with -inf."""
+        """Return the (b, l) teacher scores on a device; scores of shorter lists end with -inf."""
         lists = [torch.tensor(scores) for scores in self.scores]
         return nn.utils.rnn.pad_sequence(lists, batch_first=True, padding_value=-torch.inf).to(device)
 
     def list_pairs(self) -> tuple[list[str], list[Passage]]:
-        """Return (questions, passages) of all pairs, list after list."""
+        """Return the questions and the passages of all pairs, one list after the other."""
         examples_and_lists = zip(self.examples, self.lists, strict=True)
         return [example.question for example, passages in examples_and_lists for _ in passages], [
             passage for passages in self.lists for passage in passages
@@ -115,9 +119,9 @@ class ListBatch:
 
 
 def build_list_batch(examples: Sequence[Example], n_negatives: int, rng: random.Random | None) -> ListBatch:
-    """Build a batch of lists: each example's first positive, then up to `n_negatives` negatives.
+    """Build a batch of lists: the first positive, then up to `n_negatives` negatives of an example.
 
-    Negatives are drawn with `rng`; without it the first ones are taken.
+    Negatives are drawn with `rng`, or the first negatives are taken if `rng` is None.
     """
     passage_lists, score_lists = list[tuple[Passage, ...]](), list[tuple[float, ...]]()
     for example in examples:
@@ -135,7 +139,7 @@ def keep_complete_examples(
     """Return the examples that have a positive and, if `needs_negatives`, a negative.
 
     Raises:
-        InputError: an example lacks one and `missing` is "refuse"; or no example is complete.
+        InputError: `missing` is "refuse" and an example is incomplete; or no example is complete.
     """
     is_complete = [bool(example.positives and (example.negatives or not needs_negatives)) for example in examples]
     complete_examples = list(compress(examples, is_complete))
@@ -150,9 +154,9 @@ def keep_complete_examples(
 
 
 def add_teacher_scores(examples: Sequence[Example], teacher: PairScorer, n_negatives: int) -> list[Example]:
-    """Return the examples with teacher scores of the first positive and `n_negatives` negatives.
+    """Score the first positive and the first `n_negatives` negatives of each example by a teacher.
 
-    Further negatives are dropped. An example without a positive or a negative gets no scores.
+    All other negatives are removed. An example without a positive or a negative gets no scores.
 
     Raises:
         InputError: a score is not finite.

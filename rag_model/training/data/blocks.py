@@ -1,6 +1,6 @@
-"""Score data with a model before training, block by block, on workers.
+"""Score training data with a model before the training, block by block, on workers.
 
-The store's memo records each block. A resumed or repeated run therefore scores no block twice, and
+The store's memo records each block. Therefore a resumed or repeated run scores no block again, and
 does not load the model if all blocks are recorded.
 """
 
@@ -18,7 +18,7 @@ from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.recorded_tasks import OnProgress, RecordedTask, TaskRunner, run_tasks
 from rag_model.store.store import Store
 
-# (name, blob) of each file of a model; hashable, because it is part of a cache key
+# (name, blob) of each file of a model. The type is hashable, because it is part of a cache key.
 Files = tuple[tuple[str, BlobRef], ...]
 
 Content = TypeVar("Content")
@@ -27,25 +27,25 @@ TORCH_LIBRARIES = "torch", "transformers", "tokenizers"
 ONNX_LIBRARIES = "onnxruntime", "tokenizers"
 # libraries that several distributions provide, such as onnxruntime-gpu
 _MULTIPLE_DISTRIBUTIONS = {"onnxruntime"}
-_THREADS = 32  # many threads, because uploads to an object store and look-ups in it mostly wait
+_THREADS = 32  # Many threads are useful, because requests to an object store mostly wait.
 _TOKENS_PER_CONTEXT = 320  # upper bound for a passage, an input and an output together
-_OPERATIONS_PER_TOKEN_BYTE = 2 / 4  # two operations per token and weight of four bytes
-# bytes of a worker without its weights: torch, transformers, and a batch's logits
+_OPERATIONS_PER_TOKEN_BYTE = 2 / 4  # two operations per token and weight; a weight has four bytes
+# memory of a worker without the weights: torch, transformers, and the logits of a batch
 _WORKER_BYTES = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
 class ScoreBlock(RecordedTask):
-    """A worker's task: a block of data to score, and the model that scores it."""
+    """A task for a worker: a block of data to score, and the model that scores it."""
 
     content: BlobRef  # data to score, as JSON
     identity: str  # digest of the model
     contexts: int  # number of texts that the model reads
-    model: Files = ()  # files of the model; empty if the block is recorded
-    dtype: str = "float32"  # dtype of the model's weights; an ONNX graph has its own
+    model: Files = ()  # files of the model; empty if the scores are already recorded
+    dtype: str = "float32"  # dtype of the model's weights; ignored by ONNX graphs
 
     output: ClassVar[str] = "scores"
-    code: ClassVar[Any]  # JSON that changes when the same inputs would give other scores
+    code: ClassVar[Any]  # version of the code, as JSON; change it if equal inputs give new scores
 
     @property
     def weight_bytes(self) -> int:
@@ -54,7 +54,7 @@ class ScoreBlock(RecordedTask):
 
     @property
     def memory_bytes(self) -> int:
-        """Memory of a worker with the model."""
+        """Memory in bytes of a worker that has loaded the model."""
         return 2 * self.weight_bytes + _WORKER_BYTES
 
     @property
@@ -68,7 +68,7 @@ class ScoreBlock(RecordedTask):
         return TORCH_LIBRARIES
 
     def inputs(self) -> dict[str, Any]:
-        """Return all inputs that determine the scores, up to rounding.
+        """Return all inputs that determine the scores, except for rounding.
 
         Raises:
             MissingExtraError: onnxruntime computes the scores, but the onnx extra is not installed.
@@ -92,7 +92,7 @@ class ScoreBlock(RecordedTask):
 
 
 def put_blocks(put_block: Callable[[Content], Block], contents: Iterable[Content]) -> list[Block]:
-    """Return the block that `put_block` stores for each content; several are stored at a time."""
+    """Call `put_block` for each content, in several threads, and return the blocks in order."""
     with ThreadPoolExecutor(_THREADS) as executor:
         return list(executor.map(put_block, contents))
 
@@ -107,12 +107,12 @@ def score_blocks(
     """Score blocks, and return the scores of each block in order.
 
     Args:
-        store: has the contents of the blocks, and gets their records.
-        blocks: the blocks, without a model.
+        store: store with the contents of the blocks, whose memo records the scores.
+        blocks: the blocks, without the files of the model.
         put_model_files: puts the model's files into the store; only called if a block is not
             recorded yet.
-        runner: runs the blocks; if None, this process runs them.
-        on_progress: called with the number of finished blocks and of all blocks.
+        runner: runs the blocks on workers; if None, this process runs them.
+        on_progress: called with the number of finished blocks and the number of all blocks.
 
     Raises:
         InputError: see `ScoreBlock.compute`.

@@ -1,12 +1,11 @@
-r"""Training examples: questions with their answers and, if known, the passages that hold them.
+r"""Read training examples: questions, their answers and, if known, passages that contain these.
 
-Readers for common files: DPR's training JSON, question files (`evaluation.questions`), JSONL
-triples of question, answers and context, KILT's JSONL, BEIR folders; `.gz`, `.xz` and other
-compressed files are unpacked. A malformed line is an error that names its number, because training
-must not skip examples silently.
+The formats are DPR's training JSON, question files (`evaluation.questions`), JSONL with triples of
+question, answers and context, KILT's JSONL, and BEIR folders. `.gz`, `.xz` and other compressed
+files are decompressed. A malformed line raises an error with its number, because a training must
+not skip examples silently.
 
-JSON values are read one at a time, from JSON lines or from one large array, with line numbers.
-
+JSON values are read one at a time, with line numbers, from JSON lines or from one large array.
 DPR's training sets are arrays of several gigabytes, so only one value and one chunk are in memory.
 ijson 3.6 is not used because it does not report the line of a value, silently replaces half of a
 surrogate pair (`\ud83d`) by `?`, and has no memory limit for brackets nested 100,000 deep.
@@ -44,9 +43,9 @@ _READ_ERRORS = (OSError, EOFError, ImportError, ValueError, lzma.LZMAError, zlib
 
 
 def iter_json_values(file: TextIO, name: str) -> Iterator[tuple[str, Any]]:
-    """Yield the location (`train.json, line 12`) and the value of each item.
+    """Yield each value of a JSON file with its location, such as `train.json, line 12`.
 
-    A file that begins with `[` is one array; any other file has one value per line.
+    A file that begins with `[` is one array. Any other file has one value per line.
 
     Raises:
         InputError: a value is malformed or longer than 64 million characters (the message names its
@@ -63,7 +62,9 @@ def iter_json_values(file: TextIO, name: str) -> Iterator[tuple[str, Any]]:
 
 
 def iter_json_file(url: str, noun: str = _NOUN) -> Iterator[tuple[str, Any]]:
-    """Yield the values of `iter_json_values` of a file, which is unpacked; `noun` is its content.
+    """Yield the values of a file as `iter_json_values` does; a compressed file is decompressed.
+
+    `noun` says in an error what the file should contain.
 
     Raises:
         InputError: the file cannot be read; see also `iter_json_values`.
@@ -99,11 +100,11 @@ class _ArrayReader:
 
     def __init__(self, file: TextIO, name: str, line: int) -> None:
         self._file, self._name, self._line = file, name, line
-        # the current text, and the position up to which it is parsed
+        # the text in memory, and the position up to which it is parsed
         self._text, self._position = "", 0
 
     def iter_values(self) -> Iterator[tuple[str, Any]]:
-        separator = ""  # expected before the next value
+        separator = ""  # separator that must precede the next value
         while self._peek() != "]":
             if separator and self._peek() != separator:
                 raise InputError(
@@ -116,19 +117,19 @@ class _ArrayReader:
             separator = ","
 
     def _decode_value(self, location: str) -> Any:
-        """Decode the next value; read more text until it is complete."""
+        """Decode the next value; read more text until the value is complete."""
         chunk_size = _CHUNK_SIZE
         while True:
             try:
                 json_value, value_end = _DECODER.raw_decode(self._text, self._position)
-                # a number at the end of the text may continue
+                # A number at the end of the text may continue in the next chunk.
                 if value_end < len(self._text) or not self._read_more(chunk_size):
                     self._advance(value_end)
                     return json_value
             except (ValueError, RecursionError) as error:
                 if len(self._text) - self._position > _MAX_VALUE_LENGTH or not self._read_more(chunk_size):
                     raise InputError(f"{location}: not a JSON value: {error}") from error
-            chunk_size *= 2  # Larger chunks let a long value be decoded only a few times.
+            chunk_size *= 2  # With growing chunks, a long value is decoded only a few times.
 
     def _peek(self) -> str:
         """Return the next character that is not blank, without consuming it."""
@@ -159,33 +160,34 @@ class Example:
     id: str
     question: str
     answers: tuple[str, ...] = ()  # alternative answers
-    positives: tuple[Passage, ...] = ()  # passages with an answer, best first
-    # hard negatives, which are similar but hold no answer, hardest first
+    positives: tuple[Passage, ...] = ()  # passages that contain an answer, best first
+    # similar passages without an answer (hard negatives), hardest first
     negatives: tuple[Passage, ...] = ()
     pages: tuple[str, ...] = ()  # ids of pages with an answer, if only pages are known (KILT)
-    # the document whose text is the question (ArguAna and Quora of BEIR); no negative and no result
+    # Document that is the question itself, as in BEIR's ArguAna and Quora. It is never used as a
+    # negative or as a search result.
     own_document: Passage | None = None
-    # teacher scores of the first positive and of each negative; not part of `digest_examples`
+    # scores by a teacher of the first positive and each negative; `digest_examples` ignores them
     scores: tuple[float, ...] = ()
 
 
-# (row, number of the row, maximum of hard negatives) -> example
+# function of (row, number of the row, maximum number of hard negatives) that returns an example
 RowParser = Callable[[Mapping[str, Any], str, int], Example]
 
 
 def read_examples(source: str | Path, split: str = "train", negatives: int = 30) -> list[Example]:
     """Read the examples of a file or URL, or of a BEIR folder, in order.
 
-    The format is detected by content: DPR's JSON (an array, or one object per line, with
+    The format is detected by the content: DPR's JSON (an array, or one object per line, with
     `positive_ctxs`), KILT (`input` and `output`), triples (`question` and `context`), else a
-    question file, whose examples have answers but no passages. Ids are those of the file, else the
-    example's number from 0. The first `negatives` hard negatives of an example are kept. From a
-    BEIR folder, the questions in `qrels/<split>.tsv` are read with the documents graded above 0,
-    and with the document whose text is the question, if there is one.
+    question file, whose examples have answers but no passages. The id of an example is its id in
+    the file or, if there is none, its number, from 0. Only the first `negatives` hard negatives of
+    an example are used. Of a BEIR folder, the questions in `qrels/<split>.tsv` are read with the
+    documents graded above 0, and with the document that is the question itself, if there is one.
 
     Raises:
-        InputError: the file is unreadable, a line is malformed (the message names its number), two
-            examples have one id, or there is no example.
+        InputError: the file is unreadable, a line is malformed (the message has its number), two
+            examples have the same id, or there is no example.
     """
     path = str(source)
     examples = _read_beir(Path(path), split) if Path(path).is_dir() else list(_read_file(path, negatives))
@@ -196,9 +198,9 @@ def read_examples(source: str | Path, split: str = "train", negatives: int = 30)
 
 
 def draw_examples(examples: Sequence[Example], count: int, seed: int) -> list[Example]:
-    """Draw `count` examples without replacement, in their order.
+    """Draw `count` examples without replacement, and return them in their original order.
 
-    A `count` of 0, or of at least the number of examples, returns all.
+    All examples are returned if `count` is 0 or not smaller than the number of examples.
     """
     if not 0 < count < len(examples):
         return list(examples)
@@ -207,18 +209,18 @@ def draw_examples(examples: Sequence[Example], count: int, seed: int) -> list[Ex
 
 
 def digest_examples(examples: Iterable[Example]) -> str:
-    """Return the digest of the examples' content, in order, without teacher scores."""
+    """Return a digest of the examples in this order; teacher scores do not change it."""
     return digest_chunks(json.dumps(_list_content(example)).encode() for example in examples)
 
 
 def build_passage(title: str, text: str, identity: str = "", page: str = "") -> Passage:
-    """Build a passage from the text in a training file; without an id, its hash is the id."""
+    """Build a passage from a text in a training file; if it has no id, its hash becomes the id."""
     digest = Passage.hash_of(title, text)
     return Passage(identity or digest, page or identity or digest, 0, title, "", text, 0, len(text.split()), digest)
 
 
 def index_passages(passages: Iterable[Passage]) -> tuple[list[Passage], dict[str, int]]:
-    """Return the distinct passages, in order, and the position of each by hash."""
+    """Return the distinct passages in order, and the position of each passage by its hash."""
     passage_by_hash = {passage.hash: passage for passage in passages}
     return list(passage_by_hash.values()), {
         passage_hash: position for position, passage_hash in enumerate(passage_by_hash)
@@ -236,7 +238,7 @@ def _read_file(url: str, n_negatives: int) -> Iterator[Example]:
     located_rows = iter_json_file(url) if first_character in {"{", "["} else iter(())
     parse_row = next((_find_row_parser(row) for _, row in located_rows), None)
     if parse_row is None:
-        if first_character == "[":  # The file is an array, and question files are not.
+        if first_character == "[":  # A question file is never a JSON array.
             field_names = "; ".join(", ".join(names) for names in _FORMATS)
             raise InputError(
                 f"{url}: the array is empty, or its first example has none of these sets of fields: {field_names}; "
@@ -259,7 +261,7 @@ def _read_file(url: str, n_negatives: int) -> Iterator[Example]:
 
 
 def _find_row_parser(row: Any) -> RowParser | None:
-    """Return the parser for the format of a file's first object; None for question files."""
+    """Return the parser for rows with the keys of `row`; None if they are in a question file."""
     row_keys = row.keys() if isinstance(row, Mapping) else set()
     return next((parse_row for required_keys, parse_row in _FORMATS.items() if row_keys >= set(required_keys)), None)
 
@@ -283,9 +285,9 @@ def _list_texts(example: Example) -> list[str]:
 
 
 def _parse_dpr(row: Mapping[str, Any], row_number: str, n_negatives: int) -> Example:
-    """Parse DPR's format: question, answers, positive_ctxs, hard_negative_ctxs.
+    """Parse a row in DPR's format: question, answers, positive_ctxs, hard_negative_ctxs.
 
-    The format's negative_ctxs are random passages and are left out.
+    `negative_ctxs` of this format are random passages, which are left out.
     """
     return Example(
         row_number,
@@ -303,7 +305,7 @@ def _parse_triple(row: Mapping[str, Any], row_number: str, _: int) -> Example:
 
 
 def _parse_kilt(row: Mapping[str, Any], _: str, __: int) -> Example:
-    """Parse KILT's format, whose provenance names pages of KILT's knowledge source without text."""
+    """Parse a row in KILT's format. Its provenance has ids of Wikipedia pages, but no text."""
     outputs = row["output"]
     answers = [_check_string(output["answer"]) for output in outputs if output.get("answer") is not None]
     page_ids = [str(provenance["wikipedia_id"]) for output in outputs for provenance in output.get("provenance") or []]

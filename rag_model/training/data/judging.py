@@ -1,13 +1,15 @@
 """Judge passages with a frozen generator, and build the pools of OpenRAG from the verdicts.
 
-A verdict consists of OpenRAG's RAG label (whether the generator answers right with the passage) and
-RAG score (how likely the gold answer is). Judging dominates the cost of the training. Before the
-training, workers judge blocks of questions (`iter_judged_examples`), and the store records each
-block. A judge is also a `PairScorer` that returns two numbers per pair, so that `CachedPairScorer`
-can cache its scores during the training. The pools are
-the offline half of Zhou and Chen 2025, "OpenRAG: Optimizing RAG End-to-End via In-Context Retrieval
-Learning" (arXiv 2503.08398), section 3: the passages with which the generator answers right, and
-those with which it answers wrong.
+A verdict on a passage consists of OpenRAG's RAG label (whether the generator answers right with the
+passage) and RAG score (how likely the gold answer is). Judging takes most of the training's time.
+Before the training, workers judge blocks of questions (`iter_judged_examples`), and the store
+records each block. A judge is also a `PairScorer` that returns two numbers per pair, so that
+`CachedPairScorer` can cache its scores during the training.
+
+A question has two pools: the passages with which the generator answers right, and those with which
+it answers wrong. They are built before the training, as in the offline part of Zhou and Chen 2025,
+"OpenRAG: Optimizing RAG End-to-End via In-Context Retrieval Learning" (arXiv 2503.08398, section
+3).
 """
 
 import json
@@ -37,17 +39,18 @@ from rag_model.training.data.answer_scores import load_stored_generator, put_gen
 from rag_model.training.data.blocks import ScoreBlock, score_blocks
 from rag_model.training.data.examples import Example, build_passage
 
-# questions per block: with 100 passages each, minutes on one core for 135 million weights
+# Questions per block. With 100 passages each, a block takes a generator of 135 million weights some
+# minutes on one core.
 _BLOCK_SIZE = 4
-_BATCH_SIZE = 8  # passages of one question that a generator judges in one batch
+_BATCH_SIZE = 8  # number of passages of one question that a generator judges in one batch
 VERSION = 1  # version of the judge; increase it when the same pairs would get different scores
-_CHANCE_AGREEMENT = 0.5  # probability that a random score orders a right and a wrong passage
-_MIN_QUESTIONS = 5  # a confidence interval over fewer questions is meaningless
+_CHANCE_AGREEMENT = 0.5  # result of `compute_agreement` for random scores
+_MIN_QUESTIONS = 5  # A confidence interval over fewer questions is meaningless.
 
 
 @dataclass(frozen=True, slots=True)
 class JudgeSettings:
-    """Settings of the judge: how a generator answers a question with one passage."""
+    """Settings with which a generator answers a question from one passage."""
 
     # closed set of possible answers, such as labels; empty means free-form answers
     choices: tuple[str, ...] = ()
@@ -64,16 +67,17 @@ class JudgeSettings:
 
 @dataclass(frozen=True, slots=True)
 class RagVerdict:
-    """A generator's RAG label and RAG score of a question with one passage."""
+    """The RAG label and the RAG score of one passage for a question, from a generator."""
 
-    # whether the generated answer contains a gold answer or, with choices, the likeliest is gold
+    # Whether the generated answer contains a gold answer or, with choices, whether the likeliest
+    # choice is a gold answer.
     right: bool
     # log p(y|x,z) in nats of the first gold answer or, with choices, of the likeliest gold choice
     log_p: float
 
 
 class PassageJudge:
-    """Judges questions with passages by a generator; a `PairScorer` with two numbers per pair."""
+    """Judges passages of questions with a generator; a `PairScorer` with two numbers per pair."""
 
     def __init__(
         self,
@@ -85,8 +89,8 @@ class PassageJudge:
     ) -> None:
         """Collect the gold answers of `examples`; equal questions share their answers.
 
-        Without `generates_answers` the judge computes log p alone, which costs one forward pass
-        instead of one per token, and no free-form answer counts as right.
+        If `generates_answers` is False, the judge computes only log p, which takes one forward pass
+        instead of one per token. Then no free-form answer counts as right.
 
         Raises:
             InputError: an answer is not among the choices.
@@ -95,9 +99,9 @@ class PassageJudge:
         self._gold_answers = collect_gold_answers(examples, settings)
 
     def compute_identity(self, digest: str) -> str:
-        """Return the digest of all inputs of a verdict except the pair.
+        """Return a digest of all inputs that determine a verdict, except the pair itself.
 
-        `digest` identifies the generator. Each dtype other than float32 has its own digest.
+        `digest` identifies the generator. Dtypes other than float32 change the result.
         """
         mode_parts = [] if self._generates_answers else ["log p alone"]
         dtype = getattr(getattr(self._generator, "module", None), "dtype", torch.float32)
@@ -106,7 +110,7 @@ class PassageJudge:
 
     @torch.inference_mode()
     def scores(self, questions: Sequence[str], titles: Sequence[str], texts: Sequence[str]) -> npt.NDArray[np.float32]:
-        """Return (n, 2) float32 verdicts of n pairs: label (1 if right, else 0) and log p."""
+        """Return (n, 2) float32 verdicts on n pairs: the label (1 if right, else 0) and log p."""
         passages = [[build_passage(*title_and_text)] for title_and_text in zip(titles, texts, strict=True)]
         contexts = self._generator.encode_contexts(list(questions), passages)
         gold_answers = [self._gold_answers[question] for question in questions]
@@ -179,12 +183,12 @@ class JudgeBlock(ScoreBlock):
         return not self.cpu
 
     def inputs(self) -> dict[str, Any]:
-        """Return all inputs that determine the verdicts, up to rounding."""
-        inputs = super(JudgeBlock, self).inputs()  # plain `super()` fails in a slotted dataclass
+        """Return all inputs that determine the verdicts, except for rounding."""
+        inputs = super(JudgeBlock, self).inputs()  # `super()` without arguments fails with slots.
         return {**inputs, "dtype": self.dtype}
 
     def compute(self, store: Store) -> list[list[tuple[bool, float]]]:
-        """Return the (label, score) of each passage, per question.
+        """Return for each question the (label, score) of each passage.
 
         Raises:
             InputError: the generator's files are damaged, or a score is not finite.
@@ -210,19 +214,19 @@ def iter_judged_examples(
     runner: TaskRunner | None = None,
     on_progress: OnProgress = lambda _, __: None,
 ) -> Iterator[tuple[Example, Sequence[Passage], Sequence[RagVerdict]]]:
-    """Yield each example with its passages and a generator's verdicts on them.
+    """Yield each example with its passages and a generator's verdicts on these passages.
 
-    At most the passages of one block are in memory.
+    Only the passages of one block are in memory at a time.
 
     Args:
-        store: gets the blocks and the verdicts.
+        store: store for the blocks and the verdicts.
         passage_lists: the examples with their passages.
         gold_answers: the gold answers by question.
         settings: settings of the judge.
         generator: loads the generator; only called if a block is not recorded yet.
         block: builds the task of a block from its `content` and its number of `contexts`.
         runner: runs the blocks on workers; if None, this process runs them.
-        on_progress: called with the number of judged questions and of all questions.
+        on_progress: called with the number of judged questions and the number of all questions.
 
     Raises:
         InputError: a score is not finite.
@@ -234,7 +238,7 @@ def iter_judged_examples(
         ]
         block_content = {"settings": asdict(settings), "questions": question_rows}
         blob = store.blobs.put_bytes(json.dumps(block_content, ensure_ascii=False).encode())
-        # The generator reads each passage twice: it generates an answer, and scores the gold one.
+        # The generator reads each passage twice: to generate an answer and to score a gold answer.
         blocks.append(block(content=blob, contexts=2 * sum(len(passages) for _, passages in pairs)))
         examples += [example for example, _ in pairs]
 
@@ -242,7 +246,7 @@ def iter_judged_examples(
         on_progress(min(n_finished * _BLOCK_SIZE, len(examples)), len(examples))
 
     verdicts_by_block = score_blocks(store, blocks, lambda: put_generator(store, generator()), runner, report)
-    load_stored_generator.cache_clear()  # frees the generator if this process ran blocks itself
+    load_stored_generator.cache_clear()  # This frees the generator if this process ran the blocks.
     remaining_examples = iter(examples)
     for task, block_verdicts in zip(blocks, verdicts_by_block, strict=True):
         question_rows = json.loads(store.blobs.read(task.content))["questions"]
@@ -252,7 +256,7 @@ def iter_judged_examples(
 
 
 def judge_passages(judge: PairScorer, question: str, passages: Sequence[Passage]) -> list[RagVerdict]:
-    """Return the judge's verdicts on a question with each of the passages.
+    """Return the judge's verdict on each of the passages for a question.
 
     Raises:
         InputError: a score is not finite.
@@ -281,20 +285,20 @@ def judge_pairs(judge: PairScorer, pairs: Sequence[tuple[str, Passage]], batch_s
 
 @dataclass(frozen=True, slots=True)
 class PooledExample(Example):
-    """A question with both pools, `positives` and `negatives`, each by descending log p."""
+    """A question with two pools, `positives` and `negatives`, each sorted by descending log p."""
 
-    best_negative_log_p: float = 0.0  # largest log p of the gold answer over all negatives
-    worst_positive_log_p: float = 0.0  # smallest log p of the gold answer over all positives
+    best_negative_log_p: float = 0.0  # largest log p of the gold answer with any negative
+    worst_positive_log_p: float = 0.0  # smallest log p of the gold answer with any positive
 
 
 @dataclass(frozen=True, slots=True)
 class ExamplePools(Sequence[Example]):
-    """The questions that have both pools, in order, and the numbers of questions that lack one."""
+    """The questions whose pools are not empty, in order, and the numbers of all other questions."""
 
     examples: tuple[PooledExample, ...]
     all_right: int  # number of questions that are answered right with every passage
     all_wrong: int  # number of questions that are answered wrong with every passage
-    agreement: Estimate  # `compute_agreement`, averaged over the questions
+    agreement: Estimate  # mean of `compute_agreement` over the questions
 
     @overload
     def __getitem__(self, index: int) -> PooledExample: ...
@@ -305,14 +309,14 @@ class ExamplePools(Sequence[Example]):
         return self.examples[index]
 
     def __len__(self) -> int:
-        """Return the number of questions with both pools."""
+        """Return the number of questions whose pools are not empty."""
         return len(self.examples)
 
 
 def build_pooled_example(
     example: Example, passages: Sequence[Passage], verdicts: Sequence[RagVerdict], size: int
 ) -> PooledExample | None:
-    """Return an example with its pools, each cut to `size` passages; None if a pool is empty."""
+    """Return an example with pools of up to `size` passages each; None if a pool is empty."""
     ranked_indexes = sorted(range(len(passages)), key=lambda index: -verdicts[index].log_p)
     right_indexes, wrong_indexes = (
         [index for index in ranked_indexes if verdicts[index].right is is_right] for is_right in (True, False)
@@ -332,10 +336,10 @@ def build_pooled_example(
 
 
 def compute_agreement(verdicts: Sequence[RagVerdict]) -> float:
-    """Return the fraction of (right, wrong) passage pairs whose right passage scores higher.
+    """Return how often a right passage scores higher than a wrong one, as a share of all pairs.
 
-    Equal scores count half, so this is the area under the ROC curve, 0.5 by chance. There must be
-    passages of both labels.
+    Equal scores count half. This is the area under the ROC curve; random scores give 0.5. There
+    must be at least one right and one wrong passage.
     """
     right_scores, wrong_scores = (
         np.array([verdict.log_p for verdict in verdicts if verdict.right is is_right]) for is_right in (True, False)
@@ -345,10 +349,10 @@ def compute_agreement(verdicts: Sequence[RagVerdict]) -> float:
 
 
 def build_pools(judged: Iterable[tuple[Example, Sequence[Passage], Sequence[RagVerdict]]], size: int) -> ExamplePools:
-    """Build the pools of judged examples, in order, with up to `size` passages each.
+    """Build the pools of judged examples, in order, with up to `size` passages per pool.
 
     Raises:
-        InputError: no question has both pools.
+        InputError: every question has an empty pool.
     """
     pooled_examples, agreements, n_right, n_wrong = list[PooledExample](), list[float](), 0, 0
     for example, passages, verdicts in judged:
@@ -371,7 +375,7 @@ def build_pools(judged: Iterable[tuple[Example, Sequence[Passage], Sequence[RagV
 
 
 def check_agreement(pools: ExamplePools) -> None:
-    """Check that the score agrees with the label, because the online half uses the score alone.
+    """Check that the score agrees with the label, because the training uses only the score.
 
     Raises:
         RefusedError: these questions do not show an agreement above chance.

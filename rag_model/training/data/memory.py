@@ -1,8 +1,8 @@
 """The non-parametric memory of a RAG model in training: a snapshot's passages and their vectors.
 
-The snapshot does not change. `read_passages` reads passages on workers. `rerank` orders the
-candidates of a stale index by the current passage encoder, and `drop_source_passages` drops those
-that contain the statement they were retrieved for.
+The snapshot does not change. `read_passages` reads passages on workers. `rerank` sorts candidates
+from an outdated index by vectors of the current passage encoder. `drop_source_passages` removes
+candidates that contain the statement for which they were retrieved.
 """
 
 import io
@@ -32,17 +32,17 @@ from rag_model.store.versions.manifest import passages_path
 from rag_model.store.versions.snapshot import Snapshot
 from rag_model.training.data.examples import index_passages
 
-RankedRow = tuple[int, float]  # pair of a global row and the retriever's score
+RankedRow = tuple[int, float]  # pair of a row of the snapshot and the retriever's score
 GROUP_SECONDS_PER_ROW = 5e-4  # seconds of one core to read the row group that contains a row
-# function that encodes m passages as (m, d) float32 vectors
+# A function that encodes m passages as (m, d) float32 vectors.
 Encode = Callable[[Sequence[Passage]], Vectors]
 
 
 @dataclass(frozen=True, slots=True)
 class PassageTask(PartTask):
-    """Reads some passages of a part."""
+    """A task that reads some passages of one part of a snapshot."""
 
-    rows: BlobRef  # .npy of (r,) int32 rows of the part, ascending
+    rows: BlobRef  # .npy file of (r,) int32 rows of the part, ascending
 
     stage: ClassVar[str] = "passages"
     code: ClassVar[int] = 1
@@ -54,12 +54,12 @@ class PassageTask(PartTask):
             return [*map(asdict, file.read_rows(row_numbers.tolist()))]
 
     def estimate_seconds(self) -> float:
-        """Return the estimated seconds to read the row groups that hold the rows."""
+        """Return the estimated seconds to read the row groups that contain the rows."""
         return min(super(PassageTask, self).estimate_seconds(), self.rows.size / 4 * GROUP_SECONDS_PER_ROW)
 
 
 def open_passages(store: Store, file: BlobRef) -> PassageFile:
-    """Open a part's passages to read some of them; an object store is read by byte ranges."""
+    """Open the passages of a part to read some of them; from an object store, only byte ranges."""
     return PassageFile(store.blobs.get_local_path(file) if store.files.is_local else store.blobs.open(file))
 
 
@@ -69,7 +69,7 @@ def read_passages(
     runner: TaskRunner | None = None,
     on_progress: OnProgress = lambda _, __: None,
 ) -> dict[int, Passage]:
-    """Return passages by their global row; `rows` are distinct and ascending.
+    """Return passages by their row in the snapshot; `rows` must be distinct and ascending.
 
     `runner` reads them on workers, one task per part; if None, this process reads them.
     """
@@ -84,10 +84,10 @@ def read_passages(
 
 @dataclass(frozen=True, slots=True)
 class RetrievedBatch:
-    """The retrieved passages of b queries, k each."""
+    """The k retrieved passages of each of b queries."""
 
     hits: list[list[Hit]]  # best first
-    vectors: Vectors  # (b, k, d) float32, from the snapshot or from the encoder of `rerank`
+    vectors: Vectors  # (b, k, d) float32, from the snapshot or from the encoder given to `rerank`
 
     @property
     def passages(self) -> list[list[Passage]]:
@@ -103,12 +103,13 @@ class PassageMemory:
 
         Args:
             snapshot: the snapshot to search.
-            encoder: the encoder whose vectors `retrieve` gets; None accepts vectors of any space,
-                such as those of an encoder that trains together with the passage encoder.
+            encoder: the encoder that computes the query vectors for `retrieve`; None accepts
+                vectors of any encoder, such as one that is trained together with the passage
+                encoder.
             retriever: a retriever expression; None uses the snapshot's default.
 
         Raises:
-            RefusedError: the encoder's space is not the snapshot's.
+            RefusedError: the vector space of the encoder is not that of the snapshot.
             UsageError: the snapshot has no vectors, the expression is wrong, or an index's metric
                 is not the inner product.
         """
@@ -123,15 +124,15 @@ class PassageMemory:
                 'products: reindex it with metric = "ip"'
             )
         self._partition = RowPartition(part.rows for part in snapshot.parts)
-        # mapped, not read
+        # The files are mapped into memory but not read.
         self._part_vectors = [snapshot.embeddings(part.name) for part in snapshot.parts]
 
     def retrieve(self, questions: Sequence[str], query_vectors: Vectors, k: int) -> RetrievedBatch:
         """Retrieve the best `k` passages of each question; `query_vectors` is (b, d) float32.
 
         If the corpus has fewer passages, all are returned. Inner products are exact; scores are
-        those of the retriever. If the retriever returns fewer than k, rows from 0 on are added with
-        score 0, so that every question has k passages.
+        those of the retriever. If the retriever returns fewer than k passages, those in the lowest
+        rows are added with score 0, so that every question has k passages.
         """
         k = min(k, self.snapshot.n)
         hit_lists = self._retriever.search_queries(Queries.from_vectors(questions, self._encoder, query_vectors), k)
@@ -152,9 +153,9 @@ class PassageMemory:
         return np.array([[*query_rows, *_choose_padding_rows(query_rows, k)] for query_rows in row_lists], np.int64)
 
     def fetch_rows(self, ranked: Sequence[Sequence[RankedRow]]) -> RetrievedBatch:
-        """Return the passages in given global rows, equally many per query.
+        """Return the passages in the given rows of the snapshot; each query must have equally many.
 
-        The inner products of the result are not set.
+        The hits of the result have no inner products.
         """
         passages = iter(self.snapshot.passages([row for query_rows in ranked for row, _ in query_rows]))
         hits = [
@@ -164,7 +165,7 @@ class PassageMemory:
         return RetrievedBatch(hits, self.fetch_vectors(_list_hit_rows(hits)))
 
     def fetch_vectors(self, rows: npt.NDArray[np.int64]) -> Vectors:
-        """Return (…, d) float32 vectors of (…) int64 global rows; parts are read in row order."""
+        """Return the (…, d) float32 vectors of (…) int64 rows of the snapshot."""
         unique_rows, inverse = np.unique(rows, return_inverse=True)
         unique_vectors = np.empty((len(unique_rows), self._part_vectors[0].shape[1]), np.float32)
         for part_index, span, part_rows in self._partition.split(unique_rows):
@@ -179,7 +180,7 @@ class PassageMemory:
 
 
 def _choose_padding_rows(hit_rows: Sequence[int], k: int) -> list[int]:
-    """Return the lowest rows that are not in `hit_rows`, enough to extend them to `k` rows."""
+    """Return as many of the lowest rows that are not in `hit_rows` as are missing from `k` rows."""
     return [row for row in range(k) if row not in hit_rows][: k - len(hit_rows)]
 
 
@@ -207,8 +208,8 @@ def _list_hit_rows(hits: Sequence[Sequence[Hit]]) -> npt.NDArray[np.int64]:
 def rerank(candidates: RetrievedBatch, query_vectors: Vectors, encode: Encode, k: int) -> RetrievedBatch:
     """Return the best `k` candidates of each query by inner product with vectors from `encode`.
 
-    `query_vectors` is (b, d) float32. Each passage is encoded once; ties keep the order of
-    `candidates`. The result has the vectors from `encode` and the scores by them, best first.
+    `query_vectors` is (b, d) float32. Each passage is encoded once. Candidates with equal scores
+    keep their order. The result has the vectors from `encode` and the new scores, best first.
     """
     passages, positions = index_passages(hit.passage for hits in candidates.hits for hit in hits)
     # (b, c)
@@ -228,10 +229,10 @@ def rerank(candidates: RetrievedBatch, query_vectors: Vectors, encode: Encode, k
 
 
 def drop_source_passages(candidates: RetrievedBatch, statements: Sequence[str]) -> tuple[list[int], RetrievedBatch]:
-    """Drop the candidates that contain their statement verbatim.
+    """Remove the candidates that contain the statement for which they were retrieved, verbatim.
 
-    Returns the positions of the statements that still have a candidate, and their candidates, cut
-    to equally many per statement.
+    Return the positions of the statements that still have a candidate, and the best candidates of
+    each of these statements. All statements have equally many.
     """
     remaining_positions = [
         [position for position, hit in enumerate(hits) if not AnswerMatcher((text,)).match(hit.passage.text)]

@@ -1,11 +1,11 @@
 """Mine hard negatives and missing positives in a snapshot, and sample passages to rank.
 
-Karpukhin et al. 2020, sections 3.2 and 4.2: hard negatives are the passages that BM25 ranks highest
-and that hold no answer. For a question without a gold passage, the highest ranked passage with an
-answer is its positive, and a question is discarded if none of the first 100 holds an answer. The
-search uses BM25 or a snapshot with the encoder to be trained (Xiong et al. 2021, "ANCE"). KILT
-names the pages that hold an answer: a positive is then from such a page. FEVER's claims need this,
-because passages do not contain their labels.
+Hard negatives are the passages that BM25 ranks highest and that contain no answer (Karpukhin et al.
+2020, sections 3.2 and 4.2). If a question has no gold passage, its positive is the highest ranked
+passage that contains an answer. A question is discarded if none of the first 100 passages contains
+an answer. The search uses BM25, or a snapshot with the encoder that is to be trained (Xiong et al.
+2021, "ANCE"). KILT names the pages that contain an answer; a positive is then from such a page.
+FEVER's claims need this, because passages do not contain the labels of claims.
 """
 
 import io
@@ -44,12 +44,12 @@ _TASK_QUESTIONS = 4_096  # number of questions per task of a worker
 _SEARCH_SECONDS = 1e-9  # seconds of one core per question and passage of the corpus
 _CHECK_SECONDS = 3e-5  # seconds of one core per pair of a question and a passage
 SearchName = Literal["bm25", "snapshot", "own"]
-_BM25 = "bm25"  # an index kind
-# The checks of one candidate, a retrieved passage of a question.
+_BM25 = "bm25"  # name of the index kind
+# Fields of the checks of one candidate, a passage that was retrieved for a question.
 CHECKS = np.dtype(
     [
         ("hash", "<u8"),  # the first 64 bits of the passage's hash
-        ("is_own", "?"),  # whether the passage belongs to the document whose text is the question
+        ("is_own", "?"),  # whether the passage is from the document that is the question itself
         ("is_positive", "?"),
         ("is_on_named_page", "?"),
         ("text_answers", "?"),
@@ -61,7 +61,7 @@ Checks = npt.NDArray[Any]  # structured array of dtype `CHECKS`
 
 @dataclass(frozen=True, slots=True)
 class MiningSettings:
-    """Settings of mining negatives and positives."""
+    """Settings for the mining of negatives and positives."""
 
     depth: int = 100  # number of retrieved passages per question; DPR, section 4.2: 100
     # maximum number of hard negatives per example; DPR's published sets have up to 30
@@ -81,7 +81,7 @@ class MiningSettings:
 
 
 class CandidateChecker:
-    """Checks the candidates of one question."""
+    """Checks whether candidates can be positives or negatives of one question."""
 
     def __init__(
         self,
@@ -90,9 +90,9 @@ class CandidateChecker:
         pages: Sequence[str],
         own_document: Sequence[str],
     ) -> None:
-        """Store the answers and the passages that candidates are compared with.
+        """Store the answers, passages and pages with which candidates are compared.
 
-        `own_document` has the page id and the hash of the document whose text is the question, or
+        `own_document` has the page id and the hash of the document that is the question itself, or
         is empty.
         """
         self._answers, self._positive_hashes, self._pages = AnswerMatcher(answers), {*positive_hashes}, {*pages}
@@ -100,7 +100,7 @@ class CandidateChecker:
 
     @staticmethod
     def list_arguments(example: Example) -> list[Sequence[str]]:
-        """Return the constructor's arguments for an example, as JSON values."""
+        """Return the arguments of the constructor for an example, as JSON values."""
         document = example.own_document
         positive_hashes = [passage.hash for passage in example.positives]
         return [example.answers, positive_hashes, example.pages, [document.id, document.hash] if document else []]
@@ -118,14 +118,14 @@ class CandidateChecker:
 
 
 def select_candidates(example: Example, checks: Checks, settings: MiningSettings) -> tuple[list[int], list[int]]:
-    """Return (positions of new positives, at most one; positions of negatives, hardest first).
+    """Return the positions of new positives (at most one) and of negatives, hardest first.
 
-    `checks` are the checks of the retrieved passages, best first. A negative holds no answer (DPR's
-    token match, in text or title), is not a positive, and is neither from a page that the example
-    names nor from the document whose text is the question.
+    `checks` are the checks of the retrieved passages, best first. A negative does not contain the
+    tokens of an answer in its text or title, is not a positive, and is neither from a page that the
+    example names nor from the document that is the question itself.
 
-    An example without a positive gets the first passage of a named page that holds an answer, else
-    the first passage of a named page, else the first passage that holds an answer.
+    An example without a positive gets the first passage of a named page that contains an answer,
+    else the first passage of a named page, else the first passage that contains an answer.
     """
     candidates = np.flatnonzero(~checks["is_own"])
     checks, positives = checks[candidates], list[int]()
@@ -141,9 +141,9 @@ def select_candidates(example: Example, checks: Checks, settings: MiningSettings
 
 @dataclass(frozen=True, slots=True)
 class SearchTask(RecordedTask):
-    """A block of questions to search in a BM25 index."""
+    """A task that searches a BM25 index for a block of questions."""
 
-    questions: BlobRef  # JSON list
+    questions: BlobRef  # JSON list of the questions
     n_questions: int
     index: BlobRef
     entry: Mapping[str, Any]  # manifest entry of the index
@@ -153,12 +153,12 @@ class SearchTask(RecordedTask):
     stage: ClassVar[str] = "mine-search"
 
     def inputs(self) -> dict[str, Any]:
-        """Return all inputs that determine the rows."""
+        """Return all inputs that determine the result of `compute`."""
         entry = {name: self.entry[name] for name in ("settings", "search")}
         return {"questions": self.questions.id, "index": self.index.id, **entry, "depth": self.depth, "code": 1}
 
     def compute(self, store: Store) -> list[list[int]]:
-        """Return the rows of the best passages of each question; -1 after the last."""
+        """Return the rows of the best passages of each question, padded with -1."""
         files = IndexFiles(store.blobs.get_local_path(self.index), list, self.n)
         index = get_kind(_BM25).open(files, self.entry)
         hit_rows: list[list[int]] = index.search(json.loads(store.blobs.read(self.questions)), self.depth)[1].tolist()
@@ -170,23 +170,23 @@ class SearchTask(RecordedTask):
 
     @property
     def memory_bytes(self) -> int:
-        """Memory of a process that has read the whole index."""
+        """Memory in bytes of a process that has read the whole index."""
         return super(SearchTask, self).memory_bytes + self.index.size
 
 
 @dataclass(frozen=True, slots=True)
 class CheckTask(PartTask):
-    """Checks the candidates that are passages of one part of the corpus."""
+    """A task that checks the candidates in one part of the snapshot."""
 
-    checkers: BlobRef  # JSON list of the arguments of each question's `CandidateChecker`
-    # .npy of (2, p) int32: question numbers, and ascending rows of the part
+    checkers: BlobRef  # JSON list with the arguments of a `CandidateChecker` for each question
+    # .npy file of (2, p) int32: question numbers, and ascending rows of the part
     candidates: BlobRef
 
     stage: ClassVar[str] = "mine-check"
     code: ClassVar[int] = 1
 
     def compute(self, store: Store) -> str:
-        """Return the checks of each candidate, as hex digits."""
+        """Return the checks of all candidates as the hex digits of an array of dtype `CHECKS`."""
         checker_arguments = json.loads(store.blobs.get_local_path(self.checkers).read_bytes())
         questions, rows = np.load(io.BytesIO(store.blobs.read(self.candidates)), allow_pickle=False)
         distinct_rows, row_starts = np.unique(rows, return_index=True)
@@ -204,7 +204,7 @@ class CheckTask(PartTask):
         return np.array(checks, CHECKS).tobytes().hex()
 
     def estimate_seconds(self) -> float:
-        """Return the estimated seconds to read the row groups and to match the answers."""
+        """Return the estimated seconds to read the row groups and to look for answers."""
         n_candidates = self.candidates.size / 8
         read_seconds = min(super(CheckTask, self).estimate_seconds(), n_candidates * GROUP_SECONDS_PER_ROW)
         return read_seconds + n_candidates * _CHECK_SECONDS
@@ -222,11 +222,11 @@ def mine_passages(
 
     Args:
         examples: the examples to mine passages for.
-        rows: (q, k) global rows of the retrieved passages, best first; -1 after the last.
+        rows: (q, k) snapshot rows of the retrieved passages, best first, padded with -1.
         snapshot: the snapshot that was searched.
-        settings: which passages are selected.
+        settings: settings of the selection.
         runner: reads the texts on workers, one task per part; if None, this process reads them.
-        on_progress: called with the number of finished tasks and of all tasks.
+        on_progress: called with the number of finished tasks and the number of all tasks.
     """
     checks = _check_candidates(examples, rows, snapshot, runner, lambda done, total: on_progress(done, 2 * total))
     selections = list[tuple[list[int], list[int]]]()
@@ -252,7 +252,7 @@ def _check_candidates(
     runner: TaskRunner | None,
     on_progress: OnProgress,
 ) -> Checks:
-    """Return the (q, k) checks of the retrieved passages; the checks of row -1 are undefined."""
+    """Return the (q, k) checks of the retrieved passages; where a row is -1, they are undefined."""
     store, files = snapshot.store, snapshot.manifest.content.files
     checkers_ref = store.blobs.put_bytes(json.dumps([*map(CandidateChecker.list_arguments, examples)]).encode())
     order = np.argsort(rows, axis=None, kind="stable")
@@ -271,16 +271,16 @@ def _check_candidates(
 
 @dataclass(frozen=True, slots=True)
 class NegativesRecipe:
-    """Settings of mining negatives; examples that already have negatives keep them."""
+    """Settings for the source of negatives; examples that already have negatives keep them."""
 
     # source of the negatives: `bm25` searches with BM25 as in DPR, section 5; `snapshot` searches
-    # with `retriever`; `own` takes only those in the file
+    # with `retriever`; `own` uses only the negatives in the file of examples
     search: SearchName = "bm25"
     # retriever expression for `snapshot`; if not set, the snapshot's default is used
     retriever: str | None = None
     mining: MiningSettings = field(default_factory=MiningSettings)
-    # number of passages of the snapshot that are ranked for dev questions, in addition to the
-    # passages of the dev set
+    # number of snapshot passages that are ranked for dev questions together with the passages of
+    # the dev set
     ranked: int = 10_000
 
     def __post_init__(self) -> None:
@@ -295,7 +295,7 @@ def add_mined_passages(
     indexer: Indexer | None = None,
     runner: TaskRunner | None = None,
 ) -> dict[str, list[Example]]:
-    """Return the examples of every set, in order, with missing positives and negatives mined.
+    """Mine missing positives and negatives, and return the examples of every set, in order.
 
     An example with a blank question, or without answers, positives and pages, is unchanged.
 
@@ -303,8 +303,8 @@ def add_mined_passages(
         examples: the examples by the name of their set.
         snapshot: the snapshot to search.
         recipe: settings of the search and of the selection.
-        on_progress: called with the number of finished tasks and of all tasks.
-        indexer: builds the BM25 index that a snapshot lacks; if None, this process builds it.
+        on_progress: called with the number of finished tasks and the number of all tasks.
+        indexer: builds a BM25 index if the snapshot has none; if None, this process builds it.
         runner: searches BM25 and reads texts on workers; if None, this process does both.
 
     Raises:
@@ -336,7 +336,7 @@ def add_mined_passages(
 
 
 def sample_passages(snapshot: Snapshot, count: int, runner: TaskRunner | None = None) -> list[Passage]:
-    """Return up to `count` passages of a snapshot, evenly spaced over its rows.
+    """Return up to `count` passages of a snapshot at evenly spaced rows.
 
     `runner` reads them on workers; if None, this process reads them.
     """
@@ -363,7 +363,7 @@ def estimate_mining_bytes(snapshot: Snapshot, recipe: NegativesRecipe) -> int:
 def _search_bm25(
     questions: Sequence[str], snapshot: Snapshot, depth: int, indexer: Indexer | None, runner: TaskRunner | None
 ) -> Rows:
-    """Return the (q, k) rows of the best passages by BM25, -1 after the last."""
+    """Return the (q, k) rows of the best passages by BM25, padded with -1."""
     content, store, name = snapshot.manifest.content, snapshot.store, _find_bm25_index(snapshot)
     if name is not None:
         index_ref, entry = content.files[content.index_file(name)], content.indexes[name]
@@ -382,7 +382,7 @@ def _search_bm25(
 def _search_snapshot(
     questions: Sequence[str], snapshot: Snapshot, recipe: NegativesRecipe, on_progress: OnProgress
 ) -> Rows:
-    """Return the (q, k) rows of the best passages by the recipe's retriever, -1 after the last."""
+    """Return the (q, k) rows of the best passages by the recipe's retriever, padded with -1."""
     retriever, row_batches = open_retriever(snapshot, recipe.retriever), list[Rows]()
     k = min(recipe.mining.depth, retriever.most, snapshot.n)
     for first_question in range(0, len(questions), _SEARCH_BATCH):

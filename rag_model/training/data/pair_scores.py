@@ -1,12 +1,12 @@
-"""Score pairs of question and passage with a cross-encoder, the teacher.
+"""Score pairs of a question and a passage with a cross-encoder (the teacher).
 
-A pair takes about 45 ms of a core. 64 passages for each of 14,000 questions take half a day of a
-core, too much for one process: `WorkerPairScorer` scores blocks of pairs on workers.
+A pair takes about 45 ms on one core. 64 passages for each of 14,000 questions take half a day,
+which is too long for one process. Therefore `WorkerPairScorer` scores blocks of pairs on workers.
 
-`CachedPairScorer` caches scores in a file, so that a training that was killed scores no block
-twice. `scores.jsonl` in the work folder has one line per block: `key`, the digest of the teacher
-and the pairs; `scores`; and `digest`, the digest of both. A damaged or incomplete line is dropped,
-and its block is scored again.
+`CachedPairScorer` caches scores in a file, so that a training that was killed and resumed scores no
+block again. `scores.jsonl` in the work folder has one line per block with the fields `key` (digest
+of the teacher and the pairs), `scores`, and `digest` (digest of `key` and `scores`). A damaged or
+incomplete line is dropped, and its block is scored again.
 """
 
 import json
@@ -40,8 +40,8 @@ from rag_model.training.data.blocks import (
 
 _Pairs = tuple[list[str], list[str], list[str]]  # questions, titles and texts of a block
 SCORES_FILE = "scores.jsonl"
-# number of pairs per block, equal to a cross-encoder's sorting window, so that the blocks do not
-# change its scores
+# Number of pairs per block. A cross-encoder sorts windows of so many pairs, so splitting the pairs
+# into blocks does not change the scores.
 BLOCK = 1_024
 
 
@@ -60,7 +60,7 @@ class CachedPairScorer:
     ) -> None:
         """Read the cache in `folder`; `identity` is the digest of the teacher's files.
 
-        With `joins_blocks` the teacher scores all missing blocks of a `scores` call together.
+        If `joins_blocks` is True, the teacher is called once for all missing blocks of a call.
         """
         self._teacher, self._identity, self._on_progress, self._block = teacher, identity, on_progress, block
         self._joins_blocks = joins_blocks
@@ -88,7 +88,7 @@ class CachedPairScorer:
         return np.array([score for key in keys for score in self._scores_by_key[key]], np.float32)
 
     def _score_blocks(self, pairs_by_key: Mapping[str, _Pairs]) -> list[str]:
-        """Score the blocks that are not cached in one call; return their lines for the file."""
+        """Score all blocks that are not cached in one call, and return their lines for the file."""
         new_pairs = {key: block_pairs for key, block_pairs in pairs_by_key.items() if key not in self._scores_by_key}
         if not new_pairs:
             return []
@@ -116,23 +116,23 @@ def _parse_line(line: bytes) -> list[tuple[str, list[float]]]:
 
 
 def _digest_scores(key: str, scores: list[float]) -> str:
-    # Scores are digested as text, because one may be NaN; `check_teacher_scores` refuses it later.
+    # Scores are digested as text, because one may be NaN, which `check_teacher_scores` refuses.
     return digest_json([key, json.dumps(scores)])
 
 
 @dataclass(frozen=True, slots=True)
 class PairBlock(ScoreBlock):
-    """A block of pairs to score with a cross-encoder."""
+    """A block of question-passage pairs to score with a cross-encoder."""
 
     cpu: bool = False  # whether to run without a GPU
     onnx: bool = False  # whether onnxruntime runs the cross-encoder instead of torch
 
     stage: ClassVar[str] = "teach"
-    code: ClassVar[Any] = 2  # version 2 reads tokenizer_config.json
+    code: ClassVar[Any] = 2  # Since version 2, tokenizer_config.json is read.
 
     @property
     def uses_gpu(self) -> bool:
-        """Whether `cpu` allows a GPU and, for an ONNX graph, onnxruntime supports one."""
+        """Whether `cpu` is False and, for an ONNX graph, onnxruntime supports the GPU."""
         return not self.cpu and (not self.onnx or has_onnx_gpu())
 
     @property
@@ -144,8 +144,8 @@ class PairBlock(ScoreBlock):
         """Return the score of each pair.
 
         Raises:
-            InputError: the cross-encoder's files are damaged, or a score is not finite; nothing is
-                recorded then.
+            InputError: the cross-encoder's files are damaged, or a score is not finite. Then no
+                score of the block is recorded.
         """
         scores = _load_cross_encoder(store.url, self.model, self.cpu, self.dtype).scores(
             *json.loads(store.blobs.read(self.content))
@@ -165,7 +165,7 @@ class WorkerPairScorer:
     on_progress: OnProgress = lambda _, __: None
     cpu: bool = False  # whether to run without a GPU
     block: int = BLOCK  # pairs per block
-    onnx: bool = False  # result of `runs_on_onnx(folder)`; the graph must be a single file
+    onnx: bool = False  # result of `runs_on_onnx(folder)`; an ONNX graph must be a single file
     dtype: str = "float32"
 
     def scores(self, questions: Sequence[str], titles: Sequence[str], texts: Sequence[str]) -> npt.NDArray[np.float32]:
@@ -182,7 +182,7 @@ class WorkerPairScorer:
             self.on_progress(min(n_finished * self.block, n_pairs), n_pairs)
 
         block_scores = score_blocks(self.store, blocks, self._put_files, self.runner, report)
-        _load_cross_encoder.cache_clear()  # frees the model if this process ran blocks itself
+        _load_cross_encoder.cache_clear()  # This frees the model if this process ran the blocks.
         return np.array([score for scores in block_scores for score in scores], np.float32)
 
     def _put_block(

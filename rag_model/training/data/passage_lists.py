@@ -1,4 +1,4 @@
-"""Retrieve the passages of examples once, as rows of the snapshot, and record them in the memo."""
+"""Retrieve passages for training examples once, and record their snapshot rows in the memo."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -23,29 +23,30 @@ from rag_model.training.data.texts import passages_overlap
 STAGE = "lists"
 VERSION = 1  # version of the lists; increase it when the same inputs would give different lists
 _SEARCH_BATCH = 256  # number of examples per search
-_READ_BATCH = 4_096  # examples whose passages are in memory at the same time
-# further candidates for a plain text, whose own passage and two overlapping windows are dropped
+_READ_BATCH = 4_096  # number of examples whose passages are in memory at the same time
+# A plain text gets three more candidates, because its source passage and two passages that overlap
+# it are removed.
 _EXTRA_CANDIDATES = 3
 NO_SCORES = AnswerScores((), 0)  # scores of a list that no generator has scored
-_NO_ROW = -1  # padding after the end of a list
+_NO_ROW = -1  # padding after the last row of a list
 
 
 @dataclass(frozen=True, slots=True)
 class PassageList:
-    """An input x with its output y, the rows of its passages, and a generator's scores of them."""
+    """An input x with an output y, the rows of passages for it, and a generator's scores of y."""
 
     id: str
-    text: str  # x
-    answer: str  # y
+    text: str  # x: a question, or the beginning of a text
+    answer: str  # y: the answer, or the continuation of the text
     source: Passage | None = None  # source passage of a plain text; excluded from its own results
     # rows of the passages in the snapshot, best first; empty before retrieval
     rows: tuple[int, ...] = ()
-    scores: AnswerScores = NO_SCORES  # scores of the passages, in the order of the rows
+    scores: AnswerScores = NO_SCORES  # scores with each of the passages, in the order of the rows
 
 
 @dataclass(frozen=True, slots=True)
 class PassageLister:
-    """Retrieves passages for examples with a fixed encoder; the store's memo records the rows."""
+    """Retrieves passages for examples with a frozen encoder; the store's memo records the rows."""
 
     memory: PassageMemory
     encoder: TrainableEncoder
@@ -84,9 +85,9 @@ class PassageLister:
             "texts": digest_json([[example.text, example.source.id if example.source else ""] for example in examples]),
             "k": k,
             "code": VERSION,
-            **list_inference_inputs(),  # versions that decide the scores of a cross-encoder
+            **list_inference_inputs(),  # library versions on which scores of a cross-encoder depend
         }
-        # The models are inputs too, because a name such as model:NAME may mean another one later.
+        # The models are inputs too, because a name such as model:NAME may name another model later.
         if models := resolve_retriever_models(store, self.memory.snapshot, [self.retriever]):
             memo_inputs["models"] = models
 

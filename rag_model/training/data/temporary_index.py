@@ -1,7 +1,8 @@
-"""Search by words or by bags of tokens in training, with a temporary index if there is none.
+"""Search words or bags of tokens during training; build a temporary index if there is none.
 
-Words and bags do not change while the encoder trains. Building an index reads all passages, so
-workers build it: an `Indexer` runs the jobs of a build and records their results.
+Such an index stays valid while the encoder is trained, because words and bags do not change. To
+build it, all passages are read, so workers do this: an `Indexer` runs the jobs and records their
+results.
 """
 
 from collections.abc import Callable
@@ -34,7 +35,7 @@ from rag_model.store.versions.snapshot import Snapshot
 Indexer = Callable[[IndexPlan, Path | None], BlobRef]
 """Builds an index over the snapshot's passages on workers and puts it into the snapshot's store.
 
-The index is over the texts or, if a folder is given, over the bags of the tokenizer in it.
+The index is over the texts. If a folder with a tokenizer is given, it is over the bags of tokens.
 """
 
 
@@ -63,8 +64,8 @@ class BagMemory:
             self._index = open_index(snapshot, name)
 
     def propose(self, query_terms: Vectors, k: int) -> list[list[Passage]]:
-        """Return the k best passages of each query, best first, or fewer if fewer share a term with
-        it.
+        """Return the k best passages of each query, best first. There are fewer if fewer passages
+        have a term of the query.
 
         `query_terms` (q, l, 2) are weighted terms as returned by `SparseEncoder.encode_questions`.
         """
@@ -74,7 +75,7 @@ class BagMemory:
         return [[passages_by_row[row] for row in query_rows if row >= 0] for query_rows in hit_rows.tolist()]
 
     def find_rows(self, query_terms: Vectors, k: int) -> Rows:
-        """Return the (q, k) rows of the passages that `propose` returns; -1 after the last."""
+        """Return the (q, k) rows of the passages that `propose` returns, padded with -1."""
         rows: Rows = self._index.search(query_terms, min(k, self.snapshot.n), **self._parameters)[1]
         return rows
 
@@ -104,10 +105,10 @@ def open_temporary_index(
 def build_temporary_index(
     snapshot: Snapshot, plan: IndexPlan, bags: Path | None = None, indexer: Indexer | None = None
 ) -> BlobRef:
-    """Build an index over a snapshot's passages in its store, from which `gc` deletes it.
+    """Build an index over a snapshot's passages in its store; `gc` will delete the index.
 
     Args:
-        snapshot: the passages.
+        snapshot: the snapshot with the passages.
         plan: the plan of an index over texts or over bags.
         bags: a folder with the tokenizer of the bags; None for an index over texts.
         indexer: builds the index; if None, this process builds it.
@@ -124,7 +125,7 @@ def build_temporary_index(
 
 
 def _encode_bags(folder: Path, texts: list[Path], workdir: Path) -> list[Path]:
-    """Write the bags of each part's passages; return the paths of the files."""
+    """Write a file with the bags of the passages of each part; return the paths."""
     spec, vocabulary_size, row_paths = read_bag_spec(folder), read_vocabulary_size(folder), list[Path]()
     tokenizer = load_tokenizer(folder, spec.max_length)
     encoder = BagEncoder(folder, spec, tokenizer, compute_term_mask(tokenizer, vocabulary_size))

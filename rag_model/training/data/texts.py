@@ -1,4 +1,4 @@
-"""Training data from a snapshot's own passages, without examples.
+"""Sample training data from a snapshot's own passages, without questions and answers.
 
 * `TextSplit`, `EpochBatches`: held-out texts, and the batches of an epoch
 * `draw_text_examples`: the beginning of a passage and its continuation (RA-DIT)
@@ -28,7 +28,7 @@ from rag_model.training.data.memory import read_passages
 
 Rows = npt.NDArray[np.int64]  # rows of passages in the snapshot
 _WORD = re.compile(r"\S+")
-_MIN_BATCH, _MAX_BATCH = 1_024, 16_384  # minimum and maximum of passages read at a time
+_MIN_BATCH, _MAX_BATCH = 1_024, 16_384  # minimum and maximum number of passages read at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +40,8 @@ class TextSplit:
 
     @classmethod
     def hold_out(cls, rows: Rows, n_dev: int) -> "TextSplit":
-        """Hold out `n_dev` evenly spaced rows, at most half of them; a single row is in both
-        sets.
+        """Hold out `n_dev` evenly spaced rows, but at most half of all rows. If nothing can be held
+        out, `dev` has the same rows as `train`.
         """
         n_held_out = min(n_dev, len(rows) // 2)
         if not n_held_out:
@@ -52,16 +52,16 @@ class TextSplit:
 
 @dataclass(frozen=True, slots=True)
 class TextBatch:
-    """A batch of texts; the epoch seeds the random draws for them."""
+    """A batch of texts; the epoch is the seed of random choices for these texts."""
 
     epoch: int
     rows: tuple[int, ...]
 
 
 class EpochBatches(Sequence[TextBatch]):
-    """The batches of an epoch: rows in a random order that seed and epoch determine.
+    """The batches of an epoch: rows in a random order that depends only on the seed and the epoch.
 
-    An incomplete last batch is dropped unless it is the only one. The order takes 8 bytes per row.
+    An incomplete last batch is dropped unless it is the only one. The order needs 8 bytes per row.
     """
 
     def __init__(self, rows: Rows, size: int, seed: int, epoch: int) -> None:
@@ -80,7 +80,7 @@ class EpochBatches(Sequence[TextBatch]):
 
 
 def find_sentences(text: str) -> list[tuple[int, int]]:
-    """Return the character spans of a text's sentences, ascending; they cover all words."""
+    """Return the (start, end) of each sentence in a text, in order; every word is in a sentence."""
     words = list(_WORD.finditer(text))
     sentence_spans: list[tuple[int, int]] = []
     first_word = 0
@@ -95,10 +95,11 @@ def find_sentences(text: str) -> list[tuple[int, int]]:
 def sample_inverse_cloze(
     passage: Passage, removal_probability: float, rng: random.Random
 ) -> tuple[str, Passage] | None:
-    """Return (a random sentence as the question, the passage); None for a single sentence.
+    """Return a random sentence of the passage as the question, and the passage.
 
-    With probability `removal_probability` the sentence is removed from the passage, so that
-    matching words alone does not suffice; otherwise it stays, so that matching is learned, too.
+    Return None if the passage has only one sentence. With probability `removal_probability` the
+    sentence is removed from the passage, so that the model cannot rely on equal words alone.
+    Otherwise it stays, so that the model also learns to match words.
     """
     spans = find_sentences(passage.text)
     if len(spans) < 2:
@@ -115,10 +116,10 @@ def draw_text_examples(
 ) -> list[tuple[Passage, str, str]]:
     """Return up to `count` random passages, each with its beginning x and its continuation y.
 
-    Passages are not repeated. x is the first `n_tokens` tokens of the text, y the next `n_tokens`
-    or fewer; both are slices of the text, one after the other. A text of `n_tokens` tokens or fewer
-    is skipped, so there may be fewer examples. Lin et al. 2023, appendix B, take the first 50
-    tokens and the chunk's last 50.
+    Passages are not repeated. x is the first `n_tokens` tokens of the text, and y is the slice of
+    the text after x with the next `n_tokens` tokens or fewer. A text with `n_tokens` tokens or
+    fewer is skipped, so there may be fewer examples. Lin et al. 2023, appendix B, take the first 50
+    tokens and the last 50 tokens of a chunk.
 
     `tokenizer` is a fast tokenizer of transformers. `runner` reads the passages on workers; if
     None, this process reads them. Equal arguments give equal examples.
@@ -142,7 +143,7 @@ def _iter_splits(passages: Sequence[Passage], tokenizer: Any, n_tokens: int) -> 
 
 
 def passages_overlap(first: Passage, second: Passage) -> bool:
-    """Return whether two passages are equal or are overlapping windows of one page."""
+    """Return whether two passages are equal or overlap in the text of the same page."""
     if first.hash == second.hash:
         return True
     word_ends = first.start_word + first.n_words, second.start_word + second.n_words
@@ -152,21 +153,21 @@ def passages_overlap(first: Passage, second: Passage) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class SpanRowsTask(PartTask):
-    """Finds the passages of a part that have a span, in the part's span file."""
+    """A task that lists the passages with a span in the span file of a part."""
 
     stage: ClassVar[str] = "span-rows"
     code: ClassVar[int] = 1
 
     def compute(self, store: Store) -> str:
-        """Return a bitmap of the part's rows that have a span, as hex digits."""
+        """Return the hex digits of a bitmap in which the rows with a span are set."""
         span_rows = SpanFile(store.blobs.get_local_path(self.file)).rows
         return np.packbits(np.bincount(span_rows).astype(np.bool_)).tobytes().hex()
 
 
 class SalientSpans:
-    """Salient spans (names and dates) of a snapshot's passages, read by row.
+    """The salient spans (names and dates) of a snapshot's passages.
 
-    The span file of a part is fetched and mapped when a passage of it is first read.
+    The span file of a part is fetched and memory-mapped when a passage of the part is first read.
     """
 
     def __init__(self, snapshot: Snapshot) -> None:

@@ -1,16 +1,16 @@
 """Checkpoints of a training: weights, Adam's moments and measures so far, without pickle.
 
-A checkpoint is a folder that appears complete or not at all: it is written under another name,
-synced and renamed. A checkpoint holds the digests of its files, so that a damaged checkpoint is
-detected before it is loaded, and the previous one is loaded instead.
+A checkpoint is a folder that appears complete or not at all, because it is written under another
+name, synced and renamed. It contains the digests of its files. Therefore a damaged checkpoint is
+detected before it is loaded, and the previous checkpoint is loaded instead.
 
 `TrainingFolder` is the folder of one training: `training.json` (settings and recipe),
-`checkpoints/step-<n>/`, `best-<n>/`, `metrics.jsonl`, `tensorboard/`. The best weights that a
-kept checkpoint refers to stay as long as that checkpoint, so that the training can resume from
-any kept checkpoint.
+`checkpoints/step-<n>/`, `best-<n>/`, `metrics.jsonl`, `tensorboard/`. The best weights to which a
+checkpoint refers are kept as long as the checkpoint, so that the training can resume from any kept
+checkpoint.
 
 `TrainingJournal` is the log of a training: `metrics.jsonl` with a row per step or evaluation, and
-TensorBoard. A run that resumes from a checkpoint first removes the rows after it, because it will
+TensorBoard. A run that resumes from a checkpoint first removes all later rows, because it will
 write them again with equal values.
 """
 
@@ -50,7 +50,7 @@ METRICS = "metrics.jsonl"
 
 @dataclass(frozen=True, slots=True)
 class BestWeights:
-    """The best weights so far, by the dev set."""
+    """The weights that have been the best on the dev set so far."""
 
     step: int
     folder: str  # folder of the weights, relative to the training's folder
@@ -61,7 +61,7 @@ class BestWeights:
 class SearchedSnapshot:
     """A snapshot that a training searched."""
 
-    step: int  # the first step that searched it; 0 means the evaluation before training
+    step: int  # first step that searched the snapshot; 0 means the evaluation before the training
     snapshot: str  # full id
 
 
@@ -69,13 +69,13 @@ class SearchedSnapshot:
 class TrainerState:
     """The state of a training after a step.
 
-    Learning rate, batches and dropout are functions of the step, so they are not part of the state.
+    Learning rate, batches and dropout depend only on the step, so they are not part of the state.
     """
 
     step: int  # the last completed step
     initial_measures: Mapping[str, float]  # measures of the initial weights (step 0)
     best: BestWeights
-    scaler: Mapping[str, Any] = field(default_factory=dict)  # fp16's loss scale
+    scaler: Mapping[str, Any] = field(default_factory=dict)  # state of the loss scaler of fp16
     # searched snapshots by step; the last one is current
     searched_snapshots: tuple[SearchedSnapshot, ...] = ()
 
@@ -91,13 +91,13 @@ class TrainerState:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Self:
-        """Read back the result of `to_json`, which may come from another machine's store.
+        """Create a state from a result of `to_json`, which another machine may have written.
 
         Raises:
             ValueError: a step is not a valid number, or the folder of the best weights is not next
                 to the checkpoints.
         """
-        # Checkpoints of version 0.1 lack this field.
+        # Checkpoints of version 0.1 do not have this field.
         searched_snapshots = tuple(SearchedSnapshot(**fields) for fields in value.get("asked", ()))
         best = BestWeights(**value["best"])
         if not all(type(step) is int and 0 <= step < _MAX_STEPS for step in (value["step"], best.step)):
@@ -108,7 +108,10 @@ class TrainerState:
 
 
 def save_checkpoint(root: Path, module: nn.Module, optimizer: torch.optim.Optimizer, state: TrainerState) -> Path:
-    """Write the checkpoint of a step into `root`, replacing an existing one; return its folder."""
+    """Write a checkpoint into a folder in `root`, and return the folder.
+
+    An existing checkpoint of the same step is replaced.
+    """
     root.mkdir(parents=True, exist_ok=True)
     dest = root / _get_folder_name(state.step)
     with atomic_folder(dest) as folder:
@@ -123,8 +126,8 @@ def load_checkpoint(folder: Path, module: nn.Module, optimizer: torch.optim.Opti
     """Load the weights and moments of a checkpoint into module and optimizer; return its state.
 
     Raises:
-        InputError: a file is missing or damaged, or the checkpoint belongs to another model;
-            nothing is changed.
+        InputError: a file is missing or damaged, or the checkpoint belongs to another model. Then
+            module and optimizer are unchanged.
     """
     state = read_checkpoint(folder)
     try:
@@ -160,9 +163,9 @@ def read_checkpoint(folder: Path) -> TrainerState:
 
 
 def read_state(folder: Path) -> tuple[Mapping[str, str], TrainerState]:
-    """Return the digests of a checkpoint's weights and moments by file name, and its state.
+    """Return the digests of a checkpoint's files by name, and its state.
 
-    The files themselves, which may be large, are not checked.
+    The files are not compared with the digests, because they may be large.
 
     Raises:
         InputError: the state is missing or damaged.
@@ -172,7 +175,7 @@ def read_state(folder: Path) -> tuple[Mapping[str, str], TrainerState]:
         digests, state = dict(record["files"]), TrainerState.from_json(record["standing"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise _create_corrupt_error(folder, str(error)) from error
-    if digests.keys() != {_WEIGHTS, _OPTIMIZER}:  # files without a digest would stay unchecked
+    if digests.keys() != {_WEIGHTS, _OPTIMIZER}:  # A file without a digest could not be checked.
         raise _create_corrupt_error(folder, f"it has digests of {', '.join(map(str, digests)) or 'no file'}")
     if folder.name != _get_folder_name(state.step):
         raise _create_corrupt_error(folder, f"its state is that of step {state.step}")
@@ -195,11 +198,11 @@ def list_checkpoints(root: Path) -> list[Path]:
 
 @contextmanager
 def atomic_folder(dest: Path) -> Iterator[Path]:
-    """Yield an empty folder; on success sync it and rename it to `dest`, replacing an existing one.
+    """Yield an empty folder; at the end sync it and rename it to `dest`, which it replaces.
 
     Raises:
-        ResourceError: the folder cannot be written, for example because the disk is full; `dest`
-            stays as it was.
+        ResourceError: the folder cannot be written, for example because the disk is full. Then
+            `dest` is unchanged.
     """
     folder = dest.with_name(f"{TEMPORARY_PREFIX}{secrets.token_hex(8)}")
     folder.mkdir(parents=True)
@@ -211,7 +214,7 @@ def atomic_folder(dest: Path) -> Iterator[Path]:
         shutil.rmtree(dest, ignore_errors=True)
         folder.rename(dest)
         fsync(dest.parent)
-    except (OSError, SafetensorError) as error:  # safetensors raises its own error for a full disk
+    except (OSError, SafetensorError) as error:  # safetensors has its own error for a full disk.
         if isinstance(error, OSError) and error.errno not in _DISK_FULL:
             raise
         raise ResourceError(f"{dest} cannot be written ({error}): free space and run the same command again") from error
@@ -220,7 +223,7 @@ def atomic_folder(dest: Path) -> Iterator[Path]:
 
 
 def _get_trained_tensors(module: nn.Module) -> dict[str, Tensor]:
-    """Return the trained parameters and the saved buffers by name; tied parameters occur once."""
+    """Return trained parameters and saved buffers by name; tied parameters occur only once."""
     saved_names = module.state_dict().keys()
     parameters = {name: parameter.detach() for name, parameter in module.named_parameters() if parameter.requires_grad}
     return parameters | {name: buffer for name, buffer in module.named_buffers() if name in saved_names}
@@ -259,15 +262,17 @@ class TrainingFolder:
         self.checkpoints = path / "checkpoints"
 
     def claim(self, settings: Mapping[str, Any], recipe: Mapping[str, Any]) -> None:
-        """Record the training that uses this folder; if there is a record, compare with it.
+        """Record the settings and the recipe of the training in this folder.
+
+        If the folder already has a record, check that it is equal.
 
         Raises:
             InputError: the record is corrupt.
-            UsageError: the folder holds another training; the message names the first field that
+            UsageError: the folder contains another training; the message names the first field that
                 differs.
         """
         training_record = {"settings": dict(settings), "recipe": dict(recipe)}
-        # JSON turns tuples into lists, so the inputs are compared after a round trip
+        # JSON turns tuples into lists, so the record must be converted before it is compared.
         training_record = json.loads(json.dumps(training_record))
         record_path = self.path / RECORD
         if not record_path.exists():
@@ -282,10 +287,12 @@ class TrainingFolder:
             raise UsageError(f"{self.path} holds another training, whose {difference}: train in another folder")
 
     def resume(self, module: nn.Module, optimizer: torch.optim.Optimizer) -> TrainerState | None:
-        """Load the newest undamaged checkpoint and log damaged ones; None if there is none.
+        """Load the newest undamaged checkpoint; None if there are no checkpoints.
+
+        A warning is logged for every damaged checkpoint.
 
         Raises:
-            InputError: there are checkpoints, and all are damaged.
+            InputError: there are checkpoints, but all of them are damaged.
         """
         paths = list_checkpoints(self.checkpoints)
         for path in paths:
@@ -300,13 +307,16 @@ class TrainingFolder:
     def save_and_prune(
         self, module: nn.Module, optimizer: torch.optim.Optimizer, state: TrainerState, n_kept: int
     ) -> None:
-        """Write a checkpoint; keep the last `n_kept` with their best weights, and delete others."""
+        """Write a checkpoint, and delete all but the last `n_kept` checkpoints.
+
+        Best weights are deleted if no kept checkpoint refers to them.
+        """
         save_checkpoint(self.checkpoints, module, optimizer, state)
         paths = list_checkpoints(self.checkpoints)
         incomplete_folders = [
             path for folder in (self.path, self.checkpoints) for path in folder.glob(f"{TEMPORARY_PREFIX}*/")
         ]
-        # A killed process leaves incomplete folders.
+        # A process that was killed may have left incomplete folders.
         for path in [*paths[n_kept:], *incomplete_folders]:
             shutil.rmtree(path)
         referenced_names = {name for path in paths[:n_kept] for name in _list_best_folders(path)}
@@ -318,7 +328,7 @@ class TrainingFolder:
 def _list_best_folders(checkpoint: Path) -> list[str]:
     try:
         return [read_state(checkpoint)[1].best.folder]
-    except InputError:  # `resume` reports it
+    except InputError:  # `resume` reports damaged checkpoints.
         return []
 
 
@@ -331,10 +341,10 @@ def _iter_differences(recorded: Any, current: Any, path: str = "") -> Iterator[s
 
 
 class TrainingJournal:
-    """The log of one training folder, `metrics.jsonl` and TensorBoard, open for writing."""
+    """The log of a training, open for writing: `metrics.jsonl` and TensorBoard in its folder."""
 
     def __init__(self, folder: Path, step: int) -> None:
-        """Open the journal of `folder` and drop the rows after `step`; -1 drops all rows."""
+        """Open the log in `folder`, and remove the rows after `step`; -1 removes all rows."""
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / METRICS
         rows = [row for row in read_metrics(folder) if row["step"] <= step]
@@ -342,7 +352,7 @@ class TrainingJournal:
             temporary.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
         self._file = path.open("a", encoding="utf-8")
         tensorboard_folder = folder / "tensorboard"
-        # Without a TensorBoard folder, another machine wrote the rows.
+        # If there is no TensorBoard folder, the rows come from another machine.
         missing_rows = [] if tensorboard_folder.exists() else rows
         self._board = SummaryWriter(str(tensorboard_folder), purge_step=step + 1)
         for row in missing_rows:
@@ -350,12 +360,12 @@ class TrainingJournal:
             self._add_scalars(row["kind"], row["step"], scalars)
 
     def write(self, kind: str, step: int, values: Mapping[str, float], snapshot: str | None = None) -> None:
-        """Append a row; `kind` (`train`, `dev`) groups curves, `snapshot` is the searched one."""
-        # JSON has no NaN and no infinity.
+        """Append a row of a kind such as `train` or `dev`; `snapshot` is the searched snapshot."""
+        # JSON cannot represent NaN and infinity.
         finite_values = {name: measure if math.isfinite(measure) else None for name, measure in values.items()}
         snapshot_field = {"snapshot": snapshot} if snapshot else {}
         self._file.write(json.dumps({"kind": kind, "step": step, **snapshot_field, **finite_values}) + "\n")
-        self._file.flush()  # flushed rows survive if the process is killed later
+        self._file.flush()  # A flushed row is not lost if the process is killed.
         self._add_scalars(kind, step, values)
 
     def _add_scalars(self, kind: str, step: int, scalars: Mapping[str, float]) -> None:
@@ -371,7 +381,7 @@ class TrainingJournal:
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """Read the rows of a training folder, in order; skip an incomplete last line after a crash.
+    """Read the rows of `metrics.jsonl` in order; an incomplete last line after a crash is skipped.
 
     Raises:
         InputError: a line is not a valid row.

@@ -1,18 +1,18 @@
 """The training loop: one explicit loop for all objectives, short enough to copy.
 
-Every step is a function of the weights before it and of its number: batches are addressed by
-(epoch, position), dropout is seeded by (seed, step, process), and the learning rate is computed
-from the step. A run that was killed therefore resumes to the same losses, on a CPU bit for bit, and
-a checkpoint holds no state of a random generator.
+The result of a step depends only on the previous weights and on the number of the step: batches are
+selected by (epoch, position), dropout is seeded by (seed, step, process), and the learning rate is
+computed from the step. Therefore a run that was killed and resumed has the same losses, on a CPU
+bit for bit, and a checkpoint contains no state of a random generator.
 
 For several GPUs, start it with `accelerate launch` or `torchrun`. Each of P processes takes every
-P-th batch, gradients are averaged, all processes evaluate, and the first one writes. A step that
-does not fit into the memory of one process is repeated by all.
+P-th batch, gradients are averaged, all processes evaluate, and the first process writes files. If a
+step does not fit into the memory of one process, all processes repeat it in smaller parts.
 
-`ForwardSplitter` runs a forward pass in parts that are recomputed, so that a step fits into memory.
-Only the outputs of a part are kept; the backward pass computes the part again, with the same
-dropout. The loss sees all rows together, as in GradCache (Gao et al. 2021), so the gradient of a
-contrastive loss equals the loss of the whole batch, up to rounding.
+`ForwardSplitter` splits a forward pass into parts, so that a step fits into memory. Only the
+outputs of a part are kept; the backward pass computes the part again, with the same dropout. The
+loss is computed from all rows together, as in GradCache (Gao et al. 2021). Therefore the gradient
+of a contrastive loss equals that of the whole batch, except for rounding.
 """
 
 import logging
@@ -58,31 +58,30 @@ from rag_model.training.loop.task import Batch, Measures, SearchingTask, Task
 
 # The arguments are kind, step, number of steps and measures.
 ReportCallback = Callable[[str, int, int, Measures], None]
-_NO_CLIPPING = 1e30  # maximum gradient norm that is never reached, which disables clipping
+_NO_CLIPPING = 1e30  # maximum gradient norm that is never reached, so that nothing is clipped
 
 
 def _is_transformers_model(model: nn.Module) -> bool:
-    """Return whether a module is a model of transformers.
+    """Return whether a module is a model of the library transformers.
 
-    Importing transformers takes seconds. If transformers has not been imported, the module cannot
-    be one of its models.
+    If this library has not been imported, which takes seconds, the module cannot be from it.
     """
     modeling_utils = sys.modules.get("transformers.modeling_utils")
     return modeling_utils is not None and isinstance(model, modeling_utils.PreTrainedModel)
 
 
 class ForwardSplitter:
-    """Splits the forward passes of a module's transformers models into parts, after `double_parts`."""
+    """Splits the forward passes of the transformers models in a module into parts."""
 
     def __init__(self, module: nn.Module) -> None:
-        """Store the module; its models are unchanged until the first `double_parts`."""
+        """Store the module; its models are unchanged until `double_parts` is called."""
         self._module, self._n_parts, self._largest_batch = module, 1, 0
         self._is_running_part = False
 
     def double_parts(self) -> bool:
         """Run each forward pass in twice as many parts; return False if parts cannot be smaller."""
         if self._n_parts == 1:
-            # The size of a batch that failed in its first pass is unknown.
+            # The size of the batch that did not fit is not known yet.
             self._largest_batch = 2
             for model in self._module.modules():
                 if _is_transformers_model(model):
@@ -94,14 +93,14 @@ class ForwardSplitter:
 
     @property
     def n_parts(self) -> int:
-        """Number of parts of a forward pass."""
+        """The number of parts of a forward pass."""
         return self._n_parts
 
     def _wrap_forward(self, forward: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(forward)
         def run_split(*args: Any, **kwargs: Any) -> Any:
             n_rows = next((len(tensor) for tensor in _iter_tensors((args, kwargs))), 1)
-            # Within a part, nested models are not split, also when the part is recomputed.
+            # Nested models are not split again in a part, even when the part is recomputed.
             if n_rows == 1 or self._is_running_part or not torch.is_grad_enabled():
                 return forward(*args, **kwargs)
             self._largest_batch = max(self._largest_batch, n_rows)
@@ -125,7 +124,7 @@ class ForwardSplitter:
 
 
 def _iter_tensors(argument: Any) -> Any:
-    """Yield the tensors with rows in nested arguments."""
+    """Yield the tensors in nested arguments, except scalars."""
     if isinstance(argument, Tensor):
         if argument.ndim:
             yield argument
@@ -137,7 +136,7 @@ def _iter_tensors(argument: Any) -> Any:
 
 
 def _take_rows(argument: Any, n_rows: int, row_range: slice) -> Any:
-    """Return nested arguments with the rows of a part; tensors of another length are kept whole."""
+    """Return nested arguments with only the rows of a part; tensors without `n_rows` rows stay."""
     if isinstance(argument, Tensor):
         return argument[row_range] if argument.ndim and len(argument) == n_rows else argument
     if isinstance(argument, dict):
@@ -148,7 +147,7 @@ def _take_rows(argument: Any, n_rows: int, row_range: slice) -> Any:
 
 
 def _concatenate(outputs: list[Any]) -> Any:
-    """Concatenate the outputs of parts by rows; drop outputs that are no tensors, like a cache."""
+    """Concatenate the outputs of parts by rows; outputs that are no tensors are dropped."""
     first_output = outputs[0]
     if isinstance(first_output, Tensor):
         return torch.cat(outputs)
@@ -170,9 +169,9 @@ class TrainingResult:
     steps: int
     initial_measures: Measures  # measures on the dev set at step 0
     best_measures: Measures
-    best_folder: Path  # the folder with the best weights that `Task.save` wrote
+    best_folder: Path  # folder into which `Task.save` wrote the best weights
     best_step: int  # step of the best weights; 0 if no step improved the goal
-    # searched snapshots by step; empty if the task searches none
+    # searched snapshots by step; empty if the task searches no snapshot
     searched_snapshots: tuple[SearchedSnapshot, ...] = ()
 
 
@@ -185,24 +184,24 @@ def train(
 ) -> TrainingResult:
     """Train to the last step, or resume the training in `workdir`; call `report` with every row.
 
-    The first process calls `on_checkpoint` after every checkpoint with its step and the number of
+    The first process calls `on_checkpoint` after every checkpoint, with its step and the number of
     steps.
 
-    Kinds of reports: `train` after a step; `evaluate`, without measures, before an evaluation;
-    `dev` after it; `move`, without measures, before a step at which a task that searches a snapshot
-    may move to another one.
+    `report` is called with one of these kinds: `train` after a step; `evaluate`, without measures,
+    before an evaluation; `dev` after an evaluation; `move`, without measures, before a step at
+    which a task that searches a snapshot may switch to another snapshot.
 
-    The call makes this process return freed memory at once (`process.release_freed_memory`).
+    From this call on, the process returns freed memory at once (`process.release_freed_memory`).
 
     The function writes `training.json`, `metrics.jsonl`, `tensorboard/`, `checkpoints/step-<n>/`
     and `best-<n>/` to `workdir`.
 
     Raises:
-        InputError: there are checkpoints, and all are damaged.
+        InputError: there are checkpoints, but all of them are damaged.
         ResourceError: a step does not fit into the GPU's memory, even in the smallest parts.
         RefusedError: a loss or a gradient is not finite; the message names the examples and the
             last checkpoint, or the weights that were not finite from the start.
-        UsageError: `workdir` holds another training, an epoch has no batch, or this machine does
+        UsageError: `workdir` contains another training, an epoch has no batch, or this machine does
             not support the precision.
     """
     release_freed_memory()
@@ -259,7 +258,7 @@ def train(
 
 
 class _LossModule(nn.Module):
-    """A task's loss as a module, so that accelerate (precision, several GPUs) wraps all of it."""
+    """The loss of a task as a module, so that accelerate sets the precision for all of it."""
 
     def __init__(self, task: Task[Any]) -> None:
         super().__init__()
@@ -278,10 +277,10 @@ class _Trainer(Generic[Batch]):
     settings: LoopSettings
     folder: TrainingFolder
     accelerator: Accelerator
-    on_checkpoint: Callable[[int, int], None]  # callback after every checkpoint
+    on_checkpoint: Callable[[int, int], None]  # function to call after every checkpoint
     steps: int = field(init=False)
-    is_main_process: bool = field(init=False)  # whether this is the first process, which writes
-    searched_snapshots: tuple[SearchedSnapshot, ...] = ()  # snapshots, by step
+    is_main_process: bool = field(init=False)  # whether this process is the first and writes files
+    searched_snapshots: tuple[SearchedSnapshot, ...] = ()  # searched snapshots by step
 
     def __post_init__(self) -> None:
         n_processes = self.accelerator.num_processes
@@ -293,7 +292,7 @@ class _Trainer(Generic[Batch]):
         self.prepared_optimizer = self.accelerator.prepare_optimizer(self.optimizer)
         copy_weights_of_first(self.task.module)
         self.splitter = ForwardSplitter(self.task.module)
-        self.epoch = (0, self.task.batches(0))  # number, batches
+        self.epoch = (0, self.task.batches(0))  # (number of the epoch, its batches)
         if not self.epoch[1]:
             raise UsageError(
                 "there is nothing to train on: an epoch has no batch; give more examples or smaller batches"
@@ -304,7 +303,7 @@ class _Trainer(Generic[Batch]):
         self.searched_snapshots = self.list_searched_snapshots(0)
 
     def move_index(self, step: int) -> Measures:
-        """Let a task that searches a snapshot move to another one; return the measures."""
+        """Let a task that searches a snapshot switch to another snapshot; return its measures."""
         if not isinstance(self.task, SearchingTask):
             return {}
         measures = self.task.move_index(step)
@@ -312,7 +311,7 @@ class _Trainer(Generic[Batch]):
         return measures
 
     def list_searched_snapshots(self, step: int) -> tuple[SearchedSnapshot, ...]:
-        """Return the snapshots searched so far; append the current one with `step` if it is new."""
+        """Return the snapshots searched so far; a new one is added, as searched from `step` on."""
         snapshot = self.task.searched_snapshot if isinstance(self.task, SearchingTask) else None
         if snapshot is None or (self.searched_snapshots and self.searched_snapshots[-1].snapshot == snapshot):
             return self.searched_snapshots
@@ -325,14 +324,14 @@ class _Trainer(Generic[Batch]):
             group["lr"] = learning_rate
         batches = self.list_batches(step)
         while (values_and_names := self.try_compute_gradients(step, batches)) is None:
-            # Memory is freed outside the exception handler, because the exception keeps tensors
-            # alive.
+            # Memory is freed outside of the exception handler, because the exception refers to
+            # tensors.
             self.prepared_optimizer.zero_grad()
             torch.cuda.empty_cache()
         own_values, measure_names = values_and_names
         max_norm = self.settings.max_gradient_norm or _NO_CLIPPING
         gradient_norm = self.accelerator.clip_grad_norm_(self.task.module.parameters(), max_norm)
-        # (batches of all processes, 1 + measures)
+        # (number of batches of all processes, 1 + number of measures)
         gathered_measures = self.accelerator.gather(own_values)
         self.check_finite_step(step, batches, gathered_measures[:, 0], gradient_norm)
         self.prepared_optimizer.step()
@@ -341,10 +340,10 @@ class _Trainer(Generic[Batch]):
         return {**means, "gradient_norm": float(gradient_norm), "learning_rate": learning_rate}
 
     def try_compute_gradients(self, step: int, batches: Sequence[Batch]) -> tuple[Tensor, list[str]] | None:
-        """Add the gradients of a step's batches; return their measures and the measures' names.
+        """Compute the gradients of a step; return the measures of the batches, and their names.
 
-        The gradients are the means over all processes. Return None if the memory of a process was
-        too small; that process computes in smaller parts at the next call.
+        The gradients are means over all processes. Return None if the memory of a process was too
+        small; the process computes in smaller parts when it is called again.
 
         Raises:
             ResourceError: the parts of a process cannot be smaller.
@@ -358,7 +357,7 @@ class _Trainer(Generic[Batch]):
                 loss, measures = self.loss_module(batch)
                 self.accelerator.backward(loss / len(batches))
                 measure_names = ["loss", *measures]
-                # (1 + measures,)
+                # (1 + number of measures,)
                 step_measures = [torch.as_tensor(measure).to(loss).detach() for measure in (loss, *measures.values())]
                 measure_rows.append(torch.stack(step_measures))
             exchange_counts()
@@ -383,7 +382,7 @@ class _Trainer(Generic[Batch]):
         return None
 
     def list_batches(self, step: int) -> list[Batch]:
-        """Return this process's batches of a step; a step may span two epochs."""
+        """Return the batches of a step for this process; they may be from two epochs."""
         n_batches, n_processes = self.settings.accumulation, self.accelerator.num_processes
         first_position = (step - 1) * n_batches * n_processes + self.accelerator.process_index
         return [self.get_batch(first_position + i * n_processes) for i in range(n_batches)]
@@ -395,9 +394,9 @@ class _Trainer(Generic[Batch]):
         return self.epoch[1][batch_index]
 
     def check_finite_step(self, step: int, batches: Sequence[Batch], losses: Tensor, norm: Tensor) -> None:
-        """Raise before the weights change if a loss or gradient is not finite.
+        """Check, before the weights change, that losses and gradients are finite.
 
-        With fp16, gradients may overflow while the loss scale is being searched.
+        With fp16, gradients may overflow until the loss scaler has found a scale.
         """
         nonfinite_mask = ~losses.isfinite()
         if not nonfinite_mask.any() and (norm.isfinite() or self.accelerator.scaler is not None):
@@ -464,12 +463,12 @@ class _Trainer(Generic[Batch]):
 def build_adamw(module: nn.Module, settings: LoopSettings, device: torch.device) -> torch.optim.Optimizer:
     """Return AdamW for a module that trains on `device`; biases and norms have no weight decay.
 
-    The optimizer is `fused`: one pass updates each parameter. On a CPU torch's default makes two
-    temporary copies of each parameter, takes five times as long, and its copies of the word
-    embeddings set the peak memory of a step; on an H200 it takes 15 ms for BART-large instead
-    of 9. Torch's default remains for fp16, whose gradient scaler was only tried with it, and if
-    a parameter is not contiguous: `fused` reads parameters and moments in memory order, but a
-    checkpoint restores the moments in row order.
+    The optimizer is `fused`: it updates each parameter in one pass. On a CPU, torch's default makes
+    two temporary copies of each parameter and takes five times as long, and its copies of the word
+    embeddings determine the peak memory of a step. On an H200 it takes 15 ms for BART-large instead
+    of 9. Torch's default is used for fp16, because the gradient scaler was tested only with it. It
+    is also used if a parameter is not contiguous, because `fused` reads parameters and moments in
+    memory order, whereas a checkpoint restores the moments in row order.
     """
     trained_parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
     matrices = [parameter for parameter in trained_parameters if parameter.ndim > 1]
@@ -488,9 +487,9 @@ def build_adamw(module: nn.Module, settings: LoopSettings, device: torch.device)
 
 
 def resolve_precision(settings: LoopSettings) -> LoopSettings:
-    """Return the settings with the precision that `auto` means in this process.
+    """Return the settings, with `auto` replaced by the precision that it means in this process.
 
-    The precision is bf16 on a GPU that supports it, else float32. On a CPU bf16 is never chosen,
+    The precision is bf16 on a GPU that supports it, else float32. On a CPU, bf16 is never chosen,
     because it is slower on most processors.
     """
     if settings.precision != "auto":
@@ -500,9 +499,9 @@ def resolve_precision(settings: LoopSettings) -> LoopSettings:
 
 
 def choose_frozen_dtype(settings: LoopSettings) -> str:
-    """Return the dtype of a model that judges or scores for a training, but is not trained.
+    """Return the dtype for a frozen model that judges or scores the data of a training.
 
-    The dtype is bfloat16 if the training computes in bf16 on a GPU, else float32.
+    It is bfloat16 if the training computes in bf16 on a GPU, else float32.
     """
     uses_gpu = not settings.cpu and torch.cuda.is_available()
     return "bfloat16" if uses_gpu and resolve_precision(settings).precision == "bf16" else "float32"
@@ -522,10 +521,10 @@ def _build_accelerator(settings: LoopSettings) -> Accelerator:
 
 
 def _mix_seed(*numbers: int) -> int:
-    """Mix numbers into one seed, which differs for every step."""
+    """Derive one seed from several numbers, so that every step has another seed."""
     return int(digest_json(numbers).rpartition(":")[2][:15], 16)
 
 
 def _find_nonfinite_weight(module: nn.Module) -> str | None:
-    """Return the name of a parameter that holds NaN or infinity; None if all are finite."""
+    """Return the name of a parameter that contains NaN or infinity; None if all are finite."""
     return next((name for name, weights in module.named_parameters() if not weights.isfinite().all()), None)

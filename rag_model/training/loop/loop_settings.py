@@ -1,9 +1,9 @@
 """Settings of the training loop with their sources, and the learning rate schedule.
 
-The defaults are DPR's: "DPR" is Karpukhin et al. 2020 (section 5), "DPR code" its repository's
-`conf/train/biencoder_default.yaml`, with which the published checkpoints were trained. An objective
-replaces the values that differ in its paper. The learning rate is a function of the step alone, so
-a checkpoint has no scheduler state.
+The defaults are those of DPR. "DPR" means Karpukhin et al. 2020 (section 5). "DPR code" means
+`conf/train/biencoder_default.yaml` of its repository, with which the published checkpoints were
+trained. An objective replaces the values that differ in its paper. The learning rate depends only
+on the step, so a checkpoint has no scheduler state.
 """
 
 import math
@@ -23,7 +23,7 @@ class LoopSettings:
     """Settings of the training loop; one step is one update of the weights."""
 
     epochs: int = 40  # number of passes over the examples; DPR: 40, and 100 for small sets
-    max_steps: int = 0  # number of steps; 0 means that it follows from the epochs
+    max_steps: int = 0  # number of steps; 0 means that `epochs` determines it
     # number of batches per process and step; DPR code: gradient_accumulation_steps 1
     accumulation: int = 1
     learning_rate: float = 2e-5  # peak learning rate; DPR code: 2e-5 (the paper says 1e-5)
@@ -34,12 +34,12 @@ class LoopSettings:
     adam_beta1: float = 0.9  # decay rate of Adam's mean of gradients; DPR code: 0.9
     adam_beta2: float = 0.999  # decay rate of Adam's mean of squared gradients; DPR code: 0.999
     adam_epsilon: float = 1e-8  # term added to Adam's denominator; DPR code: 1e-8
-    weight_decay: float = 0.0  # weight decay of matrices, not of biases and norms; DPR code: 0.0
+    weight_decay: float = 0.0  # weight decay, but not for biases and norms; DPR code: 0.0
     # gradient norm above which gradients are clipped; 0 disables clipping; DPR code: 2.0
     max_gradient_norm: float = 2.0
-    # precision of the forward pass, while weights and moments stay float32; auto is bf16 on a GPU
-    # that supports it, else no (float32), instead of fp16, because bf16 needs no loss scaling and
-    # half precision is slower on most CPUs
+    # precision of the forward pass; weights and Adam's moments are always float32; auto means bf16
+    # on a GPU that supports it, else no (float32), instead of fp16, because bf16 needs no loss
+    # scaling and half precision is slower on most CPUs
     precision: Precision = "auto"
     seed: int = 12345  # random seed of dropout; DPR code: 12345
     cpu: bool = False  # whether to train on the CPU even if there is a GPU
@@ -61,9 +61,9 @@ class LoopSettings:
             raise UsageError(f"warmup_share of a training is {self.warmup_share}: use 1 or less")
 
     def list_loss_settings(self) -> dict[str, Any]:
-        """Return the settings that determine the losses; a run with others does not resume.
+        """Return the settings that determine the losses; with other settings, a run cannot resume.
 
-        `dev_examples` is left out, because the digest of the examples covers the draw.
+        `dev_examples` is left out, because the digest of the examples depends on it.
         """
         excluded_names = {"checkpoint_every", "keep", "stored", "dev_examples"}
         return {name: value for name, value in asdict(self).items() if name not in excluded_names}
@@ -76,9 +76,10 @@ class LoopSettings:
 def compute_learning_rate(settings: LoopSettings, step: int, n_steps: int) -> float:
     """Return the learning rate of step `step`, which counts from 1 to `n_steps`.
 
-    The rate rises linearly from 0 to `learning_rate` over the w steps of the warm-up; step w has
-    `learning_rate`. Then `linear` falls to 0, and `cosine` falls as (1 + cos(pi t)) / 2 for t from
-    0 to 1; the step after the last one would have rate 0. `constant` does not change.
+    During the warm-up, the rate rises linearly from 0 to `learning_rate`, which its last step has.
+    After that, the schedule `linear` decreases it linearly to 0, `cosine` multiplies it by
+    (1 + cos(pi t)) / 2 for t from 0 to 1, and `constant` does not change it. The rate is above 0 in
+    the last step, and would be 0 in the step after it.
     """
     n_warmup_steps = round(settings.warmup_share * n_steps)
     if step <= n_warmup_steps:
@@ -92,7 +93,7 @@ def check_bounds(settings: object, owner: str, minimums: Mapping[str, int], abov
     """Check the choices and lower bounds of settings; `owner` is their TOML table, such as `[dpr]`.
 
     Raises:
-        UsageError: a setting is none of its choices, below its minimum, or not above 0.
+        UsageError: a setting is not an allowed choice, below its minimum, or not above 0.
     """
     check_choices(settings, owner)
     for name, minimum in minimums.items():

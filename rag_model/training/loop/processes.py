@@ -1,11 +1,11 @@
 """The processes that share one training, as `torchrun` and `accelerate launch` start them.
 
-Each process runs the same command. Only the first one reads slow sources, writes the training's
-folder and publishes the model; the others receive its results, and train together with it.
+Each process runs the same command. Only the first process reads slow sources, writes the training's
+folder and publishes the model. All other processes receive its results, and train together with it.
 
-A process whose memory is too small for a step must not leave the others waiting in an exchange of
-tensors. Every exchange of a step therefore begins with `exchange_counts`, which such a process
-joins by `abandon_step`; all of them then leave the step and repeat it.
+If the memory of one process is too small for a step, all other processes would wait forever when
+they exchange tensors. Therefore every exchange in a step begins with `exchange_counts`. The process
+without memory calls `abandon_step` instead, and then all processes leave the step and repeat it.
 """
 
 import os
@@ -20,18 +20,19 @@ from torch import distributed, nn
 from rag_model.errors import BookwheelError
 
 _Value = TypeVar("_Value")
-# The first process may mine negatives, score passages or rebuild an index for days while the others
-# wait. If a process dies, the launcher ends the others, so this limit only has to end a deadlock.
+# The first process may mine negatives, score passages or rebuild an index for days while all other
+# processes wait. If a process dies, the launcher ends all of them, so this limit only has to end a
+# deadlock.
 _TIMEOUT = timedelta(days=7)
 _LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR")
-_ABANDONS_STEP, _CANNOT_REPEAT = -1, -2  # values that a process sends instead of a count
+_ABANDONS_STEP, _CANNOT_REPEAT = -1, -2  # values that a process may send instead of a count
 
 
 class StepAbandonedError(Exception):
     """The memory of another process is too small for this step."""
 
     def __init__(self, *, can_repeat: bool) -> None:
-        """Store whether every such process can repeat the step in smaller parts."""
+        """Store whether all processes without memory can repeat the step in smaller parts."""
         super().__init__("another process abandons this step")
         self.can_repeat = can_repeat
 
@@ -45,14 +46,14 @@ class TrainingProcesses:
 
     @property
     def is_first(self) -> bool:
-        """Whether this is the process that prepares, writes and publishes."""
+        """Whether this is the first process, which prepares examples and writes results."""
         return self.index == 0
 
     def share(self, compute: Callable[[], _Value]) -> _Value:
-        """Call `compute` in the first process, and return its result in all of them.
+        """Call `compute` in the first process, and return its result in all processes.
 
         Raises:
-            BookwheelError: the first process failed, and raised its own error there.
+            BookwheelError: `compute` failed in the first process, which raises the original error.
         """
         if self.count == 1:
             return compute()
@@ -67,12 +68,12 @@ class TrainingProcesses:
         return shared_outcome[1]  # type: ignore[no-any-return]
 
     def run_after_first(self, compute: Callable[[], _Value]) -> _Value:
-        """Call `compute` in the first process, and then in all others.
+        """Call `compute` in the first process, and then in all other processes.
 
-        The others then find the results that the first process has cached.
+        All other processes can then use the results that the first process has cached.
 
         Raises:
-            BookwheelError: the first process failed, and raised its own error there.
+            BookwheelError: `compute` failed in the first process, which raises the original error.
         """
         results: list[_Value] = []
         self.share(lambda: results.append(compute()))
@@ -85,24 +86,24 @@ class TrainingProcesses:
 
 
 def is_launched_together() -> bool:
-    """Return whether a launcher started this process as one of several."""
+    """Return whether a launcher started this process together with other processes."""
     environment = os.environ
     is_launched = all(environment.get(name) for name in _LAUNCHER_VARIABLES)
     return is_launched and int(environment["WORLD_SIZE"]) > 1
 
 
 def find_processes() -> TrainingProcesses:
-    """Return the processes that have joined this training, or only this one."""
+    """Return the processes that have joined this training, or only this process."""
     if not (distributed.is_available() and distributed.is_initialized()):
         return TrainingProcesses()
     return TrainingProcesses(distributed.get_rank(), distributed.get_world_size())
 
 
 def join_processes() -> TrainingProcesses:
-    """Join the processes that a launcher started with this one, if there are any, and return them.
+    """Join the processes that a launcher started with this process, and return all of them.
 
-    The processes exchange objects by gloo, and gradients on GPUs by NCCL. Each process uses the GPU
-    of its local rank.
+    Without a launcher, this process is the only one. The processes exchange objects by gloo, and
+    gradients on GPUs by NCCL. Each process uses the GPU of its local rank.
     """
     if is_launched_together() and find_processes().count == 1:
         has_gpu = torch.cuda.is_available()
@@ -113,10 +114,10 @@ def join_processes() -> TrainingProcesses:
 
 
 def exchange_counts(count: int = 0) -> list[int]:
-    """Return a count of every process, in the order of the processes.
+    """Send `count` to all processes, and return the count of each process, in their order.
 
-    Call it right before any other exchange of tensors in `Task.loss` or in a backward pass, after
-    all memory for that exchange is allocated.
+    Call this right before any other exchange of tensors in `Task.loss` or in a backward pass, when
+    all memory for the exchange is allocated.
 
     Raises:
         StepAbandonedError: another process called `abandon_step`.
@@ -135,7 +136,7 @@ def exchange_counts(count: int = 0) -> list[int]:
 
 
 def abandon_step(*, can_repeat: bool) -> bool:
-    """Let all processes leave this step; return whether all of them can repeat it.
+    """Let all processes leave this step, and return whether all of them can repeat it.
 
     `can_repeat` says whether this process can repeat the step in smaller parts.
     """
@@ -143,11 +144,11 @@ def abandon_step(*, can_repeat: bool) -> bool:
         exchange_counts(_ABANDONS_STEP if can_repeat else _CANNOT_REPEAT)
     except StepAbandonedError as error:
         return error.can_repeat
-    return can_repeat  # there is no other process
+    return can_repeat  # This line is only reached if there is a single process.
 
 
 def copy_weights_of_first(module: nn.Module) -> None:
-    """Give the trained parameters of a module the values that they have in the first process."""
+    """Copy the trained parameters of a module from the first process to all other processes."""
     if find_processes().count == 1:
         return
     for parameter in module.parameters():
@@ -160,9 +161,9 @@ def copy_weights_of_first(module: nn.Module) -> None:
 def average_gradients(module: nn.Module) -> None:
     """Replace the gradients of a module by their means over all processes.
 
-    A parameter without a gradient in this process, but with one in another, has gradient 0 here.
-    The gradients are averaged after the backward pass, not during it as
-    `DistributedDataParallel` does, so that a step that runs out of memory can be abandoned.
+    If a parameter has a gradient only in some processes, the gradient is 0 in all others. Gradients
+    are averaged after the backward pass, not during it as `DistributedDataParallel` does, so that a
+    step that runs out of memory can be abandoned.
     """
     n_processes = find_processes().count
     if n_processes == 1:

@@ -1,4 +1,4 @@
-"""The protocol of tasks for the loop: module, batches, loss, evaluation, and saving to a folder."""
+"""The protocol of tasks that the loop trains: module, batches, loss, evaluation and saving."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -26,16 +26,16 @@ class Goal:
         return cls(measure, larger=measure.removeprefix("bag_") not in _LOWER_IS_BETTER)
 
     def is_better(self, new: Measures, old: Measures) -> bool:
-        """Return whether `new` is strictly better than `old`; every value is better than NaN."""
+        """Return whether `new` is strictly better than `old`; any value is better than NaN."""
         new_value, old_value = new[self.measure], old[self.measure]
         return math.isnan(old_value) or (new_value > old_value if self.larger else new_value < old_value)
 
 
 class Task(Protocol[Batch]):
-    """One training task. Only the weights are state; the recipe determines everything else.
+    """One training task. Only its weights may change; everything else is determined by `recipe`.
 
-    A task that is one of several stages may have a property `trained_on`: one sentence for the
-    model card, which names the examples and the snapshot.
+    If a training has several stages, the task of a stage may have a property `trained_on`: a
+    sentence for the model card that names the examples and the snapshot.
     """
 
     @property
@@ -54,30 +54,30 @@ class Task(Protocol[Batch]):
     def recipe(self) -> Mapping[str, Any]:
         """Return all inputs that determine the losses, except `LoopSettings`, as JSON values.
 
-        Data and models are given by their digests.
+        Data and models are represented by their digests.
         """
         ...
 
     def batches(self, epoch: int) -> Sequence[Batch]:
-        """Return the batches of an epoch, counted from 0.
+        """Return the batches of an epoch, whose number begins at 0.
 
-        Equal epochs give equal batches, and every epoch has the same number of batches.
+        Equal epoch numbers give equal batches, and every epoch has the same number of batches.
         """
         ...
 
     def ids(self, batch: Batch) -> Sequence[str]:
-        """Return the ids of a batch's examples, which the error about a non-finite loss names."""
+        """Return the ids of the examples in a batch, for the error if its loss is not finite."""
         ...
 
     def loss(self, batch: Batch) -> tuple[Tensor, Mapping[str, Tensor | float]]:
-        """Return the loss, a scalar with gradient, and measures, whose names never change."""
+        """Return the loss, a scalar with a gradient, and measures, whose names must not change."""
         ...
 
     def evaluate(self) -> Measures:
         """Evaluate the current weights on the dev set.
 
-        The loop calls it without gradient, in the precision of training, with the module in `eval`
-        mode. The names of the measures never change, and the goal's measure is among them.
+        The loop calls it without gradients, in the precision of the training, with the module in
+        `eval` mode. The names of the measures must not change, and must include that of the goal.
         """
         ...
 
@@ -90,9 +90,9 @@ class Task(Protocol[Batch]):
 class SearchingTask(Protocol):
     """Optional methods of a `Task` that searches a snapshot during training.
 
-    The loop records the id of the searched snapshot in the journal at every step and in every
-    checkpoint. With several processes, the loop calls all of them at the same steps, and all must
-    search the same snapshot.
+    The loop records the id of the searched snapshot in the training's log at every step and in
+    every checkpoint. If there are several processes, the loop calls these methods in all of them at
+    the same steps, and all must search the same snapshot.
     """
 
     @property
@@ -101,17 +101,17 @@ class SearchingTask(Protocol):
         ...
 
     def move_index(self, step: int) -> Measures:
-        """Move to another snapshot from `step` on, or do nothing; return measures to log.
+        """Switch to another snapshot from `step` on, or do nothing; return measures for the log.
 
-        The loop calls it before it takes the batches of the step, with the weights of the previous
-        step. The names of the measures, such as the snapshot's age, never change. The decision
-        should depend only on the step and the weights, so that a run that was killed resumes to the
-        same losses.
+        The loop calls this before it gets the batches of the step, when the weights are those of
+        the previous step. The names of the measures, such as the age of the snapshot, must not
+        change. The decision should depend only on the step and the weights, so that a run that was
+        killed and resumed has the same losses.
         """
         ...
 
     def search_snapshot(self, snapshot: str) -> None:
-        """Search the snapshot with this id, which the loaded checkpoint searched.
+        """Search the snapshot with this id, which was searched when the checkpoint was written.
 
         Raises:
             BookwheelError: the snapshot no longer exists, or cannot be searched.

@@ -74,7 +74,7 @@ LOOP = LoopSettings(epochs=1, learning_rate=1e-5, warmup_share=0.05)
 
 @dataclass(frozen=True, slots=True)
 class ColbertRecipe(GroupRecipe):
-    """Settings of ColBERT; the defaults are the papers' where they give a value."""
+    """Settings of ColBERT; the defaults are the values in the papers, if these have one."""
 
     # dimension of the token vectors if the encoder has no projection yet; ColBERT, section 4.1: 128
     dim: int = DIM
@@ -87,14 +87,15 @@ class ColbertRecipe(GroupRecipe):
     # ColBERTv2, and 2 without one
     ways: int = 0
     # maximum number of passages whose activations are in memory at a time; a larger batch is
-    # computed twice with an equal gradient, as in GradCache (Gao et al. 2021)
+    # computed twice, as in GradCache (Gao et al. 2021), which does not change the gradient
     passages_at_once: int = 256
     # whether to add the cross-entropy over all passages of the batch, as ColBERTv2 does
     in_batch: bool = True
-    # treatment of examples without a positive or a negative passage: drop them, or refuse the file
+    # what to do with examples without a positive or a negative passage: drop them, or refuse the
+    # file
     missing: Missing = "drop"
-    # dev measure that selects the best weights; the benchmark's measure is not a choice, because it
-    # would need the whole corpus encoded at each evaluation
+    # dev measure that selects the best weights; the benchmark's measure is not a choice, because
+    # every evaluation would have to encode the whole corpus
     goal: GoalName = "average_rank"
     seed: int = 12345  # random seed of a new projection, the example order and the negatives
 
@@ -112,7 +113,7 @@ class ColbertRecipe(GroupRecipe):
 
 @dataclass(frozen=True, slots=True)
 class ColbertTraining:
-    """Settings of a ColBERT's training."""
+    """Settings of a training of ColBERT."""
 
     # ColBERTv2, section 3.2: 20,000 of 400,000 steps are warm-up; epochs = 1 instead of 400,000
     # steps, because the number of steps should follow the number of examples
@@ -134,7 +135,7 @@ class InitialColbert:
         """Load the encoder of `folder`.
 
         Raises:
-            InputError: the encoder cannot be loaded, or its vocabulary lacks the marker tokens.
+            InputError: the encoder cannot be loaded, or its vocabulary has no marker tokens.
         """
         if is_token_encoder(folder):
             spec = read_token_spec(folder)
@@ -158,13 +159,13 @@ class ColbertTask(ListTask[TokenModel, ColbertRecipe]):
         corpus: Sequence[Passage] = (),
         digests: Mapping[str, str] | None = None,
     ) -> None:
-        """Set the data; `corpus` and the passages of dev examples are ranked for dev questions.
+        """Set the data; for dev questions, `corpus` and the passages of dev examples are ranked.
 
-        `digests` are the digests of the encoder's and the teacher's files.
+        `digests` are the digests of the files of the encoder and the teacher.
 
         Raises:
-            InputError: no example has a positive and a negative; or one lacks them, and the recipe
-                refuses that.
+            InputError: no example has a positive and a negative; or an example does not, and the
+                recipe refuses incomplete examples.
             UsageError: there is no dev example, or both losses are off.
         """
         super().__init__(initial.model, train, dev, recipe, corpus, digests)
@@ -174,20 +175,20 @@ class ColbertTask(ListTask[TokenModel, ColbertRecipe]):
             raise UsageError("in_batch = false leaves no loss without a teacher: name a --teacher, or set in_batch")
 
     def recipe(self) -> Mapping[str, Any]:
-        """Return the recipe, the digests of data, encoder and teacher, and the encoder's spec."""
+        """Return the recipe, the digests of data and models, and the spec of the encoder."""
         return {**super().recipe(), "spec": self._initial.tokenizer.spec.to_json()}
 
     def build_batch(self, examples: Sequence[Example], rng: random.Random) -> ListBatch:
-        """Return the examples' lists with the recipe's number of negatives."""
+        """Return a list of passages for each example, with the recipe's number of negatives."""
         return build_list_batch(examples, self._recipe.count_negatives(has_teacher=self._has_teacher), rng)
 
     def loss(self, batch: ListBatch) -> tuple[Tensor, Mapping[str, Tensor | float]]:
-        """Return the sum of the in-batch and the distillation loss, and both as measures with
-        `accuracy`.
+        """Return the sum of the in-batch and the distillation loss, and as measures each of the two
+        losses and the `accuracy`.
 
         The in-batch loss is over the questions and passages of all processes. Each process scores
-        all questions with its own passages, so that only vectors of questions and scores are
-        gathered, and the vectors of passages can be computed in parts.
+        all questions with its own passages. Therefore only question vectors and scores are
+        exchanged, and passage vectors can be computed in parts.
         """
         passages = batch.list_pairs()[1]
         questions, start = gather_all_processes(self._embed_questions(batch))  # (b of all, l, d)
@@ -213,7 +214,7 @@ class ColbertTask(ListTask[TokenModel, ColbertRecipe]):
         return total_loss, measures
 
     def evaluate(self) -> Measures:
-        """Return the dev set's `average_rank` and `Success@k` by MaxSim; see `RankingEvaluator`."""
+        """Rank dev passages by MaxSim; return the measures of `RankingEvaluator`."""
         encoder = self.encoder()
         question_vectors = encoder.encode_questions(self._ranking_evaluator.questions)
         pool = self._ranking_evaluator.pool
@@ -225,7 +226,7 @@ class ColbertTask(ListTask[TokenModel, ColbertRecipe]):
         )
 
     def encoder(self) -> TokenEncoder:
-        """Return the encoder of the current weights."""
+        """Return an encoder with the current weights."""
         initial = self._initial
         max_tokens = get_max_batch_tokens(self.module.device)
         return TokenEncoder(
@@ -233,7 +234,7 @@ class ColbertTask(ListTask[TokenModel, ColbertRecipe]):
         )
 
     def save(self, folder: Path) -> None:
-        """Write `colbert/`, which `TokenEncoder.load` opens."""
+        """Write the folder `colbert/`, which `TokenEncoder.load` opens."""
         self.module.save(folder / PART, self._initial.folder, self._initial.tokenizer.spec)
 
     def _embed_questions(self, batch: ListBatch) -> Tensor:
@@ -244,8 +245,8 @@ class ColbertTask(ListTask[TokenModel, ColbertRecipe]):
     def _score_passages(self, question_vectors: Tensor, passages: Sequence[Passage]) -> Tensor:
         """Return the (b, m) MaxSim scores of (b, l, d) question vectors and m passages.
 
-        If there are more than `passages_at_once`, they are scored in parts, which the backward pass
-        computes again.
+        More than `passages_at_once` passages are scored in parts, which the backward pass computes
+        again.
         """
         chunk_size = self._recipe.passages_at_once
         if len(passages) <= chunk_size:
@@ -291,12 +292,12 @@ class Colbert(Objective[ColbertTraining]):
     )
 
     def origins(self, store: Store, snapshot: Snapshot, named_models: NamedModels) -> InitialModels:
-        """Return the named encoder, else the snapshot's, and the teacher if one is named."""
+        """Return the named encoder, else that of the snapshot, and the teacher if one is named."""
         model_options = self.options if named_models.teacher is not None else {"encoder"}
         return choose_models(store, snapshot, named_models, self.result.parts, model_options)
 
     def prepare(self, job: Job[ColbertTraining]) -> Examples:
-        """Return the examples with mined negatives and positives, and with the teacher's scores."""
+        """Return the examples with mined negatives and positives and with scores by the teacher."""
         model_names, settings = job.origins.names, job.settings
         teacher = load_teacher(job) if TEACHER in model_names else None
         examples = mine_passages(job)
@@ -306,14 +307,14 @@ class Colbert(Objective[ColbertTraining]):
         return {**examples, "train": add_teacher_scores(examples["train"], teacher, n_negatives)}
 
     def task(self, job: Job[ColbertTraining]) -> ColbertTask:
-        """Load the encoder; passages of the snapshot are also ranked for dev questions."""
+        """Build the task; passages of the snapshot are ranked, too, for dev questions."""
         settings = job.settings
         initial = InitialColbert.load(resolve_folder(job.origins.names[PART]), settings.colbert)
         corpus = sample_passages(job.snapshot, settings.negatives.ranked, job.runner)
         return ColbertTask(initial, job.examples["train"], job.examples["dev"], settings.colbert, corpus, job.digests)
 
     def costs(self, job: Job[ColbertTraining], models: Mapping[str, Architecture]) -> TrainingCosts:
-        """Return the costs of encoding and comparing a batch, of mining, and of the teacher."""
+        """Return the costs to encode and compare a batch, to mine passages, and of the teacher."""
         recipe, model, teacher = job.settings.colbert, models[PART], models.get(TEACHER)
         n_passages = recipe.batch_size * (1 + recipe.count_negatives(has_teacher=teacher is not None))
         n_similarities = 4 * recipe.batch_size * recipe.question_length * n_passages * recipe.passage_length
@@ -329,7 +330,7 @@ class Colbert(Objective[ColbertTraining]):
         n_tokens = recipe.batch_size * recipe.question_length + n_passages * recipe.passage_length
         n_ranked = min(job.settings.negatives.ranked, job.snapshot.n) + len(job.examples["dev"])
         n_batches = max(1, len(job.examples["train"]) // recipe.batch_size)
-        n_passes = TRAINING_PASSES + (n_passages > recipe.passages_at_once)  # one to recompute
+        n_passes = TRAINING_PASSES + (n_passages > recipe.passages_at_once)  # one pass to recompute
         step_operations = n_passes * (n_tokens * model.operations_per_token + 2.0 * n_similarities / 4 * recipe.dim)
         pair_counts = len(job.examples["train"]), 1 + recipe.count_negatives(has_teacher=True)
         teacher_operations = count_teacher_operations(*pair_counts, teacher) if teacher else 0.0

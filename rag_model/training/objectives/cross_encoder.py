@@ -29,7 +29,7 @@ from rag_model.training.objectives.task_bases import GroupRecipe, ListTask, Mini
 
 GoalName = Literal["MRR", "Success@1", "loss"]
 LOOP = LoopSettings(epochs=2, learning_rate=1e-5, warmup_share=0.1, weight_decay=0.01, max_gradient_norm=1.0)
-"""The authors' code, github.com/luyug/Reranker: examples/msmarco-doc and its trainer's defaults."""
+"""Values of the authors' code, github.com/luyug/Reranker: examples/msmarco-doc and the trainer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,14 +37,16 @@ class CrossEncoderRecipe(GroupRecipe):
     """Settings of a cross-encoder. "Code" is github.com/luyug/Reranker, of Gao et al. 2021."""
 
     # number of questions per batch and process; 4 in one process instead of 1 on each of 4 GPUs,
-    # because a step then has equally many questions
+    # because a step then has the same number of questions
     batch_size: int = 4
     # number of negatives per question, drawn anew in each epoch; code: train_group_size 8, which
     # includes the positive
     negatives: int = 7
-    # number of hard negatives that are ranked with a dev question's positive; mining keeps 30
+    # number of hard negatives that are ranked together with the positive of a dev question; mining
+    # selects up to 30
     ranked: int = 30
-    # treatment of examples without a positive or a negative passage: drop them, or refuse the file
+    # what to do with examples without a positive or a negative passage: drop them, or refuse the
+    # file
     missing: Missing = "drop"
     goal: GoalName = "MRR"  # dev measure that selects the best weights
 
@@ -67,25 +69,26 @@ class CrossEncoderTask(ListTask[TrainableCrossEncoder, CrossEncoderRecipe]):
     kind = "cross-encoder"
 
     def loss(self, batch: ListBatch) -> tuple[Tensor, Mapping[str, Tensor | float]]:
-        """Return the loss over the batch's lists, and the `accuracy` of `listwise_loss`."""
+        """Return `listwise_loss` over the lists of the batch, and its `accuracy`."""
         loss, accuracy = listwise_loss(pad_lists(self.module(*batch.list_pairs()), batch.lengths))
         return loss, {"accuracy": accuracy}
 
     def evaluate(self) -> Measures:
-        """Return the dev set's `loss`, `MRR` and `Success@1` of the positive in its list.
+        """Return `loss`, `MRR` and `Success@1` on the dev set.
 
-        A positive that ties with a negative ranks below it.
+        The positive of a question is ranked among its negatives. If it ties with a negative, it
+        ranks below.
         """
         batch = build_list_batch(self.keep_complete(self._dev), self._recipe.ranked, None)
         # (n,) -> (b, l)
         scores = pad_lists(torch.from_numpy(self.module.scores(*batch.list_pairs())), batch.lengths)
         loss, accuracy = listwise_loss(scores)
-        # (b,) ranks from 1, because >= counts the positive itself
+        # (b,) ranks begin at 1, because >= also counts the positive itself.
         ranks = (scores >= scores[:, :1]).sum(1).numpy()
         return {"loss": loss.item(), "MRR": float(np.mean(1 / ranks)), "Success@1": accuracy.item()}
 
     def save(self, folder: Path) -> None:
-        """Write `cross-encoder/`, which `CrossEncoder.load` opens."""
+        """Write the folder `cross-encoder/`, which `CrossEncoder.load` opens."""
         self.module.save(folder / PART)
 
 
@@ -110,7 +113,7 @@ class CrossEncoderObjective(MiningObjective[CrossEncoderTraining]):
         return CrossEncoderTask(encoder, *examples, job.settings.cross_encoder, digests=job.digests)
 
     def costs(self, job: Job[CrossEncoderTraining], models: Mapping[str, Architecture]) -> TrainingCosts:
-        """Return the costs of scoring the pairs of a batch, and of mining."""
+        """Return the costs to score the pairs of a batch, and to mine passages."""
         recipe, model = job.settings.cross_encoder, models[PART]
         n_pairs, n_tokens = recipe.batch_size * (1 + recipe.negatives), QUESTION_TOKENS + PASSAGE_TOKENS
         stage_bytes = {

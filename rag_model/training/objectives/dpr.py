@@ -34,15 +34,15 @@ GoalName = Literal["average_rank", "loss", "Success@20"]
 
 @dataclass(frozen=True, slots=True)
 class DprRecipe(PairRecipe):
-    """Settings of DPR; those of the optimizer are in `LoopSettings`, whose defaults are DPR's."""
+    """Settings of DPR; settings of the optimizer are in `LoopSettings`, with the values of DPR."""
 
     # number of questions per batch and process; 128 in each process instead of 128 over 8 GPUs
-    # (section 5), because one process must be able to train with the published batch
+    # (section 5), because one process must be able to train with the published batch size
     batch_size: int = 128
     # number of hard negatives per question; DPR, section 5: one from BM25
     hard_negatives: int = 1
-    # treatment of examples without a positive passage: drop them, or refuse the file; DPR, section
-    # 4.2, drops them
+    # what to do with examples without a positive passage: drop them, or refuse the file; DPR,
+    # section 4.2, drops them
     without_positive: Missing = "drop"
     # dev measure that selects the best weights; DPR code: average rank
     goal: GoalName = "average_rank"
@@ -68,7 +68,7 @@ class DprTask(ContrastTask[BiEncoder, DprRecipe]):
     kind = "dpr"
 
     def recipe(self) -> Mapping[str, Any]:
-        """Return the recipe, the digests of data and encoders, and the encoders' specs."""
+        """Return the recipe, the digests of data and encoders, and the specs of the encoders."""
         specs = {"question": self.module.question.spec.to_json(), "passage": self.module.passage.spec.to_json()}
         return {**super().recipe(), "encoders": self.module.digests(), "specs": specs}
 
@@ -82,7 +82,7 @@ class DprTask(ContrastTask[BiEncoder, DprRecipe]):
         return loss, {"accuracy": accuracy}
 
     def evaluate(self) -> Measures:
-        """Return the dev set's `loss`, `average_rank` and `Success@k`; see `RankingEvaluator`."""
+        """Return the `loss` on the dev set, and the measures of `RankingEvaluator`."""
         question_vectors = self.module.encode_questions(self._ranking_evaluator.questions)  # (n, d)
         passage_vectors = self.module.encode_passages(self._ranking_evaluator.pool)  # (m, d)
         measures = self._ranking_evaluator.evaluate(question_vectors, passage_vectors)
@@ -132,14 +132,14 @@ class Dpr(MiningObjective[DprTraining]):
     )
 
     def task(self, job: Job[DprTraining]) -> DprTask:
-        """Load the encoders; passages of the snapshot are also ranked for dev questions."""
+        """Build the task; passages of the snapshot are ranked, too, for dev questions."""
         model_names, recipe = job.origins.names, job.settings.dpr
         encoders = recipe.load_encoders(model_names["question"], model_names["passage"])
         corpus = sample_passages(job.snapshot, job.settings.negatives.ranked, job.runner)
         return DprTask(encoders, job.examples["train"], job.examples["dev"], recipe, corpus)
 
     def costs(self, job: Job[DprTraining], models: Mapping[str, Architecture]) -> TrainingCosts:
-        """Return the costs of encoding the questions and passages of a batch, and of mining."""
+        """Return the costs to encode questions and passages of a batch, and to mine passages."""
         recipe = job.settings.dpr
         return estimate_pair_costs(job, job.settings.negatives, recipe, recipe.hard_negatives, models)
 

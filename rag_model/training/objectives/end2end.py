@@ -1,10 +1,10 @@
-"""End-to-end RAG: question encoder, passage encoder and generator are trained together.
+"""End-to-end RAG: train question encoder, passage encoder and generator together.
 
-"Paper" is Siriwardhana et al. 2023 (TACL 11, 1-17), "code" its authors' repository. The first loss
-is RAG's -log p(y|x), but here p(z|x) has a gradient to both encoders, because the current passage
-encoder encodes the passages that an older index returns. The second loss is -log p(s|z) of
-statements s, which the generator reconstructs from the passages retrieved for s, without those that
-contain s verbatim.
+"Paper" is Siriwardhana et al. 2023 (TACL 11, 1-17), "code" the repository of its authors. The first
+loss is -log p(y|x) as in RAG. Here p(z|x) has a gradient to both encoders, because the passages
+that an older index returns are encoded by the current passage encoder. The second loss is
+-log p(s|z) of statements s. The generator reconstructs s from passages that were retrieved for s,
+without passages that contain s verbatim.
 """
 
 import random
@@ -58,7 +58,7 @@ from rag_model.training.objectives.rag import (
     to_numpy,
 )
 
-_MIN_WORDS = 5  # minimum words of a statement; shorter leads are headings and broken text
+_MIN_WORDS = 5  # minimum words of a statement; shorter first sentences are headings or broken text
 LOOP = LoopSettings(
     epochs=10,  # paper: 10
     accumulation=8,  # the paper accumulates 8 batches of 4
@@ -70,7 +70,7 @@ LOOP = LoopSettings(
     max_gradient_norm=0.1,  # the code uses the value of RAG's authors
 )
 LEADS, NONE = "leads", "none"
-# further candidates per statement, because those that contain the statement are dropped
+# number of further candidates per statement, because candidates with the statement are removed
 _EXTRA_CANDIDATES = 2
 _STATEMENT_TOKENS = 40  # estimated tokens per statement
 
@@ -84,13 +84,14 @@ class Statement:
 
 
 def read_statements(source: str) -> list[Statement]:
-    """Read a JSON-lines file of statements.
+    """Read statements from a JSON-lines file.
 
-    Each line has a `statement` and may have an `id`; the default id is its number from 0.
+    Each line has a `statement` and may have an `id`. The default id is the number of the line, from
+    0.
 
     Raises:
-        InputError: the file is unreadable, a line has no statement (the message names its number),
-            or there is no line.
+        InputError: the file is unreadable, a line has no statement (the message has its number), or
+            there is no line.
     """
     statements: list[Statement] = []
     for i, (location, statement_row) in enumerate(iter_json_file(source, "statements")):
@@ -105,13 +106,13 @@ def read_statements(source: str) -> list[Statement]:
 
 @dataclass(frozen=True, slots=True)
 class LeadCountTask(PartTask):
-    """Counts the leads of a part."""
+    """A task that counts the leads (first sentences of pages) in a part of the snapshot."""
 
     stage: ClassVar[str] = "count-leads"
     code: ClassVar[int] = 1
 
     def compute(self, store: Store) -> dict[str, Any]:
-        """Return the number of leads, the first and the last page, and whether row 0 is a lead."""
+        """Return the number of leads, the first and last page, and whether row 0 has a lead."""
         path = store.blobs.get_local_path(self.file)
         with PassageFile(path) as file:
             first_page, last_page = (passage.page_id for passage in file.read_rows([0, file.n_rows - 1]))
@@ -121,29 +122,29 @@ class LeadCountTask(PartTask):
 
 @dataclass(frozen=True, slots=True)
 class LeadTask(PartTask):
-    """Reads some leads of a part."""
+    """A task that reads some leads of a part of the snapshot."""
 
-    numbers: tuple[int, ...]  # numbers of the leads, ascending
+    numbers: tuple[int, ...]  # ascending numbers of the leads to read
 
     stage: ClassVar[str] = "leads"
     code: ClassVar[int] = 1
 
     def compute(self, store: Store) -> list[tuple[str, str]]:
-        """Return the page and the sentence of each lead."""
+        """Return (page id, sentence) of each lead."""
         passage_leads = [*_iter_leads(store.blobs.get_local_path(self.file))]
         return [passage_leads[i][1:] for i in self.numbers]
 
 
 def sample_leads(snapshot: Snapshot, limit: int, seed: int, runner: TaskRunner | None = None) -> list[Statement]:
-    """Draw up to `limit` leads, the first sentences of pages, in the order of the pages.
+    """Draw up to `limit` leads (first sentences of pages) at random, sorted by page id.
 
-    Sentences of fewer than 5 words are left out. `runner` reads the parts on workers, which count
-    the leads and then read the drawn ones; if None, this process does both.
+    Sentences of fewer than 5 words are left out. First all leads are counted, then the drawn leads
+    are read. `runner` does this on workers, with one task per part; if None, this process does it.
     """
     files = [snapshot.manifest.content.files[passages_path(part.name)] for part in snapshot.parts if part.rows]
     lead_counts, skipped_counts, previous_page = list[int](), list[int](), ""
     for result in run_tasks(snapshot.store, [LeadCountTask(file) for file in files], runner):
-        # Row 0 holds no lead if its page began in the previous part.
+        # Row 0 has no lead if its page begins in the previous part.
         skipped_counts.append(int(result["starts_with_lead"] and result["first"] == previous_page))
         lead_counts.append(result["leads"] - skipped_counts[-1])
         previous_page = result["last"]
@@ -164,7 +165,7 @@ def sample_leads(snapshot: Snapshot, limit: int, seed: int, runner: TaskRunner |
 
 
 def digest_statements(statements: list[Statement]) -> str:
-    """Return the digest of statements, in order."""
+    """Return a digest of statements in their order."""
     return digest_json([[statement.id, statement.text] for statement in statements])
 
 
@@ -182,7 +183,7 @@ def first_sentence(text: str) -> str:
 
 
 def _iter_leads(passages: Path) -> Iterator[tuple[int, str, str]]:
-    """Yield the row, the page and the sentence of each lead of a part."""
+    """Yield (row, page id, sentence) of each lead in a file of passages."""
     last_page_id, row = None, 0
     with PassageFile(passages) as file:
         for batch in file.iter_batches(["page_id", "text"]):
@@ -195,10 +196,10 @@ def _iter_leads(passages: Path) -> Iterator[tuple[int, str, str]]:
 
 @dataclass(frozen=True, slots=True)
 class End2EndRecipe:
-    """Settings of end-to-end RAG besides RAG's settings."""
+    """Settings of end-to-end RAG in addition to the settings of RAG."""
 
-    # whether the passages are marginalized per token (RAG-Token) or per answer (RAG-Sequence);
-    # code: rag_token
+    # whether the model marginalizes over passages for each token (RAG-Token) or for the answer
+    # (RAG-Sequence); code: rag_token
     marginal: Variant = "token"
     # number of retrieved passages per question, of which the current encoder keeps the best k; 0
     # means k, as in the paper
@@ -210,7 +211,7 @@ class End2EndRecipe:
 
 @dataclass(frozen=True, slots=True)
 class ReconstructionSettings:
-    """Settings of the auxiliary task, generating a statement from passages; paper, section 3.2."""
+    """Settings of the auxiliary task to generate a statement from passages; paper, section 3.2."""
 
     # Source of the statements: `leads` takes the first sentences of the corpus's pages, `none`
     # switches the task off, and anything else is a JSON-lines file with a `statement` per line. The
@@ -219,8 +220,8 @@ class ReconstructionSettings:
     most: int = 20_000  # maximum number of leads that are sampled from the corpus
     batch_size: int = 1  # number of statements per batch and process
     weight: float = 1.0  # factor of the auxiliary loss; the paper adds both losses (factor 1)
-    # token that marks a statement: it precedes the statement in the query, and stands for the
-    # question in the generator's input
+    # token that marks a statement: in the query it precedes the statement, and in the generator's
+    # input it replaces the question
     marker: str = "<p>"
 
     def __post_init__(self) -> None:
@@ -263,7 +264,7 @@ class End2EndTraining:
 
     @property
     def n_candidates(self) -> int:
-        """Number of passages to retrieve from the index."""
+        """The number of passages to retrieve from the index."""
         return self.end2end.candidates or self.rag.k
 
 
@@ -273,12 +274,12 @@ class StatementPair(QuestionAnswer):
 
     @classmethod
     def from_statement(cls, statement: Statement) -> "StatementPair":
-        """Return the statement as a pair."""
+        """Return a pair whose question and answer are the statement."""
         return cls(Example(f"statement {statement.id}", statement.text, (statement.text,)), statement.text)
 
 
 class End2EndTask(RagTask):
-    """Train a `Rag` with a passage encoder on questions and statements, with a moving index."""
+    """Train a `Rag` and its passage encoder on questions and statements, with a moving index."""
 
     def __init__(
         self,
@@ -291,7 +292,7 @@ class End2EndTask(RagTask):
         index: Callable[[MovingIndexHooks], MovingIndex],
         initial_digests: Mapping[str, str] | None = None,
     ) -> None:
-        """Set the data; `index` builds the moving index from the hooks of this task.
+        """Set the data; `index` creates the moving index, with methods of this task as hooks.
 
         Raises:
             BookwheelError: see `RagTask` and `MovingIndex`.
@@ -299,7 +300,7 @@ class End2EndTask(RagTask):
         super().__init__(rag, snapshot, examples["train"], examples["dev"], settings.rag, initial_digests)
         self._passage, self._settings = passage, settings
         self._statements = list(statements)
-        # number of the current round through the statements, and its order
+        # number of the current pass over all statements, and their order in this pass
         self._round = (-1, list[int]())
         self._moving = index(MovingIndexHooks(self.save_encoders, self.switch_to))
 
@@ -316,24 +317,24 @@ class End2EndTask(RagTask):
 
     @property
     def searched_snapshot(self) -> str:
-        """Id of the snapshot that is searched now."""
+        """The id of the snapshot that is searched now."""
         return self._moving.searched_snapshot
 
     def move_index(self, step: int) -> Measures:
-        """Move to a rebuilt snapshot if there is one; see `MovingIndex`."""
+        """Switch to a rebuilt snapshot if there is one; see `MovingIndex`."""
         return self._moving.move_index(step)
 
     def search_snapshot(self, snapshot: str) -> None:
-        """Search the snapshot of a checkpoint again."""
+        """Search the snapshot that was searched when a checkpoint was written."""
         self._moving.search_snapshot(snapshot)
 
     def save_encoders(self, folder: Path) -> None:
-        """Write the current encoders, with which a rebuild encodes the passages."""
+        """Write the current encoders; a rebuild will encode the passages with them."""
         passage_space = self._passage.save_passage_encoder(folder / "passage")
         self._question.save(folder / "question", target_space=passage_space)
 
     def batches(self, epoch: int) -> Sequence[RagBatch]:
-        """Return an epoch's batches: RAG's questions, then statements in rounds over all."""
+        """Return the batches of an epoch: each has questions as in RAG, then statements."""
         batches, batch_size = super().batches(epoch), self._settings.reconstruction.batch_size
         if not self._statements:
             return batches
@@ -350,7 +351,7 @@ class End2EndTask(RagTask):
         ]
 
     def loss(self, batch: RagBatch) -> tuple[Tensor, Mapping[str, Tensor | float]]:
-        """Return the mean loss of questions plus the weighted loss of statements."""
+        """Return the mean loss of the questions plus the weighted mean loss of the statements."""
         statement_pairs = [pair for pair in batch if isinstance(pair, StatementPair)]
         answer_loss, measures = super().loss(tuple(pair for pair in batch if not isinstance(pair, StatementPair)))
         if not self._statements:
@@ -364,7 +365,10 @@ class End2EndTask(RagTask):
         return answer_loss + self._settings.reconstruction.weight * reconstruction_loss, all_measures
 
     def _get_statement(self, statement_number: int) -> Statement:
-        """Return the statement with a number, from 0; each round has its own random order."""
+        """Return the statement with this number, counted from 0 over all passes.
+
+        Every pass over the statements has its own random order.
+        """
         round_number, index = divmod(statement_number, len(self._statements))
         return self._statements[self._get_round_order(round_number)[index]]
 
@@ -376,7 +380,7 @@ class End2EndTask(RagTask):
         return self._round[1]
 
     def _compute_reconstruction_loss(self, batch: Sequence[QuestionAnswer]) -> Tensor:
-        """Return the mean -log p(s|z) of statements; 0 if no statement has a passage left."""
+        """Return the mean -log p(s|z) of the statements s that have passages, or 0 if none has."""
         marker, texts = self._settings.reconstruction.marker, [pair.answer for pair in batch]
         # (s, d)
         question_vectors = self.module.embed_questions([f"{marker} {text}" for text in texts])
@@ -399,7 +403,7 @@ class End2EndTask(RagTask):
         candidates = self._memory.retrieve(
             [pair.example.question for pair in batch], to_numpy(question_vectors), self._settings.n_candidates
         )
-        if self._settings.n_candidates == self._recipe.k:  # reranking would only change the order
+        if self._settings.n_candidates == self._recipe.k:  # Reranking would only change the order.
             return candidates
         return rerank(candidates, to_numpy(question_vectors), self._encode, self._recipe.k)
 
@@ -413,7 +417,7 @@ class End2EndTask(RagTask):
 
 
 class End2EndObjective(Objective[End2EndTraining]):
-    """The objective `rag-end2end`: both encoders and a generator, with an index that is rebuilt."""
+    """The objective `rag-end2end`: two encoders and a generator, with an index that is rebuilt."""
 
     name = "rag-end2end"
     summary = "a RAG model whose passage encoder is also trained, with an index that is rebuilt"
@@ -430,7 +434,7 @@ class End2EndObjective(Objective[End2EndTraining]):
     )
 
     def inputs(self, job: Job[End2EndTraining]) -> Mapping[str, Any]:
-        """Return the digest of a file of statements."""
+        """Return the digest of the file of statements, if the settings name one."""
         source = job.settings.reconstruction.statements
         return {} if source in (LEADS, NONE) else {"statements": digest_statements(read_statements(source))}
 
@@ -447,11 +451,11 @@ class End2EndObjective(Objective[End2EndTraining]):
         return End2EndTask(rag, passage, job.snapshot, job.examples, load_statements(job), settings, index, job.digests)
 
     def check(self, task: End2EndTask, trained: Measures) -> None:  # type: ignore[override]
-        """Check that the model's answers depend on the passages; see `RagTask.check`."""
+        """Check that the answers of the model depend on the passages; see `RagTask.check`."""
         task.check(trained)
 
     def costs(self, job: Job[End2EndTraining], models: Mapping[str, Architecture]) -> TrainingCosts:
-        """Return the costs of RAG, of encoding passages, of statements, and of rebuilds."""
+        """Return the costs of RAG, plus those of passage vectors, statements and rebuilds."""
         settings, passage, generator = job.settings, models["passage"], models["generator"]
         rag, reconstruction = settings.rag, settings.reconstruction
         rag_job = Job(job.store, job.snapshot, job.origins, RagTraining(settings.loop, rag), job.examples)
@@ -477,20 +481,20 @@ class End2EndObjective(Objective[End2EndTraining]):
             evaluation_operations=rag_costs.evaluation_operations
             + passage_operations * len(job.examples["dev"]) * n_candidates,
             rebuild_operations=passage_operations * job.snapshot.n,
-            # one at the end, for the published weights
+            # One rebuild at the end is for the published weights.
             rebuilds=settings.moving.count_rebuilds(n_steps) + 1,
         )
 
 
 def load_statements(job: Job[End2EndTraining]) -> list[Statement]:
-    """Return the statements to reconstruct; an empty list if the settings switch them off.
+    """Return the statements to reconstruct; an empty list if the settings switch this off.
 
     Raises:
-        InputError: the file cannot be read.
-        UsageError: the corpus has no lead.
+        InputError: the file of statements cannot be read.
+        UsageError: no page begins with a sentence of 5 words or more.
     """
     settings = job.settings.reconstruction
-    if settings.statements == NONE or job.snapshot.n < 2:  # a single passage contains every lead
+    if settings.statements == NONE or job.snapshot.n < 2:  # A single passage contains its lead.
         return []
     if settings.statements != LEADS:
         return read_statements(settings.statements)

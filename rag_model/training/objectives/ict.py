@@ -1,7 +1,8 @@
 """Inverse cloze task (ICT): learn to retrieve a sentence's passage (Lee et al. 2019, ORQA).
 
-The task needs no examples, and its encoders initialize REALM: a retriever without such a warm start
-returns useless passages at first and learns nothing from them (Guu et al. 2020, section 3.4).
+The task needs no examples. Its encoders can initialize REALM: without such a warm start, the
+retriever of REALM first returns useless passages and learns nothing from them (Guu et al. 2020,
+section 3.4).
 """
 
 import random
@@ -38,7 +39,7 @@ from rag_model.training.objectives.task_bases import BiEncoder, GroupRecipe, Ran
 GoalName = Literal["average_rank", "Success@20"]
 LOOP = LoopSettings(epochs=1, learning_rate=1e-4, warmup_share=0.1, weight_decay=0.01, max_gradient_norm=1.0)
 """Lee et al. 2019, section 8: 1e-4 with BERT's optimizer; 100,000 steps of 4,096 sentences."""
-_DEV_EPOCH = -1  # replaces the epoch, so that each evaluation draws the same sentences
+_DEV_EPOCH = -1  # With a fixed epoch number, each evaluation draws the same sentences.
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,7 @@ class IctRecipe(GroupRecipe):
     """Settings of the inverse cloze task. "Paper" is Lee et al. 2019."""
 
     # number of sentences per batch and process, each with its passage; 128 instead of 4,096,
-    # because one machine must be able to hold the batch
+    # because a batch must fit on one machine
     batch_size: int = 128
     # share of the passages from which the query sentence is removed; paper: 90 %
     removed: float = 0.9
@@ -54,7 +55,7 @@ class IctRecipe(GroupRecipe):
     # a softmax over cosines, which lie in [-1, 1], is almost uniform
     temperature: float = 1.0
     dev_texts: int = 256  # number of passages that are held out for the evaluation
-    # number of further passages among which the passage of a held-out sentence is ranked
+    # number of other passages with which the passage of a held-out sentence is ranked
     ranked: int = 1_000
     # measure on the held-out passages that selects the best weights
     goal: GoalName = "average_rank"
@@ -84,7 +85,7 @@ class IctTask(TextTask):
     def __init__(
         self, encoders: BiEncoder, snapshot: Snapshot, recipe: IctRecipe, digests: Mapping[str, str] | None = None
     ) -> None:
-        """Choose the texts; `digests` are the digests of the initial encoders' files."""
+        """Choose the texts; `digests` are the digests of the files of the initial encoders."""
         super().__init__(snapshot, np.arange(snapshot.n), recipe, digests)
         self.module = encoders
         self.goal = Goal.for_measure(recipe.goal)
@@ -101,10 +102,10 @@ class IctTask(TextTask):
         )
 
     def draw_pairs(self, batch: TextBatch) -> tuple[list[str], list[Passage]]:
-        """Return (sentences, their passages) drawn for a batch.
+        """Draw a sentence from each passage of a batch; return the sentences and the passages.
 
-        Equal batches give equal pairs. Passages of one sentence are dropped; if there are no
-        others, the whole first passage is its own sentence.
+        Equal batches give equal pairs. Passages with a single sentence are left out. If all of them
+        have a single sentence, the result is the text of the first passage and this passage.
         """
         passages = self._snapshot.passages(batch.rows)
         cloze_pairs = [
@@ -124,16 +125,16 @@ class IctTask(TextTask):
         keys, _ = gather_all_processes(hash_passages(sentence_passages).to(passage_vectors.device))
         # (b,)
         gold = torch.arange(len(sentence_passages), device=passage_vectors.device) + first_row
-        # (b, m): copies of the positive, which must not be negatives
+        # (b, m): copies of the positive must not be negatives.
         ignored = (keys[None] == keys[gold][:, None]).scatter(1, gold[:, None], False)
         loss, accuracy = in_batch_loss(
             self.module.embed_questions(sentences), passage_vectors, gold, ignored, self._recipe.temperature
         )
-        # Processes may have dropped different numbers of passages.
+        # The processes may have left out different numbers of passages.
         return mean_over_processes(loss * len(sentences), len(sentences)), {"accuracy": accuracy}
 
     def evaluate(self) -> Measures:
-        """Return `average_rank` and `Success@k` of the passages of held-out sentences."""
+        """Rank passages for held-out sentences; return `average_rank` and `Success@k`."""
         sentence_vectors = self.module.encode_questions(self._ranking_evaluator.questions)  # (n, d)
         return self._ranking_evaluator.evaluate(
             sentence_vectors, self.module.encode_passages(self._ranking_evaluator.pool)
@@ -163,7 +164,7 @@ class IctObjective(Objective[IctTraining]):
         return IctTask(encoders, job.snapshot, job.settings.ict, job.digests)
 
     def costs(self, job: Job[IctTraining], models: Mapping[str, Architecture]) -> TrainingCosts:
-        """Return the costs of encoding the sentences and passages of a batch."""
+        """Return the costs to encode the sentences and passages of a batch."""
         recipe, question, passage = job.settings.ict, models["question"], models["passage"]
         b, n = recipe.batch_size, job.snapshot.n
         activation_bytes = question.estimate_activation_bytes(b, QUESTION_TOKENS) + passage.estimate_activation_bytes(

@@ -1,4 +1,4 @@
-"""Losses and scores of retrievers: in-batch negatives, MaxSim, lists, distillation.
+"""Losses of retrievers: with in-batch negatives, over lists of passages, and for distillation.
 
 `gather_all_processes` concatenates the rows of all processes for in-batch negatives.
 """
@@ -21,14 +21,14 @@ def in_batch_loss(
 ) -> tuple[Tensor, Tensor]:
     """Return DPR's loss with in-batch negatives, and the in-batch accuracy.
 
-    L = -log (exp(q . p+ / T) / sum_j exp(q . p_j / T)), the sum over all passages of the batch:
-    Karpukhin et al. 2020, eq. 2, with a temperature T, which vectors of unit length need (their
-    scores are in [-1, 1]). The loss is the mean over the questions. The accuracy is the share of
-    questions whose positive has the highest score.
+    L = -log (exp(q . p+ / T) / sum_j exp(q . p_j / T)), where the sum is over all passages of the
+    batch (Karpukhin et al. 2020, eq. 2). The temperature T is needed for vectors of unit length,
+    because their scores are in [-1, 1]. The loss is the mean over the questions. The accuracy is
+    the share of questions whose positive has the highest score.
 
-    `questions` (b, d), `passages` (m, d), `gold` (b,) int64: the positive's row; `ignored` (b, m)
-    bool: passages to leave out of the sum, such as a question's other positives. Scores are
-    float32, also under autocast.
+    The shapes are: `questions` (b, d); `passages` (m, d); `gold` (b,) int64, the rows of the
+    positives; `ignored` (b, m) bool, the passages to leave out of the sum, such as further
+    positives of a question. Scores are computed in float32, even under autocast.
     """
     with torch.autocast(questions.device.type, enabled=False):
         scores = questions.float() @ passages.float().T / temperature  # (b, d) @ (d, m) -> (b, m)
@@ -36,16 +36,16 @@ def in_batch_loss(
 
 
 def gather_all_processes(rows: Tensor) -> tuple[Tensor, int]:
-    """Return the rows (n, ...) of all processes, and the position of this process's first row.
+    """Return the rows (n, ...) of all processes, and the position of the first row of this process.
 
-    n may differ between processes. The gradient of each process's rows is the sum over the losses
-    of all processes; because gradients of weights are averaged over processes, the result is the
-    gradient of the mean loss of one large batch.
+    n may differ between processes. The gradient of a row is the sum over the losses of all
+    processes. Gradients of weights are averaged over processes, so they are those of the mean loss
+    of one large batch.
     """
     processes = find_processes()
     if processes.count == 1:
         return rows, 0
-    if rows.dtype is torch.bool:  # gloo cannot gather bool
+    if rows.dtype is torch.bool:  # gloo cannot gather tensors of bool.
         gathered_bytes, first_row = gather_all_processes(rows.byte())
         return gathered_bytes.bool(), first_row
     row_counts = exchange_counts(len(rows))
@@ -69,9 +69,9 @@ def locate_positives(
     """Return the (b,) rows of the positives among the m passages of all processes, and a mask.
 
     The (b, m) bool mask marks the passages that must not be negatives of a question, as in
-    `mask_other_positives`. With `counts_once` it also marks all but the first of equal passages, as
-    in a `DprBatch`, which holds each passage once. `passages` are this process's passages, and
-    `gold` are the positions of the positives in them.
+    `mask_other_positives`. If `counts_once` is True, it also marks all but the first of equal
+    passages, because a `DprBatch` contains each passage only once. `passages` are the passages of
+    this process, and `gold` are the positions of the positives in them.
     """
     keys, first_row = gather_all_processes(hash_passages(passages).to(device))
     rows = torch.tensor(gold, device=device) + first_row
@@ -86,17 +86,18 @@ def locate_positives(
 
 
 def mean_over_processes(total: Tensor, count: int) -> Tensor:
-    """Return a loss whose mean over the processes is the mean over the elements of all processes.
+    """Scale a sum so that its mean over the processes is the mean over the elements of all
+    processes.
 
-    `total` is the sum over the `count` elements of this process. The gradient is also that of the
-    mean over the elements of all processes. The gradient is 0 if no process has an element.
+    `total` is the sum over the `count` elements of this process. Its gradient is scaled in the same
+    way; it is 0 if no process has an element.
     """
     process_counts = exchange_counts(count)
     return total * (len(process_counts) / max(1, sum(process_counts)))
 
 
 class _AllGather(Function):
-    """Gathers tensors of equal shape into (processes, ...), with a gradient."""
+    """Gathers tensors of equal shape from all processes into (processes, ...), with a gradient."""
 
     @staticmethod
     def forward(_: object, rows: Tensor) -> Tensor:
@@ -117,12 +118,12 @@ class _AllGather(Function):
 def compute_maxsim(questions: Tensor, passages: Tensor, token_mask: Tensor) -> Tensor:
     """Return the (b, m) float32 MaxSim scores of all questions with all passages.
 
-    S(q, d) = sum_i max_j <q_i, d_j> (Khattab and Zaharia 2020, section 3.3), over the tokens j in
-    the mask. Other tokens (padding, punctuation) score -inf before the maximum: with 0 they would
-    win wherever all similarities are negative.
+    S(q, d) = sum_i max_j <q_i, d_j> (Khattab and Zaharia 2020, section 3.3), where the maximum is
+    over the passage tokens j in the mask. All other tokens (padding, punctuation) have the
+    similarity -inf. With 0, they would be the maximum wherever all similarities are negative.
 
-    `questions` (b, l, d), of which every token counts; `passages` (m, t, d); `token_mask` (m, t)
-    bool with one token or more per passage.
+    The shapes are: `questions` (b, l, d), of which every token counts; `passages` (m, t, d);
+    `token_mask` (m, t) bool, with one token or more per passage.
     """
     with torch.autocast(questions.device.type, enabled=False):
         similarities = torch.einsum("bld,mtd->bmlt", to_float32(questions), to_float32(passages))
@@ -132,18 +133,18 @@ def compute_maxsim(questions: Tensor, passages: Tensor, token_mask: Tensor) -> T
 
 
 def to_float32(vectors: Tensor) -> Tensor:
-    """Return vectors in float32, also under autocast; float64 stays."""
+    """Return vectors in float32, even under autocast; float64 is not converted."""
     return vectors.to(torch.promote_types(vectors.dtype, torch.float32))
 
 
 def distillation_loss(scores: Tensor, teacher_scores: Tensor) -> Tensor:
-    """Return the mean over the lists of KL(teacher ‖ student).
+    """Return the mean of KL(teacher ‖ student) over lists of passages.
 
     L = mean over q of sum_d p(d) (log p(d) - log s(d)), where p is the softmax of the teacher's
-    scores of q's passages and s that of the student's: Santhanam et al. 2022 (ColBERTv2), section
-    3.2.
+    scores of the passages in the list of q, and s is the softmax of the student's scores:
+    Santhanam et al. 2022 (ColBERTv2), section 3.2.
 
-    `scores`, `teacher_scores` (b, w); `teacher_scores` is -inf after the end of a list.
+    `scores` and `teacher_scores` are (b, w); `teacher_scores` is -inf after the end of a list.
     """
     mask = teacher_scores.isfinite()
     student_log_p = nn.functional.log_softmax(scores.masked_fill(~mask, -torch.inf), 1).masked_fill(~mask, 0)
@@ -154,8 +155,8 @@ def distillation_loss(scores: Tensor, teacher_scores: Tensor) -> Tensor:
 def in_batch_cross_entropy(scores: Tensor, gold: Tensor, ignored: Tensor | None) -> tuple[Tensor, Tensor]:
     """Return the mean negative log-likelihood of the positives, and the in-batch accuracy.
 
-    `scores` (b, m); `gold` (b,): columns of the positives; `ignored` (b, m) bool: passages to leave
-    out, such as a question's other positives.
+    The shapes are: `scores` (b, m); `gold` (b,), the columns of the positives; `ignored` (b, m)
+    bool, the passages to leave out, such as further positives of a question.
     """
     if ignored is not None:
         scores = scores.masked_fill(ignored, -torch.inf)
@@ -171,14 +172,14 @@ def pad_lists(flat_scores: Tensor, lengths: Sequence[int]) -> Tensor:
 
 
 def listwise_loss(scores: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the mean negative log-likelihood of each list's positive, and the accuracy.
+    """Return the mean negative log-likelihood of the positives of lists, and the accuracy.
 
-    L = -log (exp s_0 / sum_j exp s_j): the localized contrastive estimation of Gao, Dai and Callan
-    2021, "Rethink Training of BERT Rerankers in Multi-Stage Retrieval Pipeline", whose negatives
-    are a retriever's best passages.
+    L = -log (exp s_0 / sum_j exp s_j) is the localized contrastive estimation of Gao, Dai and
+    Callan 2021, "Rethink Training of BERT Rerankers in Multi-Stage Retrieval Pipeline", whose
+    negatives are the best passages of a retriever.
 
-    `scores` (b, l): the positive first, -inf after the end of a list. The accuracy is the share of
-    lists whose positive is strictly best.
+    `scores` are (b, l), with the positive first and -inf after the end of a list. The accuracy is
+    the share of lists whose positive scores higher than all negatives.
     """
     gold = torch.zeros(len(scores), dtype=torch.int64, device=scores.device)
     accuracy = (scores[:, 0] > scores[:, 1:].max(1).values).to(scores.dtype).mean()
@@ -186,14 +187,14 @@ def listwise_loss(scores: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def margin_mse_loss(scores: Tensor, teacher_scores: Tensor) -> Tensor:
-    """Return the mean squared difference of the student's and teacher's margins, over all pairs.
+    """Return the mean squared difference between the margins of the student and the teacher.
 
-    L = mean over (q, d-) of ((s(q, d+) - s(q, d-)) - (t(q, d+) - t(q, d-)))^2: Hofstätter et al.
-    2020, "Improving Efficient Neural Ranking Models with Cross-Architecture Knowledge
-    Distillation", section 3.
+    A margin is the score of the positive minus that of a negative: L = mean over (q, d-) of
+    ((s(q, d+) - s(q, d-)) - (t(q, d+) - t(q, d-)))^2 (Hofstätter et al. 2020, "Improving Efficient
+    Neural Ranking Models with Cross-Architecture Knowledge Distillation", section 3).
 
-    `scores`, `teacher_scores` (b, l): the positive first; `teacher_scores` is -inf after the end of
-    a list.
+    `scores` and `teacher_scores` are (b, l), with the positive first; `teacher_scores` is -inf
+    after the end of a list.
     """
     mask = teacher_scores[:, 1:].isfinite()
     margins = scores[:, :1] - scores[:, 1:]  # (b, 1) - (b, l - 1) -> (b, l - 1)

@@ -1,4 +1,4 @@
-"""MarginMSE: distil a cross-encoder's score margins into a bi-encoder (Hofstätter et al. 2020)."""
+"""MarginMSE: train a bi-encoder on score margins of a cross-encoder (Hofstätter et al. 2020)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -39,23 +39,24 @@ from rag_model.training.origins import TEACHER
 
 GoalName = Literal["average_rank", "loss", "Success@20"]
 LOOP = LoopSettings(epochs=25, learning_rate=7e-6, schedule="constant", warmup_share=0.0)
-"""Gradient clipping is the default of `LoopSettings`."""
+"""The gradient norm at which gradients are clipped is the default of `LoopSettings`."""
 
 
 @dataclass(frozen=True, slots=True)
 class MarginMseRecipe(PairRecipe):
-    """Settings of MarginMSE. "Code" is matchmaker, "paper" Hofstätter et al. 2020."""
+    """Settings of MarginMSE. "Code" is matchmaker, "paper" is Hofstätter et al. 2020."""
 
     # number of questions per batch and process; code: batch_size_train 32
     batch_size: int = 32
-    # number of negatives per question; 1 of the `scored` ones, drawn anew in each epoch, instead of
-    # the fixed triples of a file, because negatives are mined
+    # number of negatives per question; 1 of the `scored` negatives, drawn anew in each epoch,
+    # instead of the fixed triples of a file, because negatives are mined
     negatives: int = 1
     scored: int = 8  # number of the hardest negatives per question that the teacher scores
-    # treatment of examples without a positive or a negative passage: drop them, or refuse the file
+    # what to do with examples without a positive or a negative passage: drop them, or refuse the
+    # file
     missing: Missing = "drop"
-    # dev measure that selects the best weights; the benchmark's measure is not a choice, because it
-    # would need the whole corpus encoded at each evaluation
+    # dev measure that selects the best weights; the benchmark's measure is not a choice, because
+    # every evaluation would have to encode the whole corpus
     goal: GoalName = "average_rank"
 
     def __post_init__(self) -> None:
@@ -68,19 +69,19 @@ class MarginMseTraining:
 
     # code: github.com/sebastian-hofstaetter/matchmaker, config/train/defaults.yaml;
     # schedule = "constant" instead of a rate that is lowered when the dev measure stagnates,
-    # because a run can resume exactly only if the rate depends on the step alone
+    # because a run can resume exactly only if the rate depends only on the step
     loop: LoopSettings = LOOP
     margin_mse: MarginMseRecipe = field(default_factory=MarginMseRecipe)
     negatives: NegativesRecipe = field(default_factory=NegativesRecipe)
 
 
 class MarginMseTask(ListTask[BiEncoder, MarginMseRecipe]):
-    """Train a `BiEncoder` on examples with a teacher's scores."""
+    """Train a `BiEncoder` on examples with scores by a teacher."""
 
     kind = "margin-mse"
 
     def loss(self, batch: ListBatch) -> tuple[Tensor, Mapping[str, Tensor | float]]:
-        """Return the loss over the batch's lists."""
+        """Return the mean loss over all pairs of a positive and a negative."""
         question_vectors = self.module.embed_questions([example.question for example in batch.examples])  # (b, d)
         passage_vectors = self.module.embed_passages(batch.list_pairs()[1])  # (n, d), list by list
         loss = self._compute_loss(batch, question_vectors, passage_vectors)
@@ -88,7 +89,7 @@ class MarginMseTask(ListTask[BiEncoder, MarginMseRecipe]):
         return mean_over_processes(loss * n_pairs, n_pairs), {}
 
     def evaluate(self) -> Measures:
-        """Return the dev set's `loss`, `average_rank` and `Success@k`; see `RankingEvaluator`."""
+        """Return the `loss` on the dev set, and the measures of `RankingEvaluator`."""
         question_vectors = self.module.encode_questions(self._ranking_evaluator.questions)  # (n, d)
         passage_vectors = self.module.encode_passages(self._ranking_evaluator.pool)  # (m, d)
         batch = build_list_batch(self.keep_complete(self._dev), self._recipe.scored, None)
@@ -128,8 +129,8 @@ class MarginMse(Objective[MarginMseTraining]):
     )
 
     def prepare(self, job: Job[MarginMseTraining]) -> Examples:
-        """Return the examples with mined negatives and positives, and with the teacher's scores."""
-        teacher = load_teacher(job)  # the teacher is loaded first, so that a wrong one fails early
+        """Return the examples with mined negatives and positives and with scores by the teacher."""
+        teacher = load_teacher(job)  # A teacher that cannot be loaded fails before the mining.
         mined_examples = mine_passages(job)
         return {
             name: add_teacher_scores(examples, teacher, job.settings.margin_mse.scored)
@@ -137,14 +138,14 @@ class MarginMse(Objective[MarginMseTraining]):
         }
 
     def task(self, job: Job[MarginMseTraining]) -> MarginMseTask:
-        """Load the encoders; passages of the snapshot are also ranked for dev questions."""
+        """Build the task; passages of the snapshot are ranked, too, for dev questions."""
         model_names, settings = job.origins.names, job.settings
         recipe, corpus = settings.margin_mse, sample_passages(job.snapshot, settings.negatives.ranked, job.runner)
         encoders = recipe.load_encoders(model_names["question"], model_names["passage"])
         return MarginMseTask(encoders, job.examples["train"], job.examples["dev"], recipe, corpus, job.digests)
 
     def costs(self, job: Job[MarginMseTraining], models: Mapping[str, Architecture]) -> TrainingCosts:
-        """Return the costs of encoding a batch, of mining, and of the teacher's scores."""
+        """Return the costs to encode a batch, to mine passages, and to compute teacher scores."""
         recipe = job.settings.margin_mse
         costs = estimate_pair_costs(job, job.settings.negatives, recipe, recipe.negatives, models)
         teacher_operations = count_teacher_operations(

@@ -1,8 +1,8 @@
 """The protocol of objectives, and the registry of objectives by name.
 
-An objective defines one training: its name, initial models, settings, task, result and costs. The
-built-in ones are in this folder, such as `dpr.py` and `rag.py`. Another package registers its own
-as an entry point:
+An objective defines one kind of training: its name, initial models, settings, task, result and
+costs. The built-in objectives are in this folder, such as `dpr.py` and `rag.py`. Another package
+registers an objective as an entry point:
 
 ```toml
 [project.entry-points."bookwheel.objectives"]
@@ -31,10 +31,12 @@ from rag_model.training.loop.task import Measures, Task
 from rag_model.training.moving_index import Rebuilder
 from rag_model.training.origins import InitialModels, NamedModels, choose_models
 
-# temperature for scores of unit vectors; sentence-transformers multiplies by 20
+# temperature for vectors of length 1; sentence-transformers multiplies their scores by 20
 UNIT_TEMPERATURE = 0.05
-TRAINED_COPIES = 4  # copies of a trained weight: the weight, its gradient, and Adam's two moments
-# cost of a training step in forward passes: backward costs two (Kaplan et al. 2020, section 2.1)
+# numbers in memory per trained weight: the weight, its gradient, and the two moments of Adam
+TRAINED_COPIES = 4
+# A training step costs as much as three forward passes, because a backward pass costs as much as
+# two (Kaplan et al. 2020, section 2.1).
 TRAINING_PASSES = 3
 
 Option = Literal["encoder", "generator", "teacher"]
@@ -44,7 +46,7 @@ _log = logging.getLogger(__name__)
 
 
 class TrainingSettings(Protocol):
-    """Settings of a training: a frozen dataclass of one dataclass per TOML table, with defaults."""
+    """Settings of a training: a frozen dataclass with defaults, one dataclass per TOML table."""
 
     @property
     def loop(self) -> LoopSettings:
@@ -56,7 +58,7 @@ S = TypeVar("S", bound=TrainingSettings)
 
 
 def find_loop_settings(settings: TrainingSettings) -> dict[str, LoopSettings]:
-    """Return the loop settings of all stages by the name of their table: `loop` and others."""
+    """Return the loop settings of all stages by the name of their table, such as `loop`."""
     tables = {settings_field.name: getattr(settings, settings_field.name) for settings_field in fields(settings)}  # type: ignore[arg-type]
     return {name: table for name, table in tables.items() if isinstance(table, LoopSettings)}
 
@@ -70,28 +72,28 @@ class Job(Generic[S]):
     origins: InitialModels  # the initial models
     settings: S
     examples: Examples
-    # digests of the initial models' files, by part; empty for `costs`
+    # digests of the files of the initial models, by part; empty for `costs`
     digests: Mapping[str, str] = field(default_factory=dict)
     work: Path | None = None  # the training's folder, where `prepare` may cache slow results
-    # callback with the finished and the total amount of work
+    # function that is called with the finished and the total amount of work
     on_progress: Callable[[int, int], None] = lambda _, __: None
-    rebuild: Rebuilder | None = None  # runs the rebuilds of a moving index; if None, there are none
+    rebuild: Rebuilder | None = None  # runs rebuilds of the index; if None, it cannot be rebuilt
     runner: TaskRunner | None = None  # runs tasks on workers; if None, this process runs them
-    # builds temporary indexes on workers; if None, this process does
+    # builds temporary indexes on workers; if None, this process builds them
     indexer: Indexer | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ModelDescription:
-    """Description of an objective's model for its card, and the model's parts in the store."""
+    """Description for the card of a trained model, and the parts of the model in the store."""
 
-    summary: str  # one or two sentences for the card, with the paper
-    usage: str  # the command that uses the model, with NAME, STORE and so on in capitals
-    # task of the Hugging Face hub, such as text-generation; if empty, it follows from the parts
+    summary: str  # one or two sentences for the model card, with the paper
+    usage: str  # a command that uses the model; NAME, STORE and so on are in capitals
+    # task of the Hugging Face hub, such as text-generation; if empty, the parts determine it
     pipeline_tag: str = ""
     # folders that `Task.save` writes; see `store.versions.model_manifest`
     parts: frozenset[str] = frozenset()
-    # whether the passage encoder is trained, so that passages are encoded again at the end
+    # whether the passage encoder is trained, so that all passages are encoded again at the end
     rebuilds: bool = False
 
     @property
@@ -104,9 +106,9 @@ class ModelDescription:
 
 @dataclass(frozen=True, slots=True)
 class TrainingCosts:
-    """Estimated costs of a training, computed from sizes alone."""
+    """Costs of a training, estimated from the sizes of data and models."""
 
-    # bytes of memory of each stage, in addition to those of a bare process
+    # bytes of memory of each stage, in addition to those of a process without models and data
     stage_bytes: Mapping[str, int]
     batches: int  # batches per epoch, in one process; 1 or more
     step_operations: float  # floating-point operations of a batch, forward and backward
@@ -122,47 +124,49 @@ class TrainingCosts:
 
 @dataclass(frozen=True, slots=True)
 class TrainingStage:
-    """One of several trainings that an objective runs one after another, each in its own folder."""
+    """One stage of a training. The stages run one after another, each in its own folder."""
 
     name: str  # subfolder of the training's folder; empty means the folder itself
     loop: LoopSettings
-    # function that builds the task from the folder of the previous stage's best weights and
-    # `on_progress`
+    # Function that builds the task. The arguments are the folder with the best weights of the
+    # previous stage, and `on_progress`.
     task: Callable[[Path | None, OnProgress], Task[Any]]
 
 
 @runtime_checkable
 class Objective(Protocol[S]):
-    """Defines one kind of training. Subclass it; methods with a body are defaults."""
+    """Defines one kind of training. Subclass it; methods with a body are the defaults."""
 
-    # name for `finetune`, and kind of the models: up to 40 lower-case letters, digits and dashes
+    # name for `finetune`, and kind of the trained models: up to 40 lower-case letters, digits and
+    # dashes
     name: str
     summary: str  # summary of a few words for the help text
-    options: frozenset[Option]  # accepted command-line options
+    options: frozenset[Option]  # command-line options that the objective accepts
     settings: type[S]
     result: ModelDescription
     # table of `settings` whose `temperature` depends on the length of vectors; empty means no table
     tempered: str = ""
-    # whether it learns from examples; if false, it trains on the snapshot's own text, and
+    # whether the model learns from examples; if false, it learns from the snapshot's own text, and
     # `Job.examples` is empty
     takes_examples: bool = True
-    # increase it when the same inputs would give a different model, to invalidate the memo
+    # increase the version when the same inputs would give a different model, to invalidate the memo
     version: int = 0
 
     def defaults(self, *, unit_vectors: bool) -> Mapping[str, Mapping[str, Any]]:
         """Return the settings that differ from the defaults of the settings record, by table.
 
-        `unit_vectors`: the initial encoder's vectors have length 1, so that scores differ little.
+        `unit_vectors` says whether vectors of the initial encoder have length 1, so that scores
+        differ little.
         """
         return {self.tempered: {"temperature": UNIT_TEMPERATURE}} if unit_vectors and self.tempered else {}
 
     def origins(self, store: Store, snapshot: Snapshot, named_models: NamedModels) -> InitialModels:
         """Return the initial models; `named_models` names only models that `options` accepts.
 
-        By default they are those of `choose_models` for the parts of `result`, and for `options`.
+        By default, `choose_models` chooses them for the parts of `result` and for `options`.
 
         Raises:
-            StoreError: the store has no such model, or the snapshot carries none.
+            StoreError: the store has no such model, or the snapshot contains no encoder.
             UsageError: a named model cannot be trained, or a required name is missing.
         """
         return choose_models(store, snapshot, named_models, self.result.parts, self.options)
@@ -175,15 +179,15 @@ class Objective(Protocol[S]):
         return {}
 
     def prepare(self, job: Job[S]) -> Examples:
-        """Return the examples for the task, for example with mined negatives; may be slow.
+        """Return the examples for the task, for example with mined negatives; this may be slow.
 
-        This method is called once, before `task`. The result must depend on the job alone, because
-        the memo key of the model holds the job's examples.
+        This method is called once, before `task`. The result must depend only on the job, because
+        the memo key of the model contains the examples of the job, but not the result.
         """
         return job.examples
 
     def task(self, job: Job[S]) -> Task[Any]:
-        """Build the task from the examples that `prepare` returned; torch's seed is set.
+        """Build the task from the examples that `prepare` returned, after torch's seed was set.
 
         Raises:
             BookwheelError: a model cannot be loaded, or the examples or the snapshot do not fit the
@@ -194,23 +198,23 @@ class Objective(Protocol[S]):
     def stages(self, job: Job[S]) -> Sequence[TrainingStage]:
         """Return the stages to run after `prepare`, in order; the default is one stage with `task`.
 
-        The last stage saves the model. Stages should use the same names for the same measures,
-        because they are shown side by side.
+        The last stage saves the model. The same measure should have the same name in all stages,
+        because their measures are shown side by side.
         """
         return [TrainingStage("", job.settings.loop, lambda _, __: self.task(job))]
 
     def check(self, task: Task[Any], measures: Measures) -> None:
-        """Check that the trained model may be published; `measures` are those on the dev set.
+        """Check, by its measures on the dev set, that the trained model may be published.
 
         Raises:
-            RefusedError: the model must not be published; the checkpoints stay.
+            RefusedError: the model must not be published. The checkpoints are kept.
         """
         return
 
     def space(self, job: Job[S], folder: Path) -> Space | None:
-        """Return the space of the saved model's question vectors; None if it encodes no questions.
+        """Return the vector space that the saved model's questions search; None if there are none.
 
-        It is the space of the model's own passage encoder, if it has one, else the snapshot's.
+        It is the space of the model's own passage encoder or, if it has none, of the snapshot.
         """
         if PASSAGE in self.result.parts:
             return read_declared_space(folder / QUESTION)
@@ -218,7 +222,7 @@ class Objective(Protocol[S]):
         return Space.from_json(snapshot_space) if snapshot_space else None
 
     def costs(self, job: Job[S], models: Mapping[str, Architecture]) -> TrainingCosts:
-        """Return the costs; `models` are the sizes of the initial models, by part."""
+        """Estimate the costs; `models` are the architectures of the initial models, by part."""
         ...
 
 
@@ -244,9 +248,9 @@ OBJECTIVES: Registry[Objective[Any]] = Registry(
 
 
 def list_objective_names() -> tuple[str, ...]:
-    """Return the names of all objectives, without importing them.
+    """Return the names of all objectives, without importing the objectives.
 
-    The built-in ones come first, then those of other packages in alphabetical order.
+    The built-in objectives come first, then those of other packages in alphabetical order.
     """
     return tuple(OBJECTIVES.list_names())
 
@@ -255,8 +259,8 @@ def get_objective(name: str) -> Objective[Any]:
     """Return the objective with a name.
 
     Raises:
-        InputError: the package that registers it cannot be imported, it registers something else,
-            or two packages register it.
+        InputError: the package that registers the objective cannot be imported, the entry point is
+            not an objective, or two packages register it.
         UsageError: there is no such objective.
     """
     objective = OBJECTIVES.find(name)
@@ -268,7 +272,7 @@ def get_objective(name: str) -> Objective[Any]:
 
 
 def list_objectives() -> list[Objective[Any]]:
-    """Return all objectives in the order of their names; log and skip those that fail to load."""
+    """Return all objectives in the order of their names; log and skip what cannot be loaded."""
     objectives: list[Objective[Any]] = []
     for name in list_objective_names():
         try:

@@ -1,14 +1,16 @@
 """OpenRAG: train a retriever for a frozen generator, without a new index (Zhou and Chen 2025).
 
-Offline, the generator judges the passages that the initial retriever returns for each question; the
-results are pools of positives and negatives. Online (arXiv 2503.08398, section 3), the bag index
-proposes candidates, the current encoder orders them, and the generator judges them in order until
-the first one that does not help. That passage is the hard negative, and the first one that helps is
-the positive; if there is none, one is drawn from the offline pool. A passage in a pool keeps its
-label. For free-form answers another passage helps if its score is above those of all offline
-negatives, and does not help if it is below those of all offline positives; otherwise, and if both
-hold, it is left out. For a closed set of choices a passage helps if the right choice is the
-likeliest.
+Before the training (offline), the generator judges the passages that the initial retriever returns
+for each question. The results are two pools per question, positives and negatives. During the
+training (online), the bag index returns candidates, the current encoder sorts them, and the
+generator judges them in this order until the first passage that does not help. This passage is the
+hard negative. The first passage that helps is the positive. If there is no such passage, one is
+drawn from the offline pool (arXiv 2503.08398, section 3).
+
+A passage in a pool keeps its label. For free-form answers, any other passage helps if its score is
+above those of all offline negatives, and does not help if its score is below those of all offline
+positives. If neither or both are true, the passage is ignored. For a closed set of choices, a
+passage helps if the right choice is the likeliest.
 """
 
 import random
@@ -74,41 +76,42 @@ from rag_model.training.origins import InitialModels, NamedModels
 
 GoalName = Literal["right", "nll"]
 LOOP = LoopSettings(epochs=10)
-"""Learning rate and clipping are SiDR's; the number of epochs is this project's choice."""
-_SEARCH_BATCH = 256  # questions per search
-_READ_BATCH = 1_024  # questions whose passages are in memory at the same time
-_ONLINE_BATCH = 32  # (question, passage) pairs that a generator judges in one batch
+"""Learning rate and clipping are those of SiDR; the paper does not state the number of epochs."""
+_SEARCH_BATCH = 256  # number of questions per search
+_READ_BATCH = 1_024  # number of questions whose passages are in memory at the same time
+_ONLINE_BATCH = 32  # number of (question, passage) pairs that a generator judges in one batch
 
 
 @dataclass(frozen=True, slots=True)
 class OpenRagRecipe(GroupRecipe):
-    """Settings of OpenRAG. "Paper" is arXiv 2503.08398; settings that it leaves open are SiDR's."""
+    """Settings of OpenRAG. "Paper" is arXiv 2503.08398; what it does not state is as in SiDR."""
 
     # number of passages per question that the generator judges before the training; paper: 100
     depth: int = 100
-    # retriever expression that retrieves those passages; None uses the bag index with the initial
+    # retriever expression that retrieves these passages; None uses the bag index with the initial
     # encoder
     retriever: str | None = None
-    # maximum number of passages per pool, of which those with the likeliest gold answer are kept;
-    # 30 instead of an unpublished number, because the paper leaves it open
+    # maximum number of passages per pool; passages with the likeliest gold answers are kept; 30
+    # instead of an unpublished number, because the paper does not state it
     pooled: int = 30
     # whether to judge the current encoder's passages during the training; if false, only the pools
     # are used
     online: bool = True
-    # number of passages per question that the bag index proposes during the training; paper: 20
+    # number of passages per question that the bag index returns during the training; paper: 20
     proposed: int = 20
-    # number of the heaviest terms of a question that are looked up in the bag index
+    # number of a question's terms with the largest weights that are looked up in the bag index
     asked_terms: int = 768
     batch_size: int = 32  # number of questions per batch and process; SiDR's code: 32
-    # number of the heaviest terms of a text that count in the loss; SiDR's code: 768
+    # number of a text's terms with the largest weights that count in the loss; SiDR's code: 768
     terms: int = 768
     # divisor of the scores before the softmax of the loss; SiDR's code: 1
     temperature: float = 1.0
-    # whether the loss also contrasts the questions of the batch for each passage; SiDR's code: true
+    # whether a second loss contrasts the questions of a batch for each positive; SiDR's code: true
     both_ways: bool = True
     # number of dev questions that are answered from one passage at each evaluation; 0 means all
     answered: int = 100
-    # whether to fail before the training if scores of free-form answers do not agree with labels
+    # whether to fail before the training if the generator's scores of free-form answers do not
+    # agree with its labels
     refuse_disagreement: bool = True
     goal: GoalName = "right"  # dev measure that selects the best weights
 
@@ -122,7 +125,7 @@ class OpenRagRecipe(GroupRecipe):
 class OpenRagTraining:
     """Settings of an OpenRAG training."""
 
-    # epochs = 10 instead of an unpublished number, because the paper leaves it open
+    # epochs = 10 instead of an unpublished number, because the paper does not state it
     loop: LoopSettings = LOOP
     openrag: OpenRagRecipe = field(default_factory=OpenRagRecipe)
     judge: JudgeSettings = field(default_factory=JudgeSettings)
@@ -130,12 +133,12 @@ class OpenRagTraining:
 
 @dataclass(frozen=True, slots=True)
 class OnlineJudging:
-    """The bag index and the judges that find and label passages at each training step."""
+    """The bag index and the judges with which passages are found and labelled in training steps."""
 
     memory: BagMemory
-    judge: PairScorer  # a `PassageJudge`, perhaps with a cache
+    judge: PairScorer  # a `PassageJudge`, or a cache of one
     settings: JudgeSettings
-    # a judge that computes log p alone, for free-form answers; None means `judge`
+    # a judge that computes only log p, for free-form answers; None means `judge`
     scorer: PairScorer | None = None
 
 
@@ -162,7 +165,7 @@ class OpenRagTask(GroupTask[DprBatch, SidrPair, OpenRagRecipe]):
         online: OnlineJudging,
         digests: Mapping[str, str] | None = None,
     ) -> None:
-        """Set the data; `digests` are the digests of the encoders' and the generator's files.
+        """Set the data; `digests` are the digests of the files of encoders and generator.
 
         Raises:
             UsageError: no dev example has an answer.
@@ -187,11 +190,11 @@ class OpenRagTask(GroupTask[DprBatch, SidrPair, OpenRagRecipe]):
         }
 
     def keep_complete(self, examples: Sequence[Example]) -> list[Example]:
-        """Return the examples unchanged, because all have both pools."""
+        """Return the examples unchanged, because no example has an empty pool."""
         return list(examples)
 
     def build_batch(self, examples: Sequence[Example], rng: random.Random) -> DprBatch:
-        """Return a batch of the examples with a positive and a negative drawn from their pools."""
+        """Build a batch with a positive and a negative drawn from the pools of each example."""
         return build_dpr_batch([_draw_from_pools(example, rng) for example in examples], 1, None)
 
     def loss(self, batch: DprBatch) -> tuple[Tensor, Mapping[str, Tensor | float]]:
@@ -219,10 +222,11 @@ class OpenRagTask(GroupTask[DprBatch, SidrPair, OpenRagRecipe]):
         return loss, {**loss_measures, **online_measures}
 
     def evaluate(self) -> Measures:
-        """Return the measures of the generator's answers from the first passage, and `Success@k`.
+        """Return the measures of answers that the generator gives from the first passage.
 
-        `right` is the share of right answers, `nll` the mean -log p of the gold answer in nats. The
-        training data are described by `questions` with both pools, `all_right`, `all_wrong`, and
+        `right` is the share of right answers, `nll` is the mean -log p of the gold answer in nats,
+        and `Success@k` measures the retrieved passages. Four measures describe the training data:
+        the number of `questions` with two pools, those answered `all_right` and `all_wrong`, and
         the `agreement` of label and score.
         """
         examples = self._answered_examples
@@ -244,7 +248,7 @@ class OpenRagTask(GroupTask[DprBatch, SidrPair, OpenRagRecipe]):
         }
 
     def rank_proposals(self, questions: Sequence[str]) -> list[list[Passage]]:
-        """Return the bag index's candidates, ordered by the current encoder without dropout."""
+        """Return candidates of the bag index, sorted by the current encoder without dropout."""
         was_training = self.module.training
         try:
             self.module.eval()
@@ -269,9 +273,9 @@ class OpenRagTask(GroupTask[DprBatch, SidrPair, OpenRagRecipe]):
     def _label_examples(
         self, examples: Sequence[Example], ranked_passages: Sequence[Sequence[Passage]]
     ) -> list["OnlineLabels"]:
-        """Judge each example's passages in order until the first one that does not help.
+        """Judge the passages of each example in order, until one does not help.
 
-        In each round the generator judges the next passage of every example that is not finished.
+        In each round, the generator judges the next passage of every example that is not finished.
         """
         searches = [
             self._search_labels(*example_and_passages)
@@ -296,14 +300,14 @@ class OpenRagTask(GroupTask[DprBatch, SidrPair, OpenRagRecipe]):
     def _search_labels(
         self, example: Example, ranked_passages: Sequence[Passage]
     ) -> abc.Generator[Passage, RagVerdict | None, "OnlineLabels"]:
-        """Yield each passage to judge, receive its verdict, and return the labels."""
+        """Yield each passage that must be judged, receive its verdict, and return the labels."""
         positive, n_judged = None, 0
         for passage in ranked_passages:
             is_helpful = _find_pool_label(example, passage)
             if is_helpful is None:
                 n_judged += 1
                 verdict = yield passage
-                assert verdict is not None  # only the first `send` has none
+                assert verdict is not None  # Only the first `send` sends None.
                 is_helpful = self._is_helpful(example, verdict)
             if is_helpful is False:
                 return OnlineLabels(positive, passage, n_judged)
@@ -324,7 +328,7 @@ class OpenRagTask(GroupTask[DprBatch, SidrPair, OpenRagRecipe]):
 
 
 def _find_pool_label(example: Example, passage: Passage) -> bool | None:
-    """Return the label of a passage in the pools; None if it is in neither pool."""
+    """Return whether a passage is in the positive or the negative pool; None if in no pool."""
     if any(other.hash == passage.hash for other in example.positives):
         return True
     return False if any(other.hash == passage.hash for other in example.negatives) else None
@@ -336,7 +340,7 @@ def _draw_from_pools(example: Example, rng: random.Random) -> Example:
 
 
 def _move_to_front(example: Example, positive: Passage | None, negative: Passage | None) -> Example:
-    """Return the example with these passages at the front of its pools; None keeps the first."""
+    """Return the example with these passages first in its pools; None leaves a pool unchanged."""
     positives, negatives = (
         (passage or pool[0], *(other for other in pool if other.hash != (passage or pool[0]).hash))
         for passage, pool in ((positive, example.positives), (negative, example.negatives))
@@ -361,10 +365,10 @@ class OpenRag(Objective[OpenRagTraining]):
     )
 
     def origins(self, store: Store, snapshot: Snapshot, named_models: NamedModels) -> InitialModels:
-        """Return the named SiDR and the generator.
+        """Return the SiDR encoders and the generator that the user named.
 
         Raises:
-            UsageError: one of them is not named, or the encoder is not a SiDR.
+            UsageError: no encoder or no generator is named, or the encoder is not a SiDR.
         """
         if named_models.encoder is None:
             raise UsageError("there is no SiDR to train: train one with `finetune sidr`, and name it with --encoder")
@@ -377,7 +381,7 @@ class OpenRag(Objective[OpenRagTraining]):
         """Return the training examples with pools that the generator judged, and the dev examples.
 
         Raises:
-            InputError: no example has an answer, or no question has both pools.
+            InputError: no example has an answer, or every question has an empty pool.
             RefusedError: the generator's score does not agree with its label.
         """
         recipe, train_examples = job.settings.openrag, [example for example in job.examples["train"] if example.answers]
@@ -401,12 +405,12 @@ class OpenRag(Objective[OpenRagTraining]):
         return OpenRagTask(pair, pools, job.examples["dev"], settings.openrag, online, job.digests)
 
     def costs(self, job: Job[OpenRagTraining], models: Mapping[str, Architecture]) -> TrainingCosts:
-        """Return the costs of training, and of judging passages online and offline."""
+        """Return the costs of the training, and of judging passages before and during it."""
         recipe, generator, judge = job.settings.openrag, models[GENERATOR], job.settings.judge
         loss_recipe = SidrRecipe(batch_size=recipe.batch_size, terms=recipe.terms)
         sidr_training = estimate_sidr_costs(job, loss_recipe, recipe.answered * recipe.proposed, models)
         pair_tokens = PROMPT_TOKENS + (2 * len(judge.choices) or judge.max_new_tokens)
-        # For each pair the generator generates an answer, and scores the gold one.
+        # For each pair, the generator generates an answer and scores the gold answer.
         pair_operations = 2.0 * pair_tokens * generator.operations_per_token
         n_proposed = recipe.batch_size * min(recipe.proposed, job.snapshot.n)
         online_operations = (
@@ -452,10 +456,10 @@ def _load_generator(job: Job[OpenRagTraining]) -> Any:
 def _build_online_judge(
     job: Job[OpenRagTraining], generator: Generator, examples: Sequence[Example], *, generates_answers: bool = True
 ) -> PairScorer:
-    """Build a judge; with a work folder its verdicts are cached.
+    """Build a judge; if the job has a work folder, the judge's verdicts are cached there.
 
-    The verdicts are cached by pair, because a later step may judge the same pair together with
-    other pairs.
+    Each verdict is cached separately, because a later step may judge the same pair of question and
+    passage together with other pairs.
     """
     answerable = [example for example in examples if example.answers]
     judge = PassageJudge(generator, answerable, job.settings.judge, generates_answers=generates_answers)
@@ -468,7 +472,7 @@ def _build_online_judge(
 def _iter_judged(
     job: Job[OpenRagTraining], train: Sequence[Example]
 ) -> Iterator[tuple[Example, Sequence[Passage], Sequence[RagVerdict]]]:
-    """Yield each example with its retrieved passages and their verdicts."""
+    """Yield each example with its retrieved passages and the verdicts on them."""
     settings, loop = job.settings.judge, job.settings.loop
     generator_digest = job.digests.get(GENERATOR) or job.origins.digests()[GENERATOR]
     block = partial(JudgeBlock, identity=generator_digest, dtype=choose_frozen_dtype(loop), cpu=loop.cpu)

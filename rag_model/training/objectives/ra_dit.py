@@ -1,10 +1,11 @@
 """RA-DIT: tune a generator on retrieved passages, then the retriever on the generator's scores.
 
 Lin et al. 2023, "RA-DIT: Retrieval-Augmented Dual Instruction Tuning", arXiv 2310.01352. The two
-stages are separate: LM-ft (`LmTask`) uses the passages of the initial retriever, and R-ft
-(`RetrieverTask`) the scores of the initial generator. Section 5.2: scores of the tuned generator,
-or lists of the tuned retriever, gave no further gain; `scored_by = "tuned"` uses the tuned
-generator. The setting `stages` selects either stage alone.
+stages are independent: LM-ft (`LmTask`) uses the passages of the initial retriever, and R-ft
+(`RetrieverTask`) uses the scores of the initial generator. In the paper (section 5.2), scores of
+the tuned generator or passages of the tuned retriever gave no further gain. With
+`scored_by = "tuned"`, the tuned generator scores the passages. The setting `stages` can select a
+single stage.
 """
 
 from collections.abc import Mapping, Sequence
@@ -44,7 +45,7 @@ from rag_model.training.objectives.rag import ANSWER_TOKENS, estimate_reading_by
 from rag_model.training.origins import digest_folder
 
 LM, RETRIEVER = "lm", "retriever"  # names of the stages and of their folders
-_MIN_PASSAGES = 2  # minimum passages of a snapshot on which a retriever is trained
+_MIN_PASSAGES = 2  # minimum number of passages in a snapshot on which a retriever is trained
 
 
 class RaDit(Objective[RaDitTraining]):
@@ -67,7 +68,7 @@ class RaDit(Objective[RaDitTraining]):
         return self.stages(job)[0].task(None, job.on_progress)
 
     def stages(self, job: Job[RaDitTraining]) -> Sequence[TrainingStage]:
-        """Return the stages that the settings name, LM-ft first.
+        """Return the stages that the settings select; LM-ft comes first.
 
         Raises:
             InputError: the retriever is trained, but the snapshot has only one passage.
@@ -83,9 +84,7 @@ class RaDit(Objective[RaDitTraining]):
         return {"both": (lm, retriever), LM: (lm,), RETRIEVER: (retriever,)}[job.settings.ra_dit.stages]
 
     def costs(self, job: Job[RaDitTraining], models: Mapping[str, Architecture]) -> TrainingCosts:
-        """Return the costs of the last stage, including the costs of LM-ft before it and of the
-        scoring.
-        """
+        """Return the costs of the last stage, with those of the scoring and of LM-ft before it."""
         lm, retriever = _estimate_lm_costs(job, models), _estimate_retriever_costs(job, models)
         if job.settings.ra_dit.stages == LM:
             return lm
@@ -118,7 +117,7 @@ def _build_lm_task(job: Job[RaDitTraining]) -> LmTask:
     settings, device = job.settings, "cpu" if job.settings.lm_loop.cpu else None
     question = _load_question_encoder(job, settings.lm_loop)
     lister = _open_lister(job, question)
-    # This may fail, so it comes before the slow retrieval of lists.
+    # The dev set may be invalid, so it is checked before the slow retrieval of lists.
     dev = DevSet(lister.memory, job.examples["dev"], settings.ra_dit)
     generator = load_generator(job.origins.names["generator"], device=device, dtype="float32")
     passage_lists = lister.retrieve_lists(_list_answered(job.examples["train"]), max(settings.ra_dit.k, settings.lm.k))
@@ -128,10 +127,10 @@ def _build_lm_task(job: Job[RaDitTraining]) -> LmTask:
 
 
 def _build_retriever_task(job: Job[RaDitTraining], tuned_folder: Path | None, on_progress: OnProgress) -> RetrieverTask:
-    """Load the question encoder, draw plain texts, retrieve passages, and score them once.
+    """Load the question encoder, draw plain texts, retrieve passages, and score all of them once.
 
-    `tuned_folder` is the model of LM-ft. This model answers dev questions, and it scores passages
-    if the recipe says so.
+    `tuned_folder` has the model that LM-ft trained. Its generator answers dev questions and, if the
+    recipe says so, scores passages.
     """
     settings = job.settings
     question = _load_question_encoder(job, settings.loop)
@@ -179,19 +178,19 @@ def _draw_texts(job: Job[RaDitTraining], n_labelled: int) -> list[PassageList]:
     recipe, n_texts, seed = job.settings.retriever, job.settings.count_texts(n_labelled), job.settings.ra_dit.seed
     if not n_texts:
         return []  # The generator's tokenizer need not be loaded.
-    # LM-ft does not change the tokenizer
+    # LM-ft does not change the tokenizer, so the tokenizer of the initial generator can be used.
     tokenizer = load_generator_tokenizer(job.origins.names["generator"])
     drawn_texts = draw_text_examples(job.snapshot, tokenizer, n_texts, recipe.text_tokens, seed, job.runner)
     return [PassageList(f"text {passage.id}", text, other_text, passage) for passage, text, other_text in drawn_texts]
 
 
 def _digest_generator(job: Job[RaDitTraining], tuned: Path | None) -> str:
-    """Return the digest of a generator's files."""
+    """Return the digest of the tuned generator or, if `tuned` is None, of the initial one."""
     return job.digests.get("generator") or job.origins.digests()["generator"] if tuned is None else digest_folder(tuned)
 
 
 def _load_generator(job: Job[RaDitTraining], tuned_folder: Path | None, dtype: str = "float32") -> Any:
-    """Load the generator of LM-ft, or the initial one."""
+    """Load the generator that LM-ft trained or, if `tuned_folder` is None, the initial one."""
     device = "cpu" if job.settings.loop.cpu else None
     if tuned_folder is not None:
         return load_rag(tuned_folder, device=device, dtype=dtype).generator

@@ -1,16 +1,17 @@
-"""Settings, tasks and losses of both stages of RA-DIT: LM-ft (`LmTask`) and R-ft (`RetrieverTask`).
+"""Settings, tasks and losses of the stages of RA-DIT: LM-ft (`LmTask`) and R-ft (`RetrieverTask`).
 
 "Paper" is Lin et al. 2023, arXiv 2310.01352; its settings are in appendix B. R-ft is LM-supervised
-retrieval, section 2.4, after Shi et al. 2023 (REPLUG):
+retrieval as in Shi et al. 2023 (REPLUG). Section 2.4 defines it by these equations:
 
     p_R(c|x)      = exp(s(x,c) / T) / Σ_c' exp(s(x,c') / T)                   eq. 2, T = 1
     p_LSR(c|x,y)  = exp(p_LM(y|c∘x) / τ) / Σ_c' exp(p_LM(y|c'∘x) / τ)         eq. 4, τ = .01
     L             = E_(x,y) KL( p_R(c|x) ‖ p_LSR(c|x,y) )                     eq. 5
 
-The retriever is the first argument: KL(p ‖ q) = Σ p log(p / q) is large if the retriever puts
-weight on a passage that the language model does not prefer, and small if it only misses a preferred
-one. The distillation of a cross-encoder (`distillation_loss`) has the other direction. Lists may
-differ in length: their ends are masked.
+The retriever's distribution is the first argument of KL(p ‖ q) = Σ p log(p / q). This is large if
+the retriever gives a high probability to a passage that does not help the language model, and small
+if the retriever only misses a helpful passage. In the distillation of a cross-encoder
+(`distillation_loss`), the arguments are exchanged. Lists may have different lengths; the positions
+after the end of a list are masked.
 """
 
 import logging
@@ -53,14 +54,17 @@ RetrieverGoal = Literal["nll", "kl"]
 LM_LOOP = LoopSettings(
     learning_rate=1e-5, schedule="cosine", warmup_share=0.4, max_steps=500, max_gradient_norm=1.0, evaluate_every=100
 )
-"""LM-ft, table 8: cosine from 1e-5 to 1e-7, 200 of 500 steps warm-up; clipping is not given."""
+"""LM-ft, table 8: cosine from 1e-5 to 1e-7, with 200 of 500 steps as warm-up. The paper does not
+state the clipping.
+"""
 LOOP = LoopSettings(epochs=1, learning_rate=1e-5, warmup_share=0.067, dev_examples=500)
-"""R-ft: 1e-5, one epoch, DRAGON's 1,237 warm-up steps, here as DPR's share; evaluated every 500
-steps. Both stages use the same dev examples: the paper's (appendix D) are at most 2,500 per task.
+"""R-ft: 1e-5, one epoch, and 1,237 warm-up steps as in DRAGON, here as a share of all steps as for
+DPR. The weights are evaluated every 500 steps. Both stages use the same dev examples; those of the
+paper are at most 2,500 per task (appendix D).
 """
 PassageLists = tuple[PassageList, ...]
-_UNIFORM_SHARE = 0.99  # a target is uniform if its entropy exceeds this share of log k
-_BATCH = 256  # lists evaluated together
+_UNIFORM_SHARE = 0.99  # A target counts as uniform if its entropy exceeds this share of log k.
+_BATCH = 256  # number of lists that are evaluated together
 _log = logging.getLogger(__name__)
 
 
@@ -71,7 +75,7 @@ class LmRecipe:
     # number of passages per question, each in a separate input of the generator; paper: 3
     k: int = 3
     # number of questions per batch and process; paper, table 8: 64 for the model with 7 billion
-    # weights, 128 for the one with 65 billion
+    # weights, 128 for the model with 65 billion
     batch_size: int = 64
 
     def __post_init__(self) -> None:
@@ -85,20 +89,21 @@ class RetrieverRecipe:
     # number of examples per batch and process; 32 in one process instead of 32 on each of 16 GPUs,
     # because the defaults must suit one machine
     batch_size: int = 32
-    # function of the answer's probability by which the generator scores a passage; the paper's
-    # `probability` underflows for long answers
+    # how a passage is scored from the answer's probability given the passage; `probability`, as in
+    # the paper, underflows for long answers
     preference: Preference = "probability"
     # divisor of the generator's scores before the softmax that gives the target p_LSR; paper: .01
     preference_temperature: float = 0.01
-    # generator that scores the passages: the initial or the tuned one; paper, section 5.2: scores
-    # of the tuned one gave no further gain
+    # generator that scores the passages: the initial or the tuned generator; paper, section 5.2:
+    # scores of the tuned generator gave no further gain
     scored_by: Scoring = "initial"
     # share of the examples that are plain texts of the snapshot, not questions; paper: .95
     text_share: float = 0.95
-    # number of tokens of a plain text's beginning, and maximum of its continuation; paper: 50
+    # number of tokens of the beginning of a plain text, and maximum number of tokens of its
+    # continuation; paper: 50
     text_tokens: int = 50
     # dev measure that selects the best weights; the rank of gold passages is not a choice, because
-    # it would need dev examples with passages
+    # dev examples may have no passages
     goal: RetrieverGoal = "nll"
 
     def __post_init__(self) -> None:
@@ -111,9 +116,9 @@ class RetrieverRecipe:
 
 @dataclass(frozen=True, slots=True)
 class RaDitRecipe(RetrieverChoice):
-    """Settings of both stages."""
+    """Settings that the two stages share."""
 
-    # stages to run: LM-ft, R-ft or both; the paper runs both, and each alone in table 6
+    # stages to run: LM-ft, R-ft or both; the paper runs both, and in table 6 each stage alone
     stages: Stages = "both"
     # number of passages per example in R-ft, and per question that the model answers; paper: 10
     k: int = 10
@@ -127,10 +132,12 @@ class RaDitRecipe(RetrieverChoice):
     seed: int = 12345  # random seed of the example order and of the choice of plain texts
 
     def __post_init__(self) -> None:
-        self.build_model_settings()  # checks k and temperature
+        self.build_model_settings()  # This checks k and the temperature.
 
     def build_model_settings(self) -> RagSettings:
-        """Return the settings of the trained model: eq. 2, each passage alone, weighted by p_R."""
+        """Return the settings of the trained model: it answers from each passage alone, and the
+        answers are weighted by p_R (eq. 2).
+        """
         return RagSettings("sequence", self.k, self.temperature)
 
 
@@ -138,7 +145,7 @@ class RaDitRecipe(RetrieverChoice):
 class RaDitTraining:
     """Settings of an RA-DIT training."""
 
-    # training loop of R-ft; dev_examples = 500 of both stages instead of up to 2,500 of each task,
+    # training loop of R-ft; dev_examples = 500 in both stages instead of up to 2,500 of each task,
     # because the generator scores all of them at each evaluation
     loop: LoopSettings = LOOP
     lm_loop: LoopSettings = LM_LOOP  # training loop of LM-ft
@@ -147,16 +154,16 @@ class RaDitTraining:
     retriever: RetrieverRecipe = field(default_factory=RetrieverRecipe)
 
     def count_texts(self, n_labelled: int) -> int:
-        """Return the number of plain texts for a number of questions with answers."""
+        """Return how many plain texts to use with `n_labelled` questions with answers."""
         text_share = self.retriever.text_share
         return round(n_labelled * text_share / (1 - text_share))
 
 
 class DevSet:
-    """The dev set of both stages, for the likelihood of answers and for retrieval."""
+    """The dev set of each stage, which measures the likelihood of answers and the retrieval."""
 
     def __init__(self, memory: PassageMemory, dev: Sequence[Example], recipe: RaDitRecipe) -> None:
-        """Keep the dev examples that have an answer.
+        """Store the dev examples that have an answer.
 
         Raises:
             UsageError: no question has an answer.
@@ -169,9 +176,9 @@ class DevSet:
     def evaluate(self, question: TrainableEncoder, generator: Generator) -> dict[str, float]:
         """Return the measures with the passages that the current encoder retrieves.
 
-        `nll` is the mean of -log Σ_c p_R(c|x) p_LM(y|c∘x) in nats, of first answers (eq. 2).
-        `Success@k` is the share of questions with an answer in their passages. `distinct` and
-        `spread` are signs of retrieval collapse.
+        `nll` is the mean of -log Σ_c p_R(c|x) p_LM(y|c∘x) in nats over the first answers of the
+        questions (eq. 2). `Success@k` is the share of questions whose passages contain an answer.
+        `distinct` and `spread` show whether retrieval has collapsed.
 
         Raises:
             CollapsedError: all questions get the same passages, and the recipe refuses that.
@@ -184,7 +191,7 @@ class DevSet:
 
     @torch.no_grad()
     def compute_losses(self, generator: Generator, retrieval: RetrievedBatch) -> list[float]:
-        """Return -log p(y|x) of each question's first answer, given passages and inner products."""
+        """Return -log p(y|x) of the first answer to each question, from the retrieved passages."""
         retrieved_examples = zip(self.examples, retrieval.hits, retrieval.passages, strict=True)
         nlls = list[float]()
         for example, hits, passages in retrieved_examples:
@@ -200,7 +207,7 @@ class DevSet:
 
 
 class StageTask:
-    """Base of the tasks of both stages: their recipe and their batches."""
+    """Base class of the tasks of the two stages; it has the recipe and the batches."""
 
     kind: str  # name of the stage in the recipe
 
@@ -212,7 +219,7 @@ class StageTask:
         shared_recipe: RaDitRecipe,
         data_identity: Mapping[str, Any] | None,
     ) -> None:
-        """Set the data; `data_identity` holds the digests of data and models."""
+        """Set the data; `data_identity` contains the digests of data and models."""
         self.module, self._train, self._shared_recipe = module, tuple(train), shared_recipe
         self._recipe, self._data_identity = recipe, dict(data_identity or {})
 
@@ -222,11 +229,11 @@ class StageTask:
         return {"kind": self.kind, "settings": settings_json, **self._data_identity}
 
     def batches(self, epoch: int) -> Sequence[PassageLists]:
-        """Return an epoch's batches, shuffled by seed and epoch; the last one may be smaller."""
+        """Return the shuffled batches of an epoch; the last batch may be smaller."""
         return shuffle_batches(self._train, self._recipe.batch_size, self._shared_recipe.seed, epoch)
 
     def ids(self, batch: PassageLists) -> Sequence[str]:
-        """Return the ids of the batch's examples."""
+        """Return the ids of the examples in a batch."""
         return [passage_list.id for passage_list in batch]
 
 
@@ -235,9 +242,9 @@ class LmTask(StageTask):
 
         L = -Σ_i Σ_j log p_LM(y_i | c_ij ∘ x_i)    Lin et al. 2023, section 2.3, eq. 3; j = 1 … 3
 
-    Each of the best k passages precedes the question in an input of its own, so that the generator
-    also learns to answer if a passage does not help. The loss counts only the answer's tokens. The
-    retriever is frozen, and so the lists stay the same.
+    There is a separate input for each of the best k passages, which precedes the question.
+    Therefore the generator also learns to answer if a passage does not help. The loss counts only
+    the tokens of the answer. The retriever is frozen, so the lists of passages do not change.
     """
 
     kind = "ra-dit lm"
@@ -254,9 +261,9 @@ class LmTask(StageTask):
         shared_recipe: RaDitRecipe,
         data_identity: Mapping[str, Any] | None = None,
     ) -> None:
-        """Set the data, of which the first k passages of a list are used.
+        """Set the data; only the first k passages of each list are used.
 
-        `data_identity` holds the digests of data and models.
+        `data_identity` contains the digests of data and models.
 
         Raises:
             InputError: there is no example.
@@ -269,12 +276,12 @@ class LmTask(StageTask):
 
     @property
     def trained_on(self) -> str:
-        """Sentence for the model card."""
+        """The sentence about the training data for the model card."""
         questions_text, snapshot_id = f"{len(self._train):,} questions", self._snapshot.id[:12]
         return f"Trained on {questions_text}, each after {self._recipe.k} passages of snapshot {snapshot_id}."
 
     def loss(self, batch: PassageLists) -> tuple[Tensor, Mapping[str, Tensor | float]]:
-        """Return the mean over examples of eq. 3, and `token_nll` in nats per answer token."""
+        """Return the mean of eq. 3 over the examples, and `token_nll` in nats per answer token."""
         k = min(self._recipe.k, max(len(passage_list.rows) for passage_list in batch))
         contexts = self._generator.encode_contexts(
             [passage_list.text for passage_list in batch], self._read_passages(batch, k)
@@ -295,12 +302,14 @@ class LmTask(StageTask):
         return self._dev.evaluate(self._question, self._generator)
 
     def save(self, folder: Path) -> None:
-        """Write the model as a folder that `load_rag` opens; the question encoder is unchanged."""
+        """Write a folder for `load_rag`, with the tuned generator and the unchanged encoder."""
         rag = Rag(self._question, self._generator, self._shared_recipe.build_model_settings())
         save_rag(rag, folder, Space.from_json(self._snapshot.space or {}))
 
     def _read_passages(self, batch: PassageLists, k: int) -> list[list[Passage]]:
-        """Return k passages per example; short lists repeat their first, which the loss masks."""
+        """Return k passages per example. Short lists are padded with their first passage, and the
+        loss masks this padding.
+        """
         row_lists = [
             (*passage_list.rows[:k], *passage_list.rows[:1] * (k - len(passage_list.rows))) for passage_list in batch
         ]
@@ -311,23 +320,23 @@ class LmTask(StageTask):
 def compute_preference_scores(log_p: Tensor, tokens: Tensor, kind: Preference) -> Tensor:
     """Return the (b, k) scores of eq. 4 from (b, k) log p_LM(y|c∘x) and the (b,) token counts of y.
 
-    `probability` is the paper's. The paper's definition underflows for long answers: with 50 tokens
-    all scores are 0, and the target is uniform. `mean_log_probability` is log p / tokens, which
-    does not underflow.
+    `probability` is the definition in the paper. It underflows for long answers: with 50 tokens,
+    all scores are 0 and the target is uniform. `mean_log_probability` is log p / tokens, which does
+    not underflow.
     """
     return log_p.exp() if kind == "probability" else log_p / tokens[:, None].clamp(min=1)
 
 
 def compute_log_target(scores: Tensor, mask: Tensor, temperature: float) -> Tensor:
-    """Return (b, k) log p_LSR of preference scores; 0 where the (b, k) bool `mask` is false."""
+    """Return (b, k) log p_LSR from preference scores; 0 where the (b, k) bool `mask` is False."""
     return (scores / temperature).masked_fill(~mask, -torch.inf).log_softmax(1).masked_fill(~mask, 0)
 
 
 def retriever_loss(scores: Tensor, target: Tensor, mask: Tensor, temperature: float = 1.0) -> Tensor:
-    """Return (b,) KL(p_R ‖ p_LSR) in nats, with gradient to the retriever's (b, k) `scores`.
+    """Return (b,) KL(p_R ‖ p_LSR) in nats, with a gradient to the retriever's (b, k) `scores`.
 
     `target` is log p_LSR. A list has one passage or more; the loss of a single passage is 0. The
-    loss is computed in float32 or wider, also under autocast.
+    loss is computed at least in float32, even under autocast.
     """
     with torch.autocast(scores.device.type, enabled=False):
         scaled_scores = scores.to(torch.promote_types(scores.dtype, torch.float32)) / temperature
@@ -337,16 +346,20 @@ def retriever_loss(scores: Tensor, target: Tensor, mask: Tensor, temperature: fl
 
 
 def compute_entropy(log_p: Tensor, mask: Tensor) -> Tensor:
-    """Return (b,) entropies in nats of (b, k) log-probabilities: log k if uniform, 0 if one-hot."""
+    """Return the (b,) entropies in nats of (b, k) log-probabilities.
+
+    The entropy is log k for a uniform distribution and 0 for a one-hot distribution.
+    """
     return -(log_p.exp() * log_p).masked_fill(~mask, 0).sum(1)
 
 
 class RetrieverTask(StageTask):
     """R-ft, the second stage: a question encoder learns which passages make the answer likely.
 
-    The loss is KL(p_R ‖ p_LSR), Lin et al. 2023, section 2.4: see `retriever_loss`. Lists and the
-    generator's scores are computed once, before the stage. Only the question encoder is trained,
-    because training both encoders hurt (section 5.1); vectors and index therefore stay valid.
+    The loss is KL(p_R ‖ p_LSR) of Lin et al. 2023, section 2.4: see `retriever_loss`. The lists of
+    passages and the generator's scores are computed once, before the stage. Only the question
+    encoder is trained, because in the paper the training of both encoders gave worse results
+    (section 5.1). Therefore the passage vectors and the index stay valid.
     """
 
     kind = "ra-dit retriever"
@@ -363,9 +376,9 @@ class RetrieverTask(StageTask):
         shared_recipe: RaDitRecipe,
         data_identity: Mapping[str, Any] | None = None,
     ) -> None:
-        """Set the data; `load_generator` loads the generator at the first evaluation.
+        """Set the data; `load_generator` is called at the first evaluation.
 
-        `data_identity` holds the digests of data and models.
+        `data_identity` contains the digests of data and models.
 
         Raises:
             InputError: there is no example.
@@ -390,7 +403,7 @@ class RetrieverTask(StageTask):
 
     @property
     def trained_on(self) -> str:
-        """Sentence for the model card."""
+        """The sentence about the training data for the model card."""
         n_texts = sum(scored_list.source is not None for scored_list in self._train)
         counts = f"{len(self._train) - n_texts:,} questions and {n_texts:,} plain texts"
         snapshot = self._memory.snapshot.id
@@ -398,7 +411,7 @@ class RetrieverTask(StageTask):
         return f"Trained on {counts} of snapshot {snapshot[:12]}, each with {self._shared_recipe.k} passages, {scorer}."
 
     def loss(self, batch: PassageLists) -> tuple[Tensor, Mapping[str, Tensor | float]]:
-        """Return the mean of KL(p_R ‖ p_LSR), and the mean entropies of p_LSR and p_R in nats."""
+        """Return the mean KL(p_R ‖ p_LSR), and as measures the mean entropies of both in nats."""
         question_vectors = self._question([scored_list.text for scored_list in batch])  # (b, d)
         losses, target_entropy, retriever_entropy = self._compute_losses(question_vectors, batch)
         return mean_over_processes(losses.sum(), len(batch)), {
@@ -423,12 +436,12 @@ class RetrieverTask(StageTask):
         return {**self._dev_set.evaluate(self._question, self.generator), **list_measures}
 
     def save(self, folder: Path) -> None:
-        """Write the model for `load_rag`; its questions search the snapshot's space."""
+        """Write a folder for `load_rag`; question vectors are in the space of the snapshot."""
         rag = Rag(self._question, self.generator, self._shared_recipe.build_model_settings())
         save_rag(rag, folder, Space.from_json(self._memory.snapshot.space or {}))
 
     def compute_target(self, batch: Sequence[PassageList]) -> tuple[Tensor, Tensor]:
-        """Return (b, k) float32 log p_LSR, computed in float64, and the (b, k) passage mask."""
+        """Return (b, k) float32 log p_LSR, computed in float64, and a (b, k) mask of passages."""
         log_p_lists = [scored_list.scores.log_p for scored_list in batch]
         k = max(map(len, log_p_lists))
         mask = torch.tensor([[index < len(log_p_list) for index in range(k)] for log_p_list in log_p_lists])
@@ -440,7 +453,7 @@ class RetrieverTask(StageTask):
         return compute_log_target(scores, mask, self._recipe.preference_temperature).float(), mask
 
     def _compute_losses(self, question_vectors: Tensor, batch: Sequence[PassageList]) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the (b,) losses, and the (b,) entropies of target and retriever."""
+        """Return the (b,) losses, and the (b,) entropies of p_LSR (the target) and p_R."""
         target, mask = (tensor.to(question_vectors.device) for tensor in self.compute_target(batch))
         with torch.autocast(question_vectors.device.type, enabled=False):
             vectors = torch.from_numpy(self._fetch_vectors(batch, mask.shape[1])).to(question_vectors.device)
@@ -451,12 +464,12 @@ class RetrieverTask(StageTask):
         return losses, compute_entropy(target, mask), compute_entropy(log_p.masked_fill(~mask, 0), mask)
 
     def _fetch_vectors(self, batch: Sequence[PassageList], k: int) -> Any:
-        """Return (b, k, d) float32 vectors of the snapshot; short lists repeat their first."""
+        """Return the (b, k, d) float32 vectors; short lists are padded with their first vector."""
         rows = [[*row_list, *[row_list[0]] * (k - len(row_list))] for row_list in (example.rows for example in batch)]
         return self._memory.fetch_vectors(np.array(rows, np.int64))
 
     def _warn_if_uniform(self) -> None:
-        """Warn if most targets are uniform, because the encoder would unlearn to choose."""
+        """Warn if most targets are uniform, because they teach the encoder not to choose."""
         is_uniform = list[bool]()
         for first_example in range(0, len(self._train), _BATCH):
             examples = self._train[first_example : first_example + _BATCH]

@@ -1,9 +1,9 @@
 """RAG-Sequence and RAG-Token: train question encoder and generator on answers (Lewis et al. 2020).
 
-The loss is -log p(y|x) marginalized over the k passages that the current question encoder retrieves
-(sections 2.1 and 2.4). The choice of passages has no gradient; their weights p(z|x) have one,
-through the inner products of the question vector with the passage vectors in the snapshot. Passages
-and index do not change.
+The loss is -log p(y|x), marginalized over the k passages that the current question encoder
+retrieves (sections 2.1 and 2.4). The choice of the passages has no gradient. The weights p(z|x) of
+the passages have a gradient through the inner products of the question vector with the passage
+vectors in the snapshot. Passages and index do not change.
 """
 
 from collections.abc import Mapping, Sequence
@@ -65,9 +65,9 @@ RetrievalTiming = Literal["batch", "once"]
 AnswerTargets = Literal["each", "first"]
 GoalName = Literal["nll", "EM", "F1"]
 FrozenPart = Literal["none", "question", "generator"]
-_SEARCH_BATCH = 256  # questions
+_SEARCH_BATCH = 256  # number of questions per search
 ANSWER_TOKENS = 25
-_LOGITS_COPIES = 4  # copies of the logits: logits, their logarithms, and the gradients of both
+_LOGITS_COPIES = 4  # tensors as large as the logits: logits, log-softmax, and their gradients
 LOOP = LoopSettings(
     epochs=100,
     learning_rate=3e-5,
@@ -75,13 +75,14 @@ LOOP = LoopSettings(
     weight_decay=0.001,
     max_gradient_norm=0.1,
 )
-"""The authors' code, finetune_rag.sh of transformers' examples/research_projects/rag, which warms
-up for 500 steps; Adam's hyperparameters and schedule are the defaults of `LoopSettings`."""
+"""Values of the authors' code, finetune_rag.sh in examples/research_projects/rag of transformers,
+which has 500 warm-up steps. The schedule and the settings of Adam are the defaults of
+`LoopSettings`."""
 
 
 @dataclass(frozen=True, slots=True)
 class RagRecipe(RetrieverChoice):
-    """Settings of RAG. "Code" is finetune_rag.sh, "paper" Lewis et al. 2020."""
+    """Settings of RAG. "Code" is finetune_rag.sh, "paper" is Lewis et al. 2020."""
 
     k: int = 5  # number of passages per question; paper, section 3: 5 or 10 in training
     # divisor of the logits of p(z|x); 0.05 for vectors of unit length instead of 1, because a
@@ -89,7 +90,7 @@ class RagRecipe(RetrieverChoice):
     temperature: float = 1.0
     # label smoothing: share of the probability that is spread over all tokens; code: 0.1
     label_smoothing: float = 0.1
-    # whether the loss leaves out the first token of targets, such as <s> of BART; code: false
+    # whether the loss leaves out the first token of an answer, such as <s> of BART; code: false
     exclude_bos: bool = False
     batch_size: int = 8  # number of questions per batch and process; code: train_batch_size 8
     # retriever expression; if not set, the snapshot's default is used; paper, section 3: HNSW
@@ -103,9 +104,10 @@ class RagRecipe(RetrieverChoice):
     weighed_by: PassageWeighting = "products"
     # part that is not trained; the paper freezes the question encoder in an ablation (section 4.5)
     frozen: FrozenPart = "none"
-    # answers of a question to train on; the paper makes a pair of each answer (appendix D)
+    # answers of a question to train on; in the paper, the question is paired with each answer
+    # (appendix D)
     targets: AnswerTargets = "each"
-    # treatment of examples without an answer: drop them, or refuse the file
+    # what to do with examples without an answer: drop them, or refuse the file
     without_answer: Missing = "drop"
     # dev measure that selects the best weights; "nll" instead of EM, because EM needs generated
     # answers at each evaluation
@@ -168,10 +170,11 @@ def measure_retrieval(
 def measure_answers(
     reader: MarginalReader, examples: Sequence[Example], hits: Sequence[list[Hit]], seed: int
 ) -> dict[str, float]:
-    """Return `EM`, `F1` and `unchanged` of the answers to dev questions; `hits` starts with theirs.
+    """Return `EM`, `F1` and `unchanged` of the answers to dev questions.
 
-    `unchanged` is the share of answers that stay equal with another question's passages, which
-    `seed` chooses; it needs two questions or more.
+    `hits` begins with the hits of `examples`. `unchanged` is the share of answers that stay the
+    same when each question gets the passages of another question, chosen by `seed`. It needs two
+    questions or more.
     """
     if not examples:
         return {}
@@ -215,10 +218,10 @@ class RagTask:
         generator.
 
         Raises:
-            InputError: no training example has an answer; or one has none, and the recipe refuses
-                that.
-            RefusedError: the question encoder's space is not the snapshot's.
-            UsageError: no dev example has an answer, or the snapshot has no such index.
+            InputError: no training example has an answer; or an example has no answer, and the
+                recipe refuses such examples.
+            RefusedError: the question encoder's vector space is not that of the snapshot.
+            UsageError: no dev example has an answer, or the snapshot does not have the index.
         """
         question = rag.question
         if not isinstance(question, TrainableEncoder):
@@ -249,26 +252,27 @@ class RagTask:
 
     @property
     def searched_snapshot(self) -> str:
-        """Id of the snapshot that is searched now."""
+        """The id of the snapshot that is searched now."""
         return self._snapshot.id
 
     def move_index(self, step: int) -> Measures:
-        """Stay at the snapshot; tasks with a moving index override this and call `switch_to`."""
+        """Do nothing; tasks with a moving index override this method and call `switch_to`."""
         return {}
 
     def search_snapshot(self, snapshot: str) -> None:
-        """Search the snapshot with this id, of the same store; see `switch_to`."""
+        """Search the snapshot with this id in the same store; see `switch_to`."""
         if snapshot != self.searched_snapshot:
             self.switch_to(Snapshot.open(str(self._snapshot.location), snapshot))
 
     def switch_to(self, snapshot: Snapshot) -> None:
-        """Search this snapshot from now on; on an error stay at the current one.
+        """Search this snapshot from now on; if this fails, the current snapshot is still searched.
 
-        If a passage encoder is trained, an earlier step of it must have encoded the snapshot.
+        If a passage encoder is trained, its weights of an earlier step must have encoded the
+        snapshot.
 
         Raises:
-            RefusedError: no passage encoder is trained, and the snapshot has another space.
-            UsageError: the recipe retrieves once, or the snapshot has no such index.
+            RefusedError: no passage encoder is trained, and the snapshot has another vector space.
+            UsageError: the recipe retrieves only once, or the snapshot does not have the index.
         """
         if self._recipe.retrieve == "once":
             raise UsageError('a recipe that retrieves once cannot move to another snapshot: set retrieve = "batch"')
@@ -276,11 +280,11 @@ class RagTask:
         self._memory, self._snapshot = PassageMemory(snapshot, fixed_encoder, self._recipe.expression), snapshot
 
     def batches(self, epoch: int) -> Sequence[RagBatch]:
-        """Return an epoch's batches, shuffled by seed and epoch; the last one may be smaller."""
+        """Return the shuffled batches of an epoch; the last batch may be smaller."""
         return shuffle_batches(self._train, self._recipe.batch_size, self._recipe.seed, epoch)
 
     def ids(self, batch: RagBatch) -> Sequence[str]:
-        """Return the ids of the batch's examples."""
+        """Return the ids of the examples in a batch."""
         return [pair.example.id for pair in batch]
 
     def loss(self, batch: RagBatch) -> tuple[Tensor, Mapping[str, Tensor | float]]:
@@ -301,9 +305,9 @@ class RagTask:
         """Return the measures on the dev set.
 
         `nll` is the mean of -log p(y|x) in nats, for the first answer y of each question. `EM` and
-        `F1` cover only the first `answered` questions. Signs of retrieval collapse are `distinct`
-        and `spread` of the passages, and `unchanged`, the share of answers that stay equal with
-        another question's passages.
+        `F1` cover only the first `answered` questions. Three measures show whether retrieval has
+        collapsed: `distinct` and `spread` of the passages, and `unchanged`, the share of answers
+        that stay the same with the passages of another question.
 
         Raises:
             CollapsedError: all questions get the same passages, and the recipe refuses that.
@@ -316,11 +320,11 @@ class RagTask:
         return {"nll": self._compute_nll(retrieval), **success, **answers, **collapse_stats}
 
     def save(self, folder: Path) -> None:
-        """Write the model for `load_rag`; its questions search the snapshot's space."""
+        """Write a folder for `load_rag`; question vectors are in the space of the snapshot."""
         save_rag(self.module, folder, Space.from_json(self._snapshot.space or {}))
 
     def check(self, measures: Measures) -> None:
-        """Check that the trained model's answers depend on the passages.
+        """Check that the answers of the trained model depend on the passages.
 
         Raises:
             CollapsedError: the answers ignore the passages, and the recipe refuses that.
@@ -330,7 +334,7 @@ class RagTask:
             CollapseStats(n_answered, 0.0, 0, 1.0, measures["unchanged"]).check_limits(self._recipe.limits)
 
     def _retrieve_initial_hits(self) -> dict[str, list[RankedRow]]:
-        """Retrieve the passages of all training questions with the initial encoder."""
+        """Retrieve passages for all training questions with the initial encoder."""
         questions = list(dict.fromkeys(pair.example.question for pair in self._train))
         rows_by_question: dict[str, list[RankedRow]] = {}
         for i in range(0, len(questions), _SEARCH_BATCH):
@@ -352,21 +356,21 @@ class RagTask:
     def _compute_logits(self, question_vectors: Tensor, retrieval: RetrievedBatch) -> Tensor:
         """Return the (b, k) float32 logits of p(z|x).
 
-        The logits are inner products, with gradient to the questions, or the retriever's scores.
-        Autocast would compute a matrix product in bf16, which is too coarse to distinguish near
-        passages.
+        The logits are inner products, with a gradient to the question vectors, or the retriever's
+        scores. An inner product is computed as a sum, because autocast would compute a matrix
+        product in bf16, which cannot distinguish similar passages.
         """
         if self._recipe.weighed_by == "scores":
             return torch.tensor([[hit.score for hit in hits] for hits in retrieval.hits]).to(question_vectors)
-        # sums like `retrieve.dense.compute_inner_products`
+        # The sum is computed as in `retrieve.dense.compute_inner_products`.
         vectors = self._get_passage_vectors(retrieval).to(question_vectors)
         # (b, k, d) * (b, 1, d) -> (b, k)
         return (vectors * question_vectors[:, None]).sum(-1, dtype=torch.float64).to(question_vectors)
 
     def _get_passage_vectors(self, retrieval: RetrievedBatch) -> Tensor:
-        """Return the snapshot's vectors of the passages, (b, k, d), without gradient.
+        """Return the (b, k, d) passage vectors in the snapshot, without a gradient.
 
-        If a passage encoder is trained, they are computed by it, with gradient.
+        If a passage encoder is trained, it computes the vectors instead, with a gradient.
         """
         if self.module.passage is None:
             return torch.from_numpy(retrieval.vectors)
@@ -380,7 +384,7 @@ class RagTask:
         return contexts, generator.encode_targets([pair.answer for pair in batch])
 
     def _compute_nll(self, retrieval: RetrievedBatch) -> float:
-        """Return the mean -log p(y|x) of the dev set's first answers, without label smoothing."""
+        """Return the mean -log p(y|x) of the first answers in the dev set, without smoothing."""
         batch_size, total_nll = self._recipe.batch_size, 0.0
         for first_pair in range(0, len(self._dev), batch_size):
             window = slice(first_pair, first_pair + batch_size)
@@ -395,7 +399,9 @@ class RagTask:
 
 
 def _freeze_parts(rag: Rag, recipe: RagRecipe) -> None:
-    """Freeze the untrained parts; retriever scores leave the question encoder untrained, too."""
+    """Freeze the parts that the recipe does not train. If passages are weighted by retriever
+    scores, the question encoder has no gradient and is frozen, too.
+    """
     if recipe.frozen == "question" or recipe.weighed_by == "scores":
         rag.question.requires_grad_(False)
     if recipe.frozen == "generator":
@@ -415,13 +421,13 @@ def _build_pairs(examples: Sequence[Example], recipe: RagRecipe) -> list[Questio
 
 
 def estimate_reading_bytes(generator: Architecture, n_contexts: int) -> int:
-    """Return the memory to train a generator on answers from contexts: activations and logits."""
+    """Estimate the memory of activations and logits of a generator that trains on answers."""
     logits_bytes = _LOGITS_COPIES * FLOAT32_BYTES * n_contexts * ANSWER_TOKENS * generator.vocabulary
     return generator.estimate_activation_bytes(n_contexts, PROMPT_TOKENS + ANSWER_TOKENS) + logits_bytes
 
 
 def to_numpy(vectors: Tensor) -> Vectors:
-    """Return vectors as a float32 array, without gradient."""
+    """Return vectors as a float32 array, without their gradient."""
     array: Vectors = vectors.detach().float().cpu().numpy()
     return array
 
@@ -434,7 +440,7 @@ class RagObjective(Objective[RagTraining]):
     tempered = "rag"
 
     def __init__(self, marginal: Variant, when_summed: str) -> None:
-        """Set the variant of RAG; `when_summed` says in the help when passages are summed over."""
+        """Set the variant of RAG; `when_summed` is shown in help texts, such as `once an answer`."""
         self._marginal = marginal
         self.name = f"rag-{marginal}"
         self.summary = f"a question encoder and a generator, passages summed over {when_summed}"
@@ -457,11 +463,11 @@ class RagObjective(Objective[RagTraining]):
         return RagTask(rag, job.snapshot, job.examples["train"], job.examples["dev"], recipe, job.digests)
 
     def check(self, task: RagTask, trained: Measures) -> None:  # type: ignore[override]
-        """Check that the model's answers depend on the passages; see `RagTask.check`."""
+        """Check that the answers of the model depend on the passages; see `RagTask.check`."""
         task.check(trained)
 
     def costs(self, job: Job[RagTraining], models: Mapping[str, Architecture]) -> TrainingCosts:
-        """Return the costs of generating from a batch's passages, and of dev answers."""
+        """Return the costs to train the generator on a batch, and to answer dev questions."""
         recipe, question, generator = job.settings.rag, models["question"], models["generator"]
         k = min(recipe.k, job.snapshot.n)
         n_contexts = recipe.batch_size * k

@@ -1,9 +1,9 @@
 """REALM: masked-language-model pretraining with a latent passage (Guu et al. 2020).
 
 The task masks wordpieces of the snapshot's own passages, retrieves other passages, and learns to
-fill the masks. The loss is -log p(y|x), marginalized over the passage. p(z|x) is computed with the
-current encoders, with gradient to both; the snapshot, whose vectors are older, only selects the
-candidates.
+predict the masked wordpieces. The loss is -log p(y|x), marginalized over the retrieved passages z.
+The weights p(z|x) are computed with the current encoders, with a gradient to both. The snapshot has
+older vectors, which are used only to select the candidates z.
 """
 
 import random
@@ -66,19 +66,19 @@ LOOP = LoopSettings(
     max_gradient_norm=1.0,
 )
 """Guu et al. 2020, appendix: 3e-5 with BERT's optimizer (Devlin et al. 2019: decay .01, norm 1)."""
-_DEV_EPOCH = -1  # replaces the epoch, so that each evaluation draws the same masks
-_LOGITS_COPIES = 3  # copies of the logits at masks: logits, their exponentials, and a gradient
+_DEV_EPOCH = -1  # With a fixed epoch number, each evaluation draws the same masks.
+_LOGITS_COPIES = 3  # tensors as large as the logits: logits, exponentials, and a gradient
 
 
 @dataclass(frozen=True, slots=True)
 class RealmRecipe(RetrieverChoice):
-    """Settings of REALM. "Paper" is Guu et al. 2020, "code" google-research's language/realm."""
+    """Settings of REALM. "Paper" is Guu et al. 2020, "code" is google-research's language/realm."""
 
-    # what is masked: names and dates (`salient`) or random ones; the paper reports 38.2
-    # and 32.3 EM (Natural Questions, dev)
+    # what is masked: names and dates (`salient`), or random wordpieces (`random`); the paper
+    # reports 38.2 and 32.3 EM, respectively (Natural Questions, dev)
     masks: Masks = "salient"
-    # how passages are marginalized: sequence sums over them once per text, and the loss is a mean
-    # over texts, whereas token sums once per masked wordpiece, and the loss is a mean over masks;
+    # how the model marginalizes over passages: `sequence` has one sum per text, and the loss is a
+    # mean over texts; `token` has one sum per masked wordpiece, and the loss is a mean over masks;
     # "sequence" instead of "token" in the code, because the paper's equation has one sum
     marginal: Marginal = "sequence"
     # number of candidate passages per text, including the empty null passage; paper: 8
@@ -86,12 +86,12 @@ class RealmRecipe(RetrieverChoice):
     # divisor of the logits of p(z|x); 0.05 is better than 1 if the encoder's vectors have length 1,
     # because a softmax over inner products in [-1, 1] is almost uniform
     temperature: float = 1.0
-    # number of texts per batch and process; 8 instead of 512 over 64 TPUs, because one machine must
-    # be able to hold the batch
+    # number of texts per batch and process; 8 instead of 512 over 64 TPUs, because a batch must fit
+    # on one machine
     batch_size: int = 8
     # maximum number of wordpieces of a masked text, including special tokens
     question_tokens: int = 96
-    # maximum number of wordpieces of a candidate that the masked language model reads; code: 288
+    # maximum number of wordpieces of a passage that the masked language model reads; code: 288
     passage_tokens: int = 288
     most_masks: int = 10  # maximum number of masked wordpieces per text; code: 10
     # share of a text's wordpieces that are masked if masks are random; BERT: 15 %
@@ -125,7 +125,7 @@ class RealmTraining:
 
 
 class BatchLikelihoods(NamedTuple):
-    """The probabilities, the candidates and the number of masks of a batch."""
+    """The probabilities, the candidates and the number of masked wordpieces of a batch."""
 
     log_y: Tensor  # (b,) log p(y|x)
     log_p: Tensor  # (b, c, m) log p(y_j|z,x)
@@ -150,12 +150,12 @@ class RealmTask(TextTask):
         index: Callable[[MovingIndexHooks], MovingIndex] | None = None,
         runner: TaskRunner | None = None,
     ) -> None:
-        """Choose texts of `snapshot`, which stay the same when the index moves.
+        """Choose texts of `snapshot`, which stay the same when the index is rebuilt.
 
-        `digests` are the digests of the initial models' files. `index` builds the moving index,
-        with the settings `moving`, from the hooks of this task; without it `snapshot` is searched
-        to the end. `runner` finds the texts with salient spans on workers; if None, this process
-        does.
+        `digests` are the digests of the files of the initial models. `index` creates the moving
+        index with the settings `moving`, with methods of this task as hooks; if None, `snapshot` is
+        searched until the end. `runner` looks for texts with salient spans on workers; if None,
+        this process looks for them.
 
         Raises:
             UsageError: masks are salient but the snapshot has no spans, or the retriever expression
@@ -174,19 +174,19 @@ class RealmTask(TextTask):
 
     @property
     def searched_snapshot(self) -> str:
-        """Id of the snapshot that is searched now."""
+        """The id of the snapshot that is searched now."""
         return self._candidate_retriever.snapshot.id
 
     def move_index(self, step: int) -> Measures:
-        """Move to a rebuilt snapshot if there is one; see `MovingIndex`."""
+        """Switch to a rebuilt snapshot if there is one; see `MovingIndex`."""
         return {} if self._moving_index is None else self._moving_index.move_index(step)
 
     def search_snapshot(self, snapshot: str) -> None:
-        """Search the snapshot of a checkpoint again.
+        """Search the snapshot that was searched when a checkpoint was written.
 
         Raises:
             BookwheelError: the snapshot no longer exists.
-            UsageError: the index does not move, and the snapshot is not the initial one.
+            UsageError: the index is never rebuilt, and the snapshot is not the initial snapshot.
         """
         if self._moving_index is not None:
             self._moving_index.search_snapshot(snapshot)
@@ -197,15 +197,15 @@ class RealmTask(TextTask):
             )
 
     def switch_to(self, snapshot: Snapshot) -> None:
-        """Retrieve candidates from this snapshot from now on; on an error stay at the current one.
+        """Retrieve candidates from this snapshot from now on; if this fails, nothing changes.
 
         Raises:
-            UsageError: the snapshot has no such index.
+            UsageError: the snapshot does not have the index.
         """
         self._candidate_retriever = CandidateRetriever(snapshot, self._recipe.expression, self._recipe.candidates)
 
     def recipe(self) -> Mapping[str, Any]:
-        """Return the recipe, the snapshot of the texts, digests, and the index's settings."""
+        """Return the recipe, the snapshot of the texts, digests, and the settings of rebuilds."""
         return {**super().recipe(), **({"moving": asdict(self._moving_settings)} if self._moving_settings else {})}
 
     def loss(self, batch: TextBatch) -> tuple[Tensor, Mapping[str, Tensor | float]]:
@@ -222,7 +222,7 @@ class RealmTask(TextTask):
             {
                 "utility": compute_utility(log_y, log_p).mean().detach(),
                 "null_prior": masked_log_prior[:, 0].exp().mean(),
-                # Entries without a candidate have logarithm 0 and thus add exp(0) * 0 = 0.
+                # An entry without a candidate has the logarithm 0, so it adds exp(0) * 0 = 0.
                 "prior_entropy": -(masked_log_prior.exp() * masked_log_prior).sum(1).mean(),
                 "candidates": float(candidates.mask[:, 1:].sum(1).mean()),
             },
@@ -231,8 +231,8 @@ class RealmTask(TextTask):
     def evaluate(self) -> Measures:
         """Return the measures on the held-out texts, whose masks are the same at each evaluation.
 
-        The measures are `nll` in nats per text, `utility`, `null_prior`, and the signs of retrieval
-        collapse, `distinct` and `spread` of the candidates.
+        The measures are `nll` in nats per text, `utility` and `null_prior`. `distinct` and `spread`
+        of the candidates show whether retrieval has collapsed.
         """
         size, dev_rows = self._recipe.batch_size, self._split.dev.tolist()
         batches = [TextBatch(_DEV_EPOCH, tuple(dev_rows[i : i + size])) for i in range(0, len(dev_rows), size)]
@@ -271,7 +271,7 @@ class RealmTask(TextTask):
     def _masking_limits(self) -> MaskingLimits:
         recipe, tokenizer = self._recipe, self.module.reader.tokenizer
         n_special = tokenizer.template.size - len(tokenizer.template.separator)
-        # The passage gets half of the positions of a model with few of them.
+        # If the model has few positions, text and passage each get half of them.
         n_text_tokens = min(recipe.question_tokens, tokenizer.max_tokens // 2)
         return MaskingLimits(n_text_tokens - n_special, recipe.most_masks, recipe.random_share)
 
@@ -302,7 +302,9 @@ class RealmObjective(Objective[RealmTraining]):
     options = frozenset({"encoder", "generator"})
     settings = RealmTraining
     tempered = "realm"
-    version = 1  # since version 1, passages are read without titles, and `token` divides by masks
+    # Since version 1, passages are read without titles, and the loss of `token` is a mean over
+    # masks.
+    version = 1
     takes_examples = False
     result = ModelDescription(
         summary="A question encoder, a passage encoder and a masked language model, trained together to fill masks in "
@@ -330,7 +332,7 @@ class RealmObjective(Objective[RealmTraining]):
         return RealmTask(realm, job.snapshot, recipe, job.digests, moving, moving_index, job.runner)
 
     def costs(self, job: Job[RealmTraining], models: Mapping[str, Architecture]) -> TrainingCosts:
-        """Return the costs of encoding texts and candidates, and of reading their pairs."""
+        """Return the costs to encode texts and candidates, and to read pairs of them."""
         recipe, question, passage, reader = job.settings.realm, models["question"], models["passage"], models[MASKED_LM]
         b, n = recipe.batch_size, job.snapshot.n
         n_pairs, n_tokens = b * min(recipe.candidates, n), recipe.question_tokens + recipe.passage_tokens
@@ -362,13 +364,13 @@ class RealmObjective(Objective[RealmTraining]):
             TRAINING_PASSES * forward_operations,
             n_dev / b * forward_operations,
             rebuild_operations=rebuild_operations,
-            # one at the end, for the published weights
+            # One rebuild at the end is for the published weights.
             rebuilds=_resolve_moving_settings(job.settings).count_rebuilds(n_steps) + 1,
         )
 
 
 def _resolve_moving_settings(settings: RealmTraining) -> MovingSettings:
-    """Return the settings of the moving index; no rebuilds if the encoders are frozen."""
+    """Return the settings of the moving index; frozen encoders need no rebuilds."""
     return replace(settings.moving, every=0) if settings.realm.freeze_encoders else settings.moving
 
 

@@ -1,9 +1,9 @@
 """The parts of REALM: masking, candidates, the marginal likelihood, and the model.
 
-x is a text with masks, y the masked wordpieces, and z one of the candidate passages: p(y|x) =
-sum_z p(z|x) p(y|z,x) (Guu et al. 2020, section 3.1). Salient span masking (section 3.4) masks one
-whole name or date, so that world knowledge and not the sentence is needed to fill it. Random masks
-are BERT's: single wordpieces.
+x is a text with masks, y are the masked wordpieces, and z is one of the candidate passages: p(y|x)
+= sum_z p(z|x) p(y|z,x) (Guu et al. 2020, section 3.1). Salient span masking (section 3.4) masks one
+whole name or date, so that world knowledge is needed to predict it, and the sentence alone does not
+suffice. Random masks are single wordpieces, as in BERT.
 """
 
 import random
@@ -33,13 +33,14 @@ if TYPE_CHECKING:
     from tokenizers import Encoding
 from typing import Literal
 
-Span = tuple[int, int]  # characters of a text: start, and end (exclusive)
+Span = tuple[int, int]  # (start, end) of characters in a text
 _WORDS = re.compile(r"\w+")
-# wordpieces on each side of a mask; texts share that many only if one is a copy of the other
+# Number of wordpieces on each side of a mask. Two texts have so many in common only if one is a
+# copy of the other.
 _CLUE_SIZE = 8
 NULL = Passage("null", "null", 0, "", "", "", 0, 0, Passage.hash_of("", ""))
 """The empty null passage, for masks that need no retrieval (Guu et al. 2020)."""
-# further candidates per text, because the source passage and its copies are dropped
+# number of further candidates per text, because the source passage and its copies are removed
 _EXTRA_CANDIDATES = 8
 Marginal = Literal["sequence", "token"]
 
@@ -48,21 +49,22 @@ Marginal = Literal["sequence", "token"]
 class MaskedText:
     """A text x with masks, and the masked wordpieces y."""
 
-    clues: tuple[str, ...]  # the words around and under each run of masks; see `extract_words`
+    # for each run of masks, the masked words and the words around them; see `extract_words`
+    clues: tuple[str, ...]
     question: str  # the text with masks, for a question encoder
     ids: tuple[int, ...]  # ids of the text with masks, without special tokens
-    # positions of the masks in `ids`, ascending; empty if the text has no wordpiece
+    # ascending positions of the masks in `ids`; empty if the text has no wordpiece
     positions: tuple[int, ...]
-    targets: tuple[int, ...]  # the masked ids
+    targets: tuple[int, ...]  # ids of the masked wordpieces
 
 
 @dataclass(frozen=True, slots=True)
 class MaskingLimits:
-    """Sizes of the window of a text and of its masks."""
+    """Limits of the window that is cut from a text, and of the masks in it."""
 
-    window: int  # maximum number of wordpieces of the window
-    max_masks: int  # maximum masked wordpieces
-    share: float  # share of the window's wordpieces, for random masks
+    window: int  # maximum number of wordpieces in the window
+    max_masks: int  # maximum number of masked wordpieces
+    share: float  # share of the wordpieces in the window that random masks cover
 
 
 def mask_text(
@@ -73,11 +75,11 @@ def mask_text(
     tokenizer: MaskedLMTokenizer,
     limits: MaskingLimits,
 ) -> MaskedText:
-    """Mask wordpieces of a text, and cut it to a window around them.
+    """Mask wordpieces of a text, and cut the text to a window around the masks.
 
-    One of the `spans` is drawn and masked. Spans of more than `max_masks` wordpieces are drawn only
-    if there is no other, and are masked in part. With `spans` None, a share of the window's
-    wordpieces is masked, at least one.
+    One of the `spans` is drawn and masked. A span of more than `max_masks` wordpieces is drawn only
+    if there are no shorter spans, and only its beginning is masked. If `spans` is None, a share of
+    the wordpieces in the window is masked, but at least one.
     """
     n_pieces, window, max_masks = len(encoding.ids), limits.window, limits.max_masks
     masks = _choose_span(encoding, spans, rng, max_masks) if spans is not None else []
@@ -90,12 +92,12 @@ def mask_text(
 
 
 def extract_words(text: str) -> str:
-    """Return the lower-case words of a text, separated by spaces, to compare texts."""
+    """Return the lower-case words of a text, separated by spaces, for comparisons of texts."""
     return " ".join(_WORDS.findall(text.casefold()))
 
 
 def _choose_span(encoding: "Encoding", spans: Sequence[Span], rng: random.Random, max_masks: int) -> list[int]:
-    """Draw one of the spans, and return the indexes of its wordpieces."""
+    """Draw one of the spans, and return the indexes of the wordpieces in it."""
     piece_lists = [
         [
             index
@@ -110,7 +112,7 @@ def _choose_span(encoding: "Encoding", spans: Sequence[Span], rng: random.Random
 
 
 def _find_window_start(masks: Sequence[int], n_pieces: int, window: int) -> int:
-    """Return the start of a window centred on the masks, as far as the text's ends allow."""
+    """Return the start of a window that has the masks in its middle, unless the text ends there."""
     middle = (masks[0] + masks[-1]) // 2
     return max(0, min(middle - window // 2, n_pieces - window))
 
@@ -137,7 +139,7 @@ def _build_masked_text(
 
 
 def _find_clues(text: str, encoding: "Encoding", masks: Sequence[int]) -> tuple[str, ...]:
-    """Return the words around each run of masks; a passage that holds them reveals the masks."""
+    """Return the words around each run of masks; a passage that contains them reveals the masks."""
     mask_runs: list[list[int]] = []
     for index in masks:
         if mask_runs and index == mask_runs[-1][-1] + 1:
@@ -153,14 +155,14 @@ def _find_clues(text: str, encoding: "Encoding", masks: Sequence[int]) -> tuple[
 
 @dataclass(frozen=True, slots=True)
 class CandidatePassages:
-    """The candidates of b texts: up to c per text, the null passage first."""
+    """The candidates of b texts: up to c passages per text, with the null passage first."""
 
     passages: list[list[Passage]]  # up to c passages per text; fewer in a small corpus
-    width: int  # c
+    width: int  # the maximum number c
 
     @property
     def mask(self) -> np.ndarray[tuple[int, int], np.dtype[np.bool_]]:
-        """(b, c) bool: whether there is a candidate."""
+        """A (b, c) bool mask that says where there is a candidate."""
         lengths = np.array([len(passages) for passages in self.passages])
         return np.arange(self.width) < lengths[:, None]  # (c,) < (b, 1) -> (b, c)
 
@@ -169,11 +171,11 @@ class CandidateRetriever:
     """Retrieves candidates from one snapshot."""
 
     def __init__(self, snapshot: Snapshot, retriever: str | None, n_candidates: int) -> None:
-        """Open a retriever; `n_candidates` is their number per text, including the null passage.
+        """Open a retriever for `n_candidates` passages per text, including the null passage.
 
         Raises:
-            UsageError: the retriever expression is wrong, or an index's metric is not the inner
-                product.
+            UsageError: the retriever expression is wrong, or the metric of an index is not the
+                inner product.
         """
         self.snapshot, self._width = snapshot, n_candidates
         self._memory = PassageMemory(snapshot, None, retriever)
@@ -181,9 +183,9 @@ class CandidateRetriever:
     def retrieve(self, rows: Sequence[int], texts: Sequence[MaskedText], query_vectors: Vectors) -> CandidatePassages:
         """Return the candidates of the texts in these rows; `query_vectors` is (b, d) float32.
 
-        The source passage of a text reveals the masked words, and so does a passage with the words
-        around a mask, such as a copy or an overlapping window: both are dropped. Of equal passages
-        one is taken.
+        The source passage of a text and passages with the words around a mask, such as copies and
+        overlapping passages, are removed, because they reveal the masked words. Of equal passages,
+        only one is used.
         """
         retrieved_hits = self._memory.retrieve(
             [text.question for text in texts], query_vectors, self._width - 1 + _EXTRA_CANDIDATES
@@ -205,8 +207,8 @@ def _reveals_masks(passage: Passage, source: Passage, text: MaskedText) -> bool:
 def compute_log_prior(scores: Tensor, mask: Tensor, temperature: float = 1.0) -> Tensor:
     """Return the (b, c) float32 log p(z|x), the log-softmax of candidate scores (section 3.2).
 
-    `scores` (b, c) are inner products; `mask` (b, c) bool has one candidate or more per text.
-    Entries outside of the mask are -inf.
+    `scores` (b, c) are inner products; `mask` (b, c) bool has one candidate or more per text. The
+    result is -inf where the mask is False.
     """
     with torch.autocast(scores.device.type, enabled=False):
         scaled_scores = scores.to(torch.promote_types(scores.dtype, torch.float32)) / temperature
@@ -216,14 +218,16 @@ def compute_log_prior(scores: Tensor, mask: Tensor, temperature: float = 1.0) ->
 def compute_log_marginal(log_prior: Tensor, log_p: Tensor, marginal: Marginal) -> Tensor:
     """Return the (b,) log p(y|x) of all masked tokens of each text.
 
-    * `sequence`, the paper's: log sum_z p(z|x) prod_j p(y_j|z,x); one passage explains all masks.
-    * `token`, the authors' code: sum_j log sum_z p(z|x) p(y_j|z,x); each mask has its own sum.
+    * `sequence`, as in the paper: log sum_z p(z|x) prod_j p(y_j|z,x); one passage explains all
+      masks.
+    * `token`, as in the authors' code: sum_j log sum_z p(z|x) p(y_j|z,x); each mask has its own
+      sum.
 
-    With one mask per text both are equal. `compute_nll` averages `sequence` over texts, and `token`
-    over masks.
+    If a text has one mask, the two are equal. `compute_nll` averages `sequence` over texts, and
+    `token` over masks.
 
-    `log_prior` (b, c) is -inf where there is no candidate. `log_p` (b, c, m) is log p(y_j|z,x), and
-    0 where there is no mask: the sum over z is then 1 and adds 0.
+    `log_prior` (b, c) is -inf where there is no candidate. `log_p` (b, c, m) is log p(y_j|z,x). It
+    is 0 where there is no mask, so that the sum over z is 1 and its logarithm adds 0.
     """
     if marginal == "sequence":
         return (log_prior + log_p.sum(2)).logsumexp(1)  # (b, c) -> (b,)
@@ -233,11 +237,11 @@ def compute_log_marginal(log_prior: Tensor, log_p: Tensor, marginal: Marginal) -
 def compute_nll(log_y: Tensor, n_masks: int, marginal: Marginal) -> Tensor:
     """Return the loss of a batch: the mean of -log p(y|x) over the texts or masks of all processes.
 
-    `sequence` averages over the texts, as the paper's expectation over x; `token` over the masks of
-    the batch, as the authors' code does (google-research/language, language/realm/model.py:
-    `reduce_sum(log_p * mlm_weights) / reduce_sum(mlm_weights)`).
+    `sequence` averages over the texts, as the expectation over x in the paper. `token` averages
+    over the masks of the batch, as the authors' code does (google-research/language,
+    language/realm/model.py: `reduce_sum(log_p * mlm_weights) / reduce_sum(mlm_weights)`).
 
-    `log_y` (b,) is the result of `compute_log_marginal`; `n_masks` is the number of masks of the
+    `log_y` (b,) is the result of `compute_log_marginal`; `n_masks` is the number of masks in the
     b texts.
     """
     return mean_over_processes(-log_y.sum(), len(log_y) if marginal == "sequence" else n_masks)
@@ -246,32 +250,35 @@ def compute_nll(log_y: Tensor, n_masks: int, marginal: Marginal) -> Tensor:
 def compute_utility(log_y: Tensor, log_p: Tensor) -> Tensor:
     """Return the (b,) retrieval utility, log p(y|x) - log p(y|x, null), in nats.
 
-    Guu et al. 2020 define it for one passage z; here it is for the marginal. `log_y` (b,) is the
-    result of `compute_log_marginal`; `log_p` (b, c, m) has the null passage first. Above 0, the
-    retrieved passages help.
+    A value above 0 means that the retrieved passages help. Guu et al. 2020 define the utility for
+    one passage z; here it is defined for the marginal likelihood. `log_y` (b,) is the result of
+    `compute_log_marginal`; `log_p` (b, c, m) has the null passage first.
     """
     return log_y - log_p[:, 0].sum(1)  # (b, m) -> (b,)
 
 
 class Realm(nn.Module):
-    """The model of REALM: a bi-encoder, and a masked language model that reads text and passage."""
+    """The model of REALM: a bi-encoder, and a masked language model that reads text and passage.
+
+    The masked language model is called the reader.
+    """
 
     def __init__(self, encoders: BiEncoder, reader: TrainableMaskedLM, *, frozen: bool = False) -> None:
-        """Combine encoders and reader; `frozen` excludes the encoders from training."""
+        """Combine encoders and reader; if `frozen` is True, the encoders are not trained."""
         super().__init__()
         self.encoders, self.reader, self.frozen = encoders, reader, frozen
         if frozen:
             encoders.requires_grad_(False)
 
     def train(self, mode: bool = True) -> Self:
-        """Set the mode; frozen encoders stay in `eval` mode, without dropout."""
+        """Set the mode of the module; frozen encoders stay in `eval` mode, without dropout."""
         super().train(mode)
         if self.frozen:
             self.encoders.eval()
         return self
 
     def embed_texts(self, texts: Sequence[MaskedText]) -> Tensor:
-        """Return the (b, d) float32 vectors of masked texts, with gradient."""
+        """Return the (b, d) float32 vectors of masked texts, with a gradient."""
         encoder_mask = next(
             (
                 mask_token
@@ -285,10 +292,10 @@ class Realm(nn.Module):
         )
 
     def scores(self, query_vectors: Tensor, candidates: CandidatePassages) -> Tensor:
-        """Return the (b, c) inner products of (b, d) query vectors with their candidates' vectors.
+        """Return the (b, c) inner products of (b, d) query vectors with their candidates.
 
-        The current passage encoder encodes each passage of the batch once. Entries without a
-        candidate are arbitrary.
+        The current passage encoder encodes each passage of the batch once. Where there is no
+        candidate, the result is arbitrary.
         """
         unique_passages, positions = index_passages(passage for passages in candidates.passages for passage in passages)
         passage_vectors = self.encoders.embed_passages(unique_passages)  # (u, d)
@@ -308,10 +315,10 @@ class Realm(nn.Module):
     ) -> Tensor:
         """Return the (b, c, m) log p(y_j|z,x) of masked wordpieces; 0 without a mask or candidate.
 
-        The joint input is `[CLS] x [SEP] z [SEP]`, where z is the passage's text, cut to
-        `max_passage_pieces` wordpieces: the body without the title (Guu et al. 2020, section 3.2).
-        `CandidateRetriever` also searches only the texts for the masked words, not the titles.
-        Null passages are a separate batch, because their inputs are a quarter as long.
+        The reader's input is `[CLS] x [SEP] z [SEP]`, where z is the text of the passage without
+        the title (Guu et al. 2020, section 3.2), cut to `max_passage_pieces` wordpieces.
+        `CandidateRetriever`, too, looks for the masked words only in texts, not in titles. Inputs
+        with the null passage are a separate batch, because they are a quarter as long.
         """
         passage_pieces = self._tokenize_passages(candidates, max_passage_pieces)
         null_inputs = [self._join_pair(text, ()) for text in texts]
@@ -337,7 +344,7 @@ class Realm(nn.Module):
         return self.encoders.save(folder)
 
     def _tokenize_passages(self, candidates: CandidatePassages, max_pieces: int) -> dict[str, list[int]]:
-        """Return the wordpieces of each passage's text, cut to `max_pieces`, by hash."""
+        """Return the first `max_pieces` wordpieces of the text of each passage, by passage hash."""
         texts_by_hash = {passage.hash: passage.text for passages in candidates.passages for passage in passages}
         encodings = self.reader.tokenizer.tokenize(list(texts_by_hash.values()))
         return {digest: encoding.ids[:max_pieces] for digest, encoding in zip(texts_by_hash, encodings, strict=True)}

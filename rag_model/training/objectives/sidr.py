@@ -1,8 +1,9 @@
-"""SiDR: learned sparse encoders that search an index of weights, or a bag index that stays valid.
+"""SiDR: learned sparse encoders that search an index of term weights or of bags of tokens.
 
 Zhou et al., "Semi-Parametric Retrieval via Binary Bag-of-Tokens Index" (arXiv 2405.01924). The loss
-contrasts term weights with term weights, and term weights with binary bags of tokens, so that an
-index may hold either. Training changes the weights, but not the bags.
+compares term weights of questions and passages with each other and with binary bags of tokens, so
+that an index may contain term weights or bags. Training changes the weights, but not the bags, so
+an index of bags stays valid.
 """
 
 from collections.abc import Mapping, Sequence
@@ -58,11 +59,11 @@ from rag_model.training.objectives.task_bases import ContrastTask, GroupRecipe, 
 GoalName = Literal["average_rank", "bag_average_rank", "Success@20", "bag_Success@20"]
 BAG = "bag_"  # prefix of the names of measures by bags
 LOOP = LoopSettings(epochs=80, warmup_share=0.0125)
-"""The authors' code, github.com/jzhoubu/vsearch, conf/train/svdr_nq.yaml: 80 epochs, 1 warm-up;
-rate, decay and clipping are the defaults of `LoopSettings`."""
-# numbers per text and term: weights, heaviest terms, bag, and their gradients
+"""Values of the authors' code, github.com/jzhoubu/vsearch, conf/train/svdr_nq.yaml: 80 epochs, of
+which one is the warm-up. Learning rate, decay and clipping are the defaults of `LoopSettings`."""
+# numbers in memory per text and term: weights, heaviest terms, bag, and their gradients
 _NUMBERS_PER_TERM = 6
-WeightsAndBags = tuple[Tensor, Tensor]  # (b, V) weights with gradient; (b, V) bool: the bag
+WeightsAndBags = tuple[Tensor, Tensor]  # (b, V) weights with a gradient, and (b, V) bool bags
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,20 +74,21 @@ class SidrRecipe(GroupRecipe):
     hard_negatives: int = 1  # number of hard negatives per question; code: hard_negatives 1
     # whether questions and passages share one encoder; code: shared_encoder False
     shared: bool = False
-    # number of the heaviest terms that a new encoder keeps besides the text's own; code: topk 768
+    # number of terms with the largest weights that a new encoder keeps, in addition to the terms of
+    # the text; code: topk 768
     terms: int = 768
     # maximum number of tokens of a question, for a new encoder; code: max_len 128
     question_length: int = 128
     # maximum number of tokens of a passage, for a new encoder; code: max_len 256
     passage_length: int = 256
-    # factor by which a new encoder's index multiplies weights before it stores them as bytes; with
-    # 8, weights reach 31.9; weights in bytes instead of float weights, because the index is a
-    # quarter of the size
+    # factor by which the index of a new encoder multiplies weights before it stores them as bytes;
+    # with 8, the largest weight is 31.9; weights in bytes instead of float weights, because the
+    # index has a quarter of the size
     scale: int = 8
     temperature: float = 1.0  # divisor of the scores before the softmax of the loss; code: 1
-    # whether the loss also contrasts the questions of the batch for each passage; code: sym_loss
+    # whether a second loss contrasts the questions of a batch for each positive; code: sym_loss
     both_ways: bool = True
-    # treatment of examples without a positive passage: drop them, or refuse the file
+    # what to do with examples without a positive passage: drop them, or refuse the file
     without_positive: Missing = "drop"
     # dev measure that selects the best weights, where `bag_` means the bag index; "average_rank"
     # instead of the benchmark's measure, because evaluations do not encode the corpus
@@ -99,7 +101,7 @@ class SidrRecipe(GroupRecipe):
 
 @dataclass(frozen=True, slots=True)
 class SidrTraining:
-    """Settings of a SiDR's training."""
+    """Settings of a training of SiDR."""
 
     loop: LoopSettings = LOOP
     sidr: SidrRecipe = field(default_factory=SidrRecipe)
@@ -107,9 +109,9 @@ class SidrTraining:
 
 
 def keep_terms(weights: Tensor, bag: Tensor, n_terms: int) -> Tensor:
-    """Keep the (b, V) weights of each text's `n_terms` heaviest terms and its bag; zero others.
+    """Set all (b, V) weights to 0 except those of the `n_terms` heaviest terms and of the bag.
 
-    `weights` (b, V), `bag` (b, V) bool. The kept weights have a gradient.
+    `weights` are (b, V), `bag` is (b, V) bool. The weights that are kept have a gradient.
     """
     # (b, count)
     heaviest_terms = weights.detach().topk(min(n_terms, weights.shape[1]), dim=1).indices
@@ -129,12 +131,13 @@ def semi_parametric_loss(
     """Return the mean of SiDR's four losses, and the in-batch accuracy by weights and by bags.
 
     L = (N(K(q), V(p)) + N(V(q), K(p)) + N(B(q), V(p)) + N(V(q), B(p))) / 4, where V are the
-    weights, K the weights that `keep_terms` keeps, B the bags, and N is `two_way_loss`: Zhou et al.
-    (arXiv 2405.01924), section 3, and github.com/jzhoubu/vsearch, src/ir/training/loss_utils.py.
-    Scores are at least float32, also under autocast.
+    weights, K are the weights that `keep_terms` keeps, B are the bags, and N is `two_way_loss`
+    (Zhou et al., arXiv 2405.01924, section 3, and github.com/jzhoubu/vsearch,
+    src/ir/training/loss_utils.py). Scores are at least float32, even under autocast.
 
-    `questions` are (b, V) weights and (b, V) bool bags, `passages` both as (m, V); `gold` (b,) and
-    `ignored` (b, m) as in `in_batch_loss`; `n_terms` is the number of heaviest terms in K.
+    `questions` are (b, V) weights and (b, V) bool bags; `passages` are (m, V) weights and (m, V)
+    bool bags; `gold` (b,) and `ignored` (b, m) are as in `in_batch_loss`; `n_terms` is the number
+    of heaviest terms in K.
     """
     with torch.autocast(gold.device.type, enabled=False):
         (question_weights, question_bags), (passage_weights, passage_bags) = (
@@ -158,15 +161,15 @@ def semi_parametric_loss(
 def two_way_loss(scores: Tensor, gold: Tensor, ignored: Tensor, *, both_ways: bool = True) -> Tensor:
     """Return the mean negative log-likelihood of positives, plus that of questions given positives.
 
-    The first is over all passages of the batch, the second over all questions. The second also
-    leaves out ignored pairs, and questions that share the positive. `scores`, `ignored` (b, m),
-    `gold` (b,).
+    The likelihood of a positive is over all passages of the batch, and that of a question is over
+    all questions of the batch. Both leave out ignored pairs; the second also leaves out other
+    questions with the same positive. `scores` and `ignored` are (b, m), `gold` is (b,).
     """
     passage_loss = nn.functional.cross_entropy(scores.masked_fill(ignored, -torch.inf), gold)
     if not both_ways:
         return passage_loss
     shares_positive = (gold[:, None] == gold) & ~torch.eye(len(gold), dtype=torch.bool, device=gold.device)  # (b, b)
-    # (b, m) -> (b, b): row i is the positive of question i, column j the question j
+    # (b, m) -> (b, b): row i is the positive of question i, and column j is question j.
     question_scores = scores[:, gold].T.masked_fill(ignored[:, gold].T | shares_positive, -torch.inf)
     return passage_loss + nn.functional.cross_entropy(question_scores, torch.arange(len(gold), device=gold.device))
 
@@ -176,7 +179,7 @@ def _compute_accuracy(scores: Tensor, gold: Tensor, ignored: Tensor) -> Tensor:
 
 
 class TrainableSidr(nn.Module):
-    """A SiDR encoder in training: texts to weighted terms and bags; create it with `load`."""
+    """A SiDR encoder in training, from texts to weighted terms and bags; create it with `load`."""
 
     def __init__(self, model: SidrModel, folder: Path, spec: SparseSpec, tokenizer: Tokenizer) -> None:
         """Combine a model with the spec and the tokenizer of a folder."""
@@ -185,9 +188,9 @@ class TrainableSidr(nn.Module):
 
     @classmethod
     def load(cls, folder: Path, length: int, recipe: SidrRecipe, device: str | None = None) -> Self:
-        """Load the SiDR of a folder, or start a new one from a plain transformer.
+        """Load the SiDR encoder in a folder, or create one from the transformer in the folder.
 
-        A new one truncates texts to `length` tokens.
+        A new encoder truncates texts to `length` tokens.
 
         Raises:
             InputError: the model cannot be loaded.
@@ -210,7 +213,7 @@ class TrainableSidr(nn.Module):
         return cls(model, folder, spec, load_tokenizer(folder, spec.max_length))
 
     def forward(self, texts: Sequence[str]) -> WeightsAndBags:
-        """Return the (b, V) weights of one batch of texts over the vocabulary, and their bags."""
+        """Return the (b, V) weights and the bags of b texts, where V is the vocabulary's size."""
         device = self.model.device
         id_rows = tokenize(self._tokenizer, texts)
         n_columns = pad_length(max(map(len, id_rows)), get_training_length_multiple(device))
@@ -226,10 +229,10 @@ class TrainableSidr(nn.Module):
 
 
 class SidrPair(nn.Module):
-    """A question and a passage encoder of weighted terms, or one for both; see `load`."""
+    """A SiDR encoder for questions and one for passages, or one for both; see `load`."""
 
     def __init__(self, question: TrainableSidr, passage: TrainableSidr) -> None:
-        """Combine two encoders, or one with itself.
+        """Combine two encoders, which may be the same encoder.
 
         Raises:
             UsageError: the vocabularies differ.
@@ -240,11 +243,11 @@ class SidrPair(nn.Module):
 
     @classmethod
     def load(cls, question: Path, passage: Path, recipe: SidrRecipe | None = None, device: str | None = None) -> Self:
-        """Load two encoders, or one for both if `recipe.shared`.
+        """Load two encoders, or a single encoder if `recipe.shared` is True.
 
         Raises:
             InputError: an encoder cannot be loaded.
-            UsageError: a shared encoder has two folders; see also `__init__`.
+            UsageError: the encoder is shared, but two folders are given; see also `__init__`.
         """
         recipe = recipe or SidrRecipe()
         if recipe.shared and question != passage:
@@ -255,21 +258,21 @@ class SidrPair(nn.Module):
         return cls(TrainableSidr.load(question, recipe.question_length, recipe, device), passage_encoder)
 
     def embed_questions(self, questions: Sequence[str]) -> WeightsAndBags:
-        """Return the weights, with gradient, and the bags of questions."""
+        """Return the weights, with a gradient, and the bags of questions."""
         weights_and_bags: WeightsAndBags = self.question(
             [self.question.spec.format_question(question) for question in questions]
         )
         return weights_and_bags
 
     def embed_passages(self, passages: Sequence[Passage]) -> WeightsAndBags:
-        """Return the weights, with gradient, and the bags of passages."""
+        """Return the weights, with a gradient, and the bags of passages."""
         weights_and_bags: WeightsAndBags = self.passage(
             [self.passage.spec.format_passage(passage.title, passage.text) for passage in passages]
         )
         return weights_and_bags
 
     def encode_questions(self, questions: Sequence[str]) -> Vectors:
-        """Return (n, l, 2) weighted terms of questions, without gradient.
+        """Return (n, l, 2) weighted terms of questions, without a gradient.
 
         Raises:
             InputError: a weight is not finite.
@@ -278,10 +281,10 @@ class SidrPair(nn.Module):
 
     @torch.no_grad()
     def scores(self, query_terms: Vectors, passages: Sequence[Passage]) -> WeightsAndBags:
-        """Return (n, m) scores of questions and passages by weights, and by the passages' bags.
+        """Return two (n, m) matrices of scores: by passage weights, and by passage bags.
 
         `query_terms` is the result of `encode_questions`. Each passage is encoded once, in batches
-        of similar length. Scores are float32, also under autocast.
+        of similar length. Scores are float32, even under autocast.
         """
         model, spec = self.passage.model, self.passage.spec
         questions = self._to_sparse(query_terms)
@@ -299,13 +302,13 @@ class SidrPair(nn.Module):
         return weight_scores, bag_scores
 
     def save(self, folder: Path) -> None:
-        """Write `passage/`, and `question/`, which searches the space of the passages."""
+        """Write the encoders to `passage/` and `question/`; both have the space of the passages."""
         self.passage.model.save(folder / PASSAGE, self.passage.folder, self.passage.spec)
         passage_space = compute_sparse_space(folder / PASSAGE, self.passage.spec)
         self.question.model.save(folder / QUESTION, self.question.folder, self.question.spec, passage_space)
 
     def _to_sparse(self, query_terms: Vectors) -> Tensor:
-        """Return (n, V) sparse weights of (n, l, 2) terms."""
+        """Return an (n, V) sparse tensor with the weights of (n, l, 2) weighted terms."""
         terms, weights = (
             torch.from_numpy(query_terms[..., component]).to(self.passage.model.device) for component in (0, 1)
         )
@@ -321,7 +324,7 @@ class SidrTask(ContrastTask[SidrPair, SidrRecipe]):
     kind = "sidr"
 
     def recipe(self) -> Mapping[str, Any]:
-        """Return the recipe, the digests of data and encoders, and the encoders' specs."""
+        """Return the recipe, the digests of data and encoders, and the specs of the encoders."""
         encoders = {"question": self.module.question, "passage": self.module.passage}
         return {**super().recipe(), "specs": {name: encoder.spec.to_json() for name, encoder in encoders.items()}}
 
@@ -331,7 +334,7 @@ class SidrTask(ContrastTask[SidrPair, SidrRecipe]):
         return sidr_loss(self.module, batch, recipe.terms, recipe.temperature, both_ways=recipe.both_ways)
 
     def evaluate(self) -> Measures:
-        """Return the dev set's `average_rank` and `Success@k` by weights, and `bag_…` by bags."""
+        """Return the measures of `RankingEvaluator` by weights and, with prefix `bag_`, by bags."""
         ranking = self._ranking_evaluator
         scores = self.module.scores(self.module.encode_questions(ranking.questions), ranking.pool)
         by_weights, by_bags = (ranking.evaluate_scores([score_matrix.cpu().numpy()]) for score_matrix in scores)
@@ -343,8 +346,8 @@ def sidr_loss(
 ) -> tuple[Tensor, Mapping[str, Tensor | float]]:
     """Return the loss over the questions and passages of all processes, and measures.
 
-    Every process computes the loss of the whole batch, because the second direction contrasts a
-    passage's questions with the questions of all processes. `heaviest` is the largest term weight
+    Every process computes the loss of the whole batch, because the loss of questions given their
+    positive needs the questions of all processes. The measure `heaviest` is the largest term weight
     of the passages; the index clips weights at 255 / scale.
     """
     passages = _gather_weights_and_bags(pair.embed_passages(batch.passages))  # (m of all, V)
@@ -379,7 +382,7 @@ class Sidr(MiningObjective[SidrTraining]):
     )
 
     def task(self, job: Job[SidrTraining]) -> SidrTask:
-        """Load the encoders; passages of the snapshot are also ranked for dev questions."""
+        """Build the task; passages of the snapshot are ranked, too, for dev questions."""
         settings = job.settings
         corpus = sample_passages(job.snapshot, settings.negatives.ranked, job.runner)
         encoder_folders = resolve_folder(job.origins.names["question"]), resolve_folder(job.origins.names["passage"])
@@ -387,7 +390,7 @@ class Sidr(MiningObjective[SidrTraining]):
         return SidrTask(encoder_pair, job.examples["train"], job.examples["dev"], settings.sidr, corpus, job.digests)
 
     def costs(self, job: Job[SidrTraining], models: Mapping[str, Architecture]) -> TrainingCosts:
-        """Return the costs of computing all term weights of a batch, and of mining."""
+        """Return the costs to compute all term weights of a batch, and to mine passages."""
         costs = estimate_sidr_costs(job, job.settings.sidr, job.settings.negatives.ranked, models)
         mining_bytes = estimate_mining_bytes(job.snapshot, job.settings.negatives)
         return replace(costs, stage_bytes={**costs.stage_bytes, "mine": mining_bytes})
@@ -396,7 +399,7 @@ class Sidr(MiningObjective[SidrTraining]):
 def estimate_sidr_costs(
     job: Job[Any], recipe: SidrRecipe, n_ranked: int, models: Mapping[str, Architecture]
 ) -> TrainingCosts:
-    """Return the costs of the term weights of a batch: products of every token with every term."""
+    """Return the costs to compute the term weights of a batch: each token with each term."""
     question, passage = models["question"], models["passage"]
     n_passages = recipe.batch_size * (1 + recipe.hard_negatives)
     trained_models = [passage] if recipe.shared else [question, passage]
@@ -422,7 +425,7 @@ def estimate_sidr_costs(
 
 
 def count_token_operations(model: Architecture) -> float:
-    """Return the operations per token: the transformer, and products with the whole vocabulary."""
+    """Return the operations per token, of the transformer and to compute all term weights."""
     return model.operations_per_token + 2.0 * model.hidden * model.vocabulary
 
 

@@ -1,13 +1,14 @@
 """Base classes of tasks and recipes, the bi-encoder and the teacher.
 
-* `BiEncoder`: one encoder for questions and one for passages, or one for both
-* `GroupRecipe`, `GroupTask`: batches are groups of examples (OpenRAG); `ContrastTask`: with
-  in-batch negatives (DPR, SiDR); `ListTask`: each example is a list of a positive and negatives
-  (ColBERT, cross-encoder, MarginMSE)
-* `MiningObjective`: mined passages are added to the examples (DPR, cross-encoder, SiDR)
+* `BiEncoder`: one encoder for questions and one for passages, or a single shared encoder
+* `GroupRecipe`, `GroupTask`: tasks whose batches are groups of examples (OpenRAG)
+* `ContrastTask`: group tasks with in-batch negatives (DPR, SiDR)
+* `ListTask`: group tasks with a list of a positive and negatives per example (ColBERT,
+  cross-encoder, MarginMSE)
+* `MiningObjective`: objectives that add mined passages to the examples (DPR, cross-encoder, SiDR)
 * `PairRecipe`, `estimate_pair_costs`: settings and costs of a bi-encoder (DPR, MarginMSE)
-* `TextTask`: batches are passages of the snapshot (ICT, REALM)
-* `load_teacher`: the cross-encoder whose scores are distilled (ColBERT, MarginMSE)
+* `TextTask`: tasks whose batches are passages of the snapshot (ICT, REALM)
+* `load_teacher`: load the cross-encoder whose scores are distilled (ColBERT, MarginMSE)
 """
 
 import random
@@ -62,17 +63,17 @@ from rag_model.training.objectives.objective import (
 )
 from rag_model.training.origins import TEACHER
 
-CUTOFFS = (1, 5, 20)  # passages
-_SCORE_BATCH = 256  # questions scored together
+CUTOFFS = (1, 5, 20)  # values of k for `Success@k`
+_SCORE_BATCH = 256  # number of questions that are scored together
 B = TypeVar("B", DprBatch, ListBatch)
 M = TypeVar("M", bound=nn.Module)
 
 
 class RankingEvaluator:
-    """Ranks a pool of passages, of the corpus and of the examples, for dev questions."""
+    """Ranks a pool of passages for dev questions; the pool is from the corpus and the examples."""
 
     def __init__(self, examples: Sequence[Example], corpus: Sequence[Passage] = ()) -> None:
-        """Build the pool, in which equal passages occur once.
+        """Build the pool, in which equal passages occur only once.
 
         Raises:
             UsageError: there is no example, or no passage.
@@ -90,10 +91,10 @@ class RankingEvaluator:
     def evaluate(self, question_vectors: Vectors, passage_vectors: Vectors) -> Measures:
         """Return `average_rank` and `Success@k` from (n, d) question and (m, d) pool vectors.
 
-        `average_rank` is the mean rank, from 1, of the examples' first positive in the whole pool;
+        `average_rank` is the mean rank, from 1, of an example's first positive in the whole pool;
         examples without a positive are left out. `Success@k` is the share of examples with a
-        correct passage among the first k. A passage is correct if it holds an answer (DPR's token
-        match) or, for an example without answers, if it is one of its positives.
+        correct passage among the first k. A passage is correct if it contains the tokens of an
+        answer. If the example has no answers, the correct passages are its positives.
         """
         # (b, d) @ (d, m) -> (b, m)
         return self.evaluate_scores(
@@ -102,7 +103,7 @@ class RankingEvaluator:
         )
 
     def evaluate_scores(self, blocks: Iterable[Vectors]) -> Measures:
-        """Return the measures of `evaluate` from (b, m) blocks of the examples' scores."""
+        """Return the measures of `evaluate` from blocks of (b, m) scores, one row per example."""
         answer_ranks, positive_ranks = list[int | None](), list[int]()
         score_rows = (pool_scores for block in blocks for pool_scores in block)
         for index, (example, all_scores) in enumerate(zip(self.examples, score_rows, strict=True)):
@@ -114,7 +115,7 @@ class RankingEvaluator:
         return {**average_rank, **measure_success(answer_ranks)}
 
     def compute_successes(self, question_vectors: Vectors, passage_vectors: Vectors, k: int) -> npt.NDArray[np.bool_]:
-        """Return (n,) bool: whether one of an example's first `k` passages answers it; k <= 20."""
+        """Return (n,) bool: whether an example has a correct passage among the first `k` <= 20."""
         answer_ranks = [
             self._rank_first_answer(example, self._exclude_own_document(index, question_vector @ passage_vectors.T))
             for index, (example, question_vector) in enumerate(zip(self.examples, question_vectors, strict=True))
@@ -122,7 +123,7 @@ class RankingEvaluator:
         return np.array([answer_rank is not None and answer_rank <= k for answer_rank in answer_ranks])
 
     def _find_own_rows(self) -> dict[int, list[int]]:
-        """Return the pool's rows of each example's own document, by the example's index."""
+        """Return, by the index of the example, the rows in the pool of its own document."""
         own_document_by_example = {
             index: example.own_document for index, example in enumerate(self.examples) if example.own_document
         }
@@ -135,7 +136,7 @@ class RankingEvaluator:
         }
 
     def _exclude_own_document(self, example_index: int, scores: Vectors) -> Vectors:
-        """Return the scores of an example, with -inf for its own document."""
+        """Return the scores of an example, with -inf for the document that is its question."""
         if not self._own_rows.get(example_index):
             return scores
         masked_scores = scores.copy()
@@ -143,7 +144,7 @@ class RankingEvaluator:
         return masked_scores
 
     def _rank_first_answer(self, example: Example, scores: Vectors) -> int | None:
-        """Return the rank, from 1, of the first answering passage; None if it is above 20."""
+        """Return the rank, from 1, of the first correct passage; None if the rank is above 20."""
         depth = min(CUTOFFS[-1], len(scores))
         top_rows = np.argpartition(-scores, depth - 1)[:depth]  # (m,) -> (depth,)
         ranked_passages = [self.pool[row] for row in top_rows[np.argsort(-scores[top_rows], kind="stable")]]
@@ -151,7 +152,7 @@ class RankingEvaluator:
 
 
 def measure_success(answer_ranks: Sequence[int | None], depth: int = CUTOFFS[-1]) -> dict[str, float]:
-    """Return `Success@k` for each cutoff up to `depth`, from the rank of each first answer."""
+    """Return `Success@k` for each cutoff k up to `depth`; a rank is None if nothing is correct."""
     return {
         f"Success@{k}": sum(rank is not None and rank <= k for rank in answer_ranks) / len(answer_ranks)
         for k in CUTOFFS
@@ -160,7 +161,7 @@ def measure_success(answer_ranks: Sequence[int | None], depth: int = CUTOFFS[-1]
 
 
 def find_first_answer_rank(example: Example, ranked_passages: Sequence[Passage]) -> int | None:
-    """Return the rank, from 1, of the first passage that answers the question, or None."""
+    """Return the rank, from 1, of the first passage that answers the question, or else None."""
     answer_matcher, positive_hashes = AnswerMatcher(example.answers), {passage.hash for passage in example.positives}
     for rank, passage in enumerate(ranked_passages, start=1):
         if answer_matcher.match(passage.text) if example.answers else passage.hash in positive_hashes:
@@ -170,7 +171,7 @@ def find_first_answer_rank(example: Example, ranked_passages: Sequence[Passage])
 
 @dataclass(frozen=True, slots=True)
 class GroupRecipe:
-    """Settings of all tasks on groups of examples; a recipe sets its own defaults."""
+    """Settings of all tasks on groups of examples; subclasses may change the defaults."""
 
     batch_size: int = 32  # number of questions per batch and process
     goal: str = "average_rank"  # dev measure that selects the best weights
@@ -181,7 +182,7 @@ R = TypeVar("R", bound=GroupRecipe)
 
 
 class GroupTask(ABC, Generic[B, M, R]):
-    """Base of tasks whose batches are groups of examples."""
+    """Base class of tasks whose batches are groups of examples."""
 
     kind: str  # the objective's name
 
@@ -194,13 +195,13 @@ class GroupTask(ABC, Generic[B, M, R]):
         corpus: Sequence[Passage] = (),
         digests: Mapping[str, str] | None = None,
     ) -> None:
-        """Set the data; `corpus` and the passages of dev examples are ranked for dev questions.
+        """Set the data; for dev questions, `corpus` and the passages of dev examples are ranked.
 
-        `digests` are the digests of the initial models' and the teacher's files.
+        `digests` are the digests of the files of the initial models and the teacher.
 
         Raises:
-            InputError: no example of `train` is complete; or one is incomplete, and the recipe
-                refuses that.
+            InputError: no example of `train` is complete; or an example is incomplete, and the
+                recipe refuses incomplete examples.
         """
         self.module, self._recipe = module, recipe
         self.train = self.keep_complete(train)
@@ -209,11 +210,11 @@ class GroupTask(ABC, Generic[B, M, R]):
         self.check_data()
 
     def check_data(self) -> None:
-        """Check that the examples suit the task; `train` has only the complete ones."""
+        """Check that the examples suit the task; `train` has only complete examples."""
 
     @cached_property
     def _ranking_evaluator(self) -> RankingEvaluator:
-        """The evaluator of the dev set; raises UsageError without a dev example or a passage."""
+        """The evaluator of the dev set; raises UsageError if this has no example or no passage."""
         return RankingEvaluator(self._dev, self._corpus)
 
     def recipe(self) -> Mapping[str, Any]:
@@ -229,23 +230,23 @@ class GroupTask(ABC, Generic[B, M, R]):
         }
 
     def batches(self, epoch: int) -> Sequence[B]:
-        """Return an epoch's batches, shuffled by seed and epoch; drop an incomplete last batch."""
+        """Return the shuffled batches of an epoch; an incomplete last batch is dropped."""
         rng = random.Random(f"{self._recipe.seed} {epoch}")
         return [self.build_batch(group, rng) for group in group_examples(self.train, self._recipe.batch_size, rng)]
 
     def ids(self, batch: B) -> Sequence[str]:
-        """Return the ids of the batch's examples."""
+        """Return the ids of the examples in a batch."""
         return [example.id for example in batch.examples]
 
     def save(self, folder: Path) -> None:
-        """Write the folders of the module's encoders, such as `question/` and `passage/`."""
+        """Write a folder for each encoder of the module, such as `question/` and `passage/`."""
         module: Any = self.module
         module.save(folder)
 
     @abstractmethod
     def keep_complete(self, examples: Sequence[Example]) -> list[Example]:
-        """Return the examples with all passages that a batch needs; raise if the recipe refuses
-        others.
+        """Return the examples with all passages that a batch needs. Raise an error if there are
+        other examples and the recipe refuses them.
         """
 
     @abstractmethod
@@ -254,16 +255,17 @@ class GroupTask(ABC, Generic[B, M, R]):
 
 
 class ContrastTask(GroupTask[DprBatch, M, R]):
-    """Base of tasks that contrast positives with the negatives of a batch and rank dev passages.
+    """Base class of tasks with in-batch negatives; they rank passages for dev questions.
 
     The recipe has the settings `without_positive` and `hard_negatives`.
     """
 
     def check_data(self) -> None:
-        """Check that dev examples select the best weights.
+        """Check that the best weights can be selected with the dev examples.
 
         Raises:
-            UsageError: there is no dev example, or none with a passage that the goal needs.
+            UsageError: there are no dev examples, or no dev example has a positive, which the goal
+                needs.
         """
         if not self._dev:
             raise UsageError("there is no dev example to select the best weights with: give a dev file")
@@ -277,13 +279,13 @@ class ContrastTask(GroupTask[DprBatch, M, R]):
         return keep_complete_examples(examples, recipe.without_positive, needs_negatives=False)
 
     def build_batch(self, examples: Sequence[Example], rng: random.Random) -> DprBatch:
-        """Return a batch of the examples with the recipe's number of hard negatives."""
+        """Build a batch of the examples with as many hard negatives as the recipe says."""
         recipe: Any = self._recipe
         return build_dpr_batch(examples, recipe.hard_negatives, rng)
 
 
 class ListTask(GroupTask[ListBatch, M, R]):
-    """Base of tasks whose batches are lists of a positive and the recipe's number of negatives.
+    """Base class of tasks whose batches are lists of a positive and several negatives.
 
     The recipe has the settings `missing` and `negatives`.
     """
@@ -294,7 +296,7 @@ class ListTask(GroupTask[ListBatch, M, R]):
         return keep_complete_examples(examples, recipe.missing)
 
     def build_batch(self, examples: Sequence[Example], rng: random.Random) -> ListBatch:
-        """Return the examples' lists with the recipe's number of negatives."""
+        """Build a list for each example, with as many negatives as the recipe says."""
         recipe: Any = self._recipe
         return build_list_batch(examples, recipe.negatives, rng)
 
@@ -303,24 +305,25 @@ class ListTask(GroupTask[ListBatch, M, R]):
 class PairRecipe(GroupRecipe):
     """Settings of a bi-encoder's training."""
 
-    # whether questions and passages share one encoder; DPR has two, MarginMSE's paper has one
+    # whether questions and passages share one encoder; DPR has two encoders, the MarginMSE paper
+    # has one
     shared: bool = False
-    # whether only the question encoder is trained, so that an index stays valid; both papers train
-    # both encoders
+    # whether only the question encoder is trained, so that an index stays valid; the papers on DPR
+    # and MarginMSE train all encoders
     freeze_passages: bool = False
     # divisor of the scores in the softmax; 0.05 for vectors of unit length instead of 1, because
     # a softmax over cosines, which lie in [-1, 1], is almost uniform
     temperature: float = 1.0
 
     def load_encoders(self, question: str | Path, passage: str | Path | None = None) -> "BiEncoder":
-        """Load the encoders as the settings say; see `BiEncoder.load`."""
+        """Load the encoders with these settings; see `BiEncoder.load`."""
         return BiEncoder.load(question, passage, shared=self.shared, frozen=self.freeze_passages)
 
 
 def estimate_pair_costs(
     job: Job[Any], mining: NegativesRecipe, recipe: PairRecipe, n_negatives: int, models: Mapping[str, Architecture]
 ) -> TrainingCosts:
-    """Return the costs of encoding a batch; each question has a positive and `n_negatives`
+    """Return the costs to encode a batch in which each question has one positive and `n_negatives`
     negatives.
     """
     question = models["question"]
@@ -350,16 +353,16 @@ def estimate_pair_costs(
 
 
 class TextTask:
-    """Base of tasks whose batches are passages of a snapshot."""
+    """Base class of tasks whose batches are passages of a snapshot."""
 
     kind: str  # the objective's name
-    module: Any  # module of the training, which has a method `save`
+    module: Any  # the module that is trained; it has a method `save`
 
     def __init__(self, snapshot: Snapshot, rows: Rows, recipe: Any, digests: Mapping[str, str] | None = None) -> None:
         """Split `rows` into training and held-out texts.
 
         `recipe` is a record with `batch_size`, `seed` and `dev_texts`; `digests` are the digests of
-        the initial models' files.
+        the files of the initial models.
         """
         self._snapshot, self._recipe, self._digests = snapshot, recipe, dict(digests or {})
         self._split = TextSplit.hold_out(rows, recipe.dev_texts)
@@ -374,15 +377,15 @@ class TextTask:
         }
 
     def batches(self, epoch: int) -> Sequence[TextBatch]:
-        """Return an epoch's batches, shuffled by seed and epoch."""
+        """Return the shuffled batches of an epoch."""
         return EpochBatches(self._split.train, self._recipe.batch_size, self._recipe.seed, epoch)
 
     def ids(self, batch: TextBatch) -> Sequence[str]:
-        """Return the ids of the batch's passages."""
+        """Return the ids of the passages in a batch."""
         return [passage.id for passage in self._snapshot.passages(batch.rows)]
 
     def save(self, folder: Path) -> None:
-        """Write the folders of the module's models, such as `question/` and `passage/`."""
+        """Write a folder for each model of the module, such as `question/` and `passage/`."""
         self.module.save(folder)
 
 
@@ -397,7 +400,7 @@ def mine_passages(job: Job[Any]) -> Examples:
 
 
 class MiningObjective(Objective[S]):
-    """Base of objectives that prepare examples only by adding mined negatives and positives."""
+    """Base class of objectives whose only preparation is to mine negatives and positives."""
 
     def prepare(self, job: Job[S]) -> Examples:
         """Return the examples with mined negatives and positives; see `add_mined_passages`."""
@@ -405,12 +408,12 @@ class MiningObjective(Objective[S]):
 
 
 def load_teacher(job: Job[Any]) -> PairScorer:
-    """Load the teacher of a training; a run that resumes reuses its scores.
+    """Load the teacher of a training. Its scores are kept, so that a resumed run uses them again.
 
-    Workers compute the scores if there are any, and the store records them. Otherwise this process
-    computes the scores, and the training's folder caches them. This process also scores with an
-    ONNX graph that has external weight files, because onnxruntime does not follow the links to a
-    worker's model files.
+    If there are workers, they compute the scores and the store records them. Otherwise this process
+    computes the scores and caches them in the training's folder. This process also computes them if
+    the teacher is an ONNX graph with external weight files, because the model files of a worker are
+    links, which onnxruntime does not follow.
 
     Raises:
         InputError: a file is missing or corrupt, or the model is not a cross-encoder.
@@ -418,7 +421,7 @@ def load_teacher(job: Job[Any]) -> PairScorer:
     folder, identity, cpu = Path(job.origins.names[TEACHER]), job.digests.get(TEACHER, ""), job.settings.loop.cpu
     onnx = runs_on_onnx(folder)
     dtype = "float32" if onnx else choose_frozen_dtype(job.settings.loop)
-    # The teacher is always loaded here, so that a wrong one fails before any work.
+    # The teacher is always loaded here, so that an invalid teacher fails before any work.
     teacher = CrossEncoder.load(folder, device="cpu" if cpu else None, dtype=dtype)
     if job.runner is not None and identity and not (onnx and may_have_external_data(folder)):
         return WorkerPairScorer(job.store, folder, identity, job.runner, job.on_progress, cpu, onnx=onnx, dtype=dtype)
@@ -428,17 +431,17 @@ def load_teacher(job: Job[Any]) -> PairScorer:
 
 
 def count_teacher_operations(n_examples: int, n_passages: int, teacher: Architecture) -> float:
-    """Return the floating-point operations to score `n_passages` passages for each of
-    `n_examples`.
+    """Return the floating-point operations to score `n_passages` passages for each of `n_examples`
+    questions.
     """
     return n_examples * n_passages * (QUESTION_TOKENS + PASSAGE_TOKENS) * teacher.operations_per_token
 
 
 class BiEncoder(nn.Module):
-    """A question and a passage encoder in one space; create it with `load`."""
+    """A question and a passage encoder with one vector space; create it with `load`."""
 
     def __init__(self, question: TrainableEncoder, passage: TrainableEncoder, *, frozen: bool = False) -> None:
-        """Combine two encoders, or one with itself; `frozen` freezes the passage encoder.
+        """Combine two encoders, which may be the same; `frozen` freezes the passage encoder.
 
         Raises:
             UsageError: the dimensions differ, or a shared encoder is to be frozen.
@@ -452,7 +455,7 @@ class BiEncoder(nn.Module):
         if frozen and question is passage:
             raise UsageError("a shared encoder cannot be frozen for passages and trained for questions: use two")
         self.question, self.passage, self.frozen = question, passage, frozen
-        # vectors of a frozen passage encoder, by passage hash
+        # passage vectors of a frozen encoder, by passage hash
         self._cached_vectors: dict[str, Tensor] = {}
         if frozen:
             passage.requires_grad_(False)
@@ -467,11 +470,11 @@ class BiEncoder(nn.Module):
         frozen: bool = False,
         device: str | None = None,
     ) -> Self:
-        """Load two encoders from two folders or from one; `shared` uses one encoder for both.
+        """Load two encoders from two folders or from one folder; `shared` loads a single encoder.
 
         Raises:
             InputError: an encoder cannot be loaded.
-            UsageError: see `__init__`, or a shared encoder has two folders.
+            UsageError: see `__init__`; or the encoder is shared, but two folders are given.
         """
         question_encoder = TrainableEncoder.load(question, "question", device=device)
         is_shared = shared and passage in {None, question}
@@ -483,14 +486,14 @@ class BiEncoder(nn.Module):
         return cls(question_encoder, passage_encoder, frozen=frozen)
 
     def embed_questions(self, questions: Sequence[str]) -> Tensor:
-        """Return (b, d) float32 vectors of questions, with gradient."""
+        """Return (b, d) float32 vectors of questions, with a gradient."""
         vectors: Tensor = self.question(questions, "question")
         return vectors
 
     def embed_passages(self, passages: Sequence[Passage]) -> Tensor:
-        """Return (m, d) float32 vectors of passages, with gradient.
+        """Return (m, d) float32 vectors of passages, with a gradient.
 
-        Vectors of a frozen encoder have no gradient and are computed once.
+        Vectors of a frozen encoder have no gradient and are computed only once.
         """
         if not self.frozen:
             return self.passage.embed_passages(passages)
@@ -503,11 +506,11 @@ class BiEncoder(nn.Module):
         return torch.stack([self._cached_vectors[passage.hash] for passage in passages])
 
     def encode_questions(self, questions: Sequence[str]) -> Vectors:
-        """Return (n, d) float32 vectors of questions, without gradient."""
+        """Return (n, d) float32 vectors of questions, without a gradient."""
         return self.question.encode(questions, "question")
 
     def encode_passages(self, passages: Sequence[Passage]) -> Vectors:
-        """Return (n, d) float32 vectors of passages, without gradient."""
+        """Return (n, d) float32 vectors of passages, without a gradient."""
         return self.passage.encode([(passage.title, passage.text) for passage in passages], "passage")
 
     def digests(self) -> dict[str, str]:
@@ -518,7 +521,7 @@ class BiEncoder(nn.Module):
         }
 
     def save(self, folder: Path) -> Space:
-        """Write `passage/` and `question/`; return the space of the passages."""
+        """Write the encoders to `passage/` and `question/`; return the space of the passages."""
         space = self.passage.save_passage_encoder(folder / "passage")
         self.question.save(folder / "question", target_space=space)
         return space
