@@ -24,8 +24,8 @@ from rag_model.errors import ServiceError, UsageError, format_error
 from rag_model.http_client import ReplyTooLargeError, create_http_client, iter_body, parse_retry_after
 from rag_model.untrusted_text import parse_json
 
-# HTTP statuses of a full queue and of a service without a loaded snapshot; the reply has a
-# Retry-After header.
+# HTTP statuses if the queue is full and if no snapshot is loaded; these replies have a Retry-After
+# header.
 RETRY_STATUSES = frozenset((429, 503))
 TOKEN_VARIABLE = "BOOKWHEEL_TOKEN"  # environment variable with the bearer token
 _PRINTABLE = re.compile(r"[!-~]+")
@@ -37,18 +37,18 @@ _Record = TypeVar("_Record")
 
 @dataclass(frozen=True, slots=True)
 class ClientSettings:
-    """Timeouts and retries of a client. The defaults exceed the service's own time limits."""
+    """Timeouts and retries of a client. The defaults exceed the time limits of the service."""
 
-    # time to connect; a reachable host usually accepts within a second
+    # time limit of a connection attempt; a reachable host usually accepts within a second
     connect_seconds: float = 5.0
-    reply_seconds: float = 60.0  # time between two chunks of a reply; the service's own limit is 30
-    # attempts of one request, including the first; the pauses add up to 4 to 8 seconds
+    reply_seconds: float = 60.0  # time between two chunks of a reply; the service allows 30
+    # number of attempts, including the first; the pauses between five attempts take 4 to 8 seconds
     tries: int = 5
     # seconds before the second attempt; doubled before each further attempt
     first_pause: float = 0.5
     max_pause: float = 30.0  # maximum seconds of a pause; a longer Retry-After ends the attempts
-    # Maximum bytes after decompression. The largest reply, for 64 questions with 100 passages each,
-    # has about 5 MB.
+    # Maximum bytes of a decompressed reply. The largest reply, to 64 questions with 100 passages
+    # each, has about 5 MB.
     max_reply_bytes: int = 128 << 20
 
     def __post_init__(self) -> None:
@@ -66,10 +66,10 @@ class ClientSettings:
 
 
 def compute_pause(attempt: int, settings: ClientSettings, retry_after: str | None = None) -> float | None:
-    """Return the seconds to wait before attempt number `attempt` (2 or more); None to give up.
+    """Return the seconds to wait before attempt `attempt` (2 or more); None: do not try again.
 
     The pause doubles with each attempt, and is randomized to spread the requests of many clients.
-    It is at least `retry_after`, the header of the previous reply.
+    It is at least `retry_after`, the value of that header in the previous reply.
 
     >>> compute_pause(2, ClientSettings(first_pause=0), retry_after="3")
     3.0
@@ -107,15 +107,15 @@ class Client:
         ...     client.search(["who wrote animal farm?"], k=3).results[0].hits[0].text
 
         Args:
-            url: URL of the service, such as `https://rag.example.com`; it may have a path, as
-                behind a proxy.
+            url: URL of the service, such as `https://rag.example.com`; it may have a path, for
+                example behind a proxy.
             token: Bearer token; None: `BOOKWHEEL_TOKEN` of the environment, if it is set.
             settings: Timeouts and retries.
-            tls: Trusted certificates; None: the machine's, or those in `SSL_CERT_FILE`.
+            tls: Trusted certificates; None: the certificates of the machine or of `SSL_CERT_FILE`.
             pause: Function that waits for a number of seconds between two attempts.
 
         Raises:
-            UsageError: The URL, the token or the environment's proxy is invalid.
+            UsageError: The URL, the token or the proxy in the environment is invalid.
         """
         self.url, self.settings = _normalize_url(url), settings or ClientSettings()
         self._pause, bearer_token = pause, token or os.environ.get(TOKEN_VARIABLE)
@@ -131,7 +131,7 @@ class Client:
             timeout=httpx.Timeout(self.settings.reply_seconds, connect=self.settings.connect_seconds),
             verify=tls or True,
         )
-        # closes the connections of a client that is garbage collected
+        # close the connections when the client is garbage collected
         weakref.finalize(self, self._http.close)
 
     def search(self, questions: Sequence[str], k: int | None = None, retriever: str | None = None) -> SearchReply:
@@ -143,14 +143,15 @@ class Client:
         retriever.
 
         Raises:
-            UsageError: The service refuses the request or the token; the message is the service's.
+            UsageError: The service refuses the request or the token; the error has the service's
+                message.
             ServiceError: The service is unreachable, stays busy, fails, or sends a reply in an
                 unexpected format.
         """
         return self._request("search", SearchReply, _encode_body(questions, k, retriever))
 
     def answer(self, questions: Sequence[str], k: int | None = None, retriever: str | None = None) -> AnswerReply:
-        """Answer each question with the service's model from its best `k` passages; None: as in
+        """Let the service's model answer each question from its best `k` passages; None: as in
         training.
 
         Raises:
@@ -160,7 +161,7 @@ class Client:
         return self._request("answer", AnswerReply, _encode_body(questions, k, retriever))
 
     def snapshot(self) -> SnapshotReply:
-        """Return the served snapshot, and a refused version if there is one.
+        """Return which snapshot is served, and which version was refused, if any.
 
         Raises:
             UsageError: The service refuses the token.
@@ -173,7 +174,7 @@ class Client:
         self._http.close()
 
     def __enter__(self) -> Self:
-        """Return the client, which is closed at the end of the block."""
+        """Return this client; it is closed at the end of the `with` block."""
         return self
 
     def __exit__(
@@ -256,11 +257,11 @@ def _format_tries(attempts: int) -> str:
 
 
 def _normalize_url(url: str) -> str:
-    """Check a service's URL and return it without a trailing slash."""
+    """Check the URL of a service and return it without a trailing slash."""
     try:
         url_parts = urlsplit(url.strip())
         host, port = httpx.URL(url.strip()).host, url_parts.port
-        host.encode("idna")  # DNS requires a host that IDNA can encode
+        host.encode("idna")  # raises UnicodeError for a host that DNS cannot represent
     except (ValueError, httpx.InvalidURL) as error:
         raise UsageError(
             f"the service's URL cannot be read ({error}): give one such as http://localhost:8000"
@@ -286,7 +287,7 @@ def _encode_body(questions: Sequence[str], k: int | None, retriever: str | None)
 
 
 def _parse_error_detail(reply: _HttpReply) -> str:
-    """Return the message of an error reply; "" if it has none."""
+    """Return the message in an error reply, or "" if there is no message."""
     try:
         reply_json = parse_json(reply.content)
     except ValueError:

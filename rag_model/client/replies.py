@@ -1,4 +1,4 @@
-"""The service's replies as dataclasses, which are the only definition of their JSON.
+"""The replies of the service as dataclasses, which define the JSON of the replies.
 
 The client parses replies into these records, and `rag_model.serving.http.messages` derives the
 OpenAPI schema from them. Unknown keys, for example from a newer service, are ignored.
@@ -20,7 +20,7 @@ from rag_model.retrieve.hits import (
 
 _Record = TypeVar("_Record")
 _ONE_PROMPT = "If the model reads all passages in one prompt."
-_OMITTABLE = "omittable"  # marks a field that some replies lack
+_OMITTABLE = "omittable"  # marks a field that some replies omit
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,9 +185,9 @@ class JsonField(NamedTuple):
     """One field in the JSON of a record."""
 
     name: str
-    hint: Any  # type of the field in the record
-    is_required: bool  # whether the client needs the field
-    is_omittable: bool  # whether some replies lack the field
+    hint: Any  # type annotation of the field in the record
+    is_required: bool  # whether the client refuses a reply without the field
+    is_omittable: bool  # whether some replies omit the field
     description: str | None = None
 
 

@@ -16,5 +16,5 @@ rag_folder         save and load RAG models, including facebook/rag-*; find one 
 
 from rag_model.extras import require
 
-# transformers is imported with the first generator, not by a search service
+# transformers is only imported with the first generator, so not by a service without a model
 require("torch", "model")

@@ -2,8 +2,8 @@
 
 A *group* is one search for an answer. In RAG-Token a group is a question; its d = k passages are
 marginalized at every step. In RAG-Sequence a group is a question with one passage, d = 1. A
-hypothesis has d rows of the generator's state, which are selected together. Hypotheses that can no
-longer be among the best answers lose their rows, so a finished group costs nothing.
+hypothesis has d rows of the generator's state, which are selected together. The rows of hypotheses
+that can no longer be among the best answers are dropped, so a finished group takes no more time.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from rag_model.errors import InputError
 from rag_model.generate.decoding import DecodingSettings, ProposeTokens, send_to
 from rag_model.generate.generator import Generator, State
 
-GPU_BLOCK = 8  # steps of a greedy search before the host reads their tokens
+GPU_BLOCK = 8  # steps of a greedy search on a GPU between two reads of tokens by the host
 _NO_TOKEN = "the generator gives no token a probability: its weights are damaged, so download or train it again"
 
 
@@ -36,17 +36,17 @@ class Hypothesis:
 
 @dataclass(frozen=True, slots=True)
 class _Extension:
-    """A live hypothesis extended by one token."""
+    """An unfinished hypothesis, extended by one token."""
 
     hypothesis: Hypothesis
-    parent: int  # number of the hypothesis that was extended
+    parent: int  # row number of the hypothesis that was extended
 
 
 def propose_most_likely(beams: int) -> ProposeTokens:
     """Return a function that proposes the 2 x `beams` most likely tokens, or 1 token if `beams` is
     1.
 
-    As at most half of the candidates can be ends of answers, `beams` hypotheses remain.
+    At most half of these candidates can end an answer, so that `beams` hypotheses remain.
     """
     n_proposed = 1 if beams == 1 else 2 * beams
 
@@ -65,12 +65,12 @@ def beam_search(
     propose_tokens: ProposeTokens,
     n_answers: int,
 ) -> list[list[Hypothesis]]:
-    """Return the best `n_answers` answers of each group, best first; fewer if the beams found
+    """Return the best `n_answers` answers of each group, best first; fewer if the search found
     fewer.
 
     A candidate becomes an answer if it has the end token or `token_limit` tokens, and is among the
-    first `beams` candidates of its group. The search of a group ends when no live hypothesis can
-    reach the best `n_answers` answers any more.
+    first `beams` candidates of its group. The search of a group ends when no unfinished hypothesis
+    can still become one of the best `n_answers` answers.
 
     Args:
         generator: computes the next logits from a state.
@@ -133,7 +133,7 @@ def _extend_hypotheses(
     propose_tokens: ProposeTokens,
     forbidden_token: int | None,
 ) -> list[list[_Extension]]:
-    """Return all proposed extensions of all live hypotheses, by group."""
+    """Return all proposed extensions of all unfinished hypotheses, by group."""
     row_prior = log_prior[send_to(torch.tensor(groups), log_prior.device)]  # (g, d) -> (h, d)
     token_columns = _propose_columns(logits, row_prior, groups, propose_tokens, forbidden_token)
     extensions: list[list[_Extension]] = [[] for _ in live_hypotheses]
@@ -157,8 +157,8 @@ def _propose_columns(
 ) -> Tensor:
     """Return (h, c, 2 + d) float64: log p, token id, and p(z_i | x, y_≤i) of each candidate.
 
-    If d = 1, the shape is (h, c, 2). A single tensor needs a single copy to the host, and float64
-    represents all values exactly.
+    If d = 1, the shape is (h, c, 2). One tensor for all values needs only one copy to the host, and
+    float64 represents all of them exactly.
     """
     log_joint, log_marginals = log_marginal(logits, prior)
     if forbidden_token is not None:
@@ -183,8 +183,8 @@ def search_greedily(
 ) -> list[list[Hypothesis]]:
     """Return a list with one answer for each group, as `beam_search` does with one beam.
 
-    The host reads the tokens of `steps_per_read` steps at a time, so that a GPU does not wait for
-    the host after each step; steps after the end of an answer are dropped.
+    The host (CPU) reads the tokens of `steps_per_read` steps at a time, so that a GPU does not wait
+    for the host after each step. Tokens after the end of an answer are dropped.
 
     Raises:
         InputError: the logits of a group are NaN or -infinity.
@@ -193,7 +193,7 @@ def search_greedily(
     d, device, forbidden_token = log_prior.shape[1], log_prior.device, _get_forbidden_token(generator)
     answers = [Hypothesis((), 0.0, ()) for _ in log_prior]
     live_groups, prior = list(range(len(answers))), log_prior
-    # a copy of the state, because the steps change it
+    # copy the state, because the steps change it
     state = generator.select_rows(state, torch.arange(len(answers) * d))
     n_steps = 0
     while live_groups:
@@ -228,7 +228,7 @@ def search_greedily(
 def _separate_finished(
     candidates: list[_Extension], finished: list[Hypothesis], end_token: int, settings: DecodingSettings, n_answers: int
 ) -> list[_Extension]:
-    """Move a group's finished candidates to `finished`; return those to extend further."""
+    """Move finished candidates of a group to `finished`; return candidates to extend further."""
     candidates.sort(key=lambda extension: extension.hypothesis.log_p, reverse=True)
     live_extensions: list[_Extension] = []
     for candidate_rank, candidate in enumerate(candidates[: 2 * settings.beams]):
@@ -248,9 +248,10 @@ def _separate_finished(
 
 
 def _compute_score_bound(hypothesis: Hypothesis, settings: DecodingSettings) -> float:
-    """Return an upper bound of a live hypothesis's final score.
+    """Return an upper bound of the final score of an unfinished hypothesis.
 
-    The bound assumes that further tokens do not lower log p, and the most favourable length.
+    The bound assumes that further tokens do not lower log p, and that the answer gets the length
+    with the best score.
     """
     best_length = settings.token_limit if settings.length_penalty > 0 else len(hypothesis.tokens) + 1
     return hypothesis.log_p / float(best_length**settings.length_penalty)
@@ -259,7 +260,7 @@ def _compute_score_bound(hypothesis: Hypothesis, settings: DecodingSettings) -> 
 def _append_tokens(
     generator: Generator, state: State, parents: Sequence[int], tokens: Sequence[int], log_prior: Tensor
 ) -> tuple[Tensor, State]:
-    """Append one token to each live hypothesis, in all of its d rows."""
+    """Append one token to each unfinished hypothesis, in all of its d rows."""
     d, device = log_prior.shape[1], log_prior.device
     # (h, 1) + (d,) -> (h, d), on the CPU: the generator copies it to its device without waiting
     beam_rows = torch.tensor(parents)[:, None] * d + torch.arange(d)
@@ -269,5 +270,5 @@ def _append_tokens(
 
 
 def _get_forbidden_token(generator: Generator) -> int | None:
-    """Return the padding token, which no answer may contain; None if it is also the end token."""
+    """Return the padding token, which an answer must not contain; None if it is the end token."""
     return generator.pad_token if generator.pad_token != generator.end_token else None

@@ -7,9 +7,9 @@ candidates, which are ranked by their marginal.
 Sampling applies temperature, top-k and top-p in this order, as transformers does. Every group has
 its own random stream, so that an answer does not depend on the other questions of the batch.
 
-Decoding continues from the key-value caches of transformers; selecting rows of a cache does not
-change it. Since transformers 5.24 the arguments and results are named `cache`, in earlier releases
-`past_key_values`; both names are supported.
+Decoding continues from the key-value caches of transformers. Selecting rows of a cache gives a new
+cache and leaves the old one unchanged. Since transformers 5.24 the arguments and results are named
+`cache`, in earlier releases `past_key_values`; both names are supported.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from transformers import Cache
 
 _AnyCache = TypeVar("_AnyCache", bound="Cache")
-# names in transformers 5.24 and later, and in earlier releases
+# in transformers 5.24 and later, and in earlier releases
 _ARGUMENT_NAMES = ("cache", "past_key_values")
 Mode = Literal["thorough", "fast"]
 DEFAULT_NEW_TOKENS = 50  # maximum tokens of an answer, as in transformers' eval_rag.py
@@ -42,12 +42,12 @@ It returns (h, c) log p and (h, c) tokens of the candidates, best first.
 
 
 def build_continuation_arguments(module: Any, cache: "Cache") -> dict[str, Any]:
-    """Return the arguments that make a transformers model continue from `cache`."""
+    """Return the keyword arguments with which a transformers model continues from `cache`."""
     return {_find_argument_name(type(module).forward): cache, "use_cache": True}
 
 
 def send_to(tensor: Tensor, device: torch.device) -> Tensor:
-    """Return a tensor on a device; a GPU receives it without the host waiting for earlier work."""
+    """Copy a tensor to a device; the host does not wait until a GPU has finished earlier work."""
     if device.type != "cuda" or tensor.is_cuda:
         return tensor.to(device)
     return tensor.pin_memory().to(device, non_blocking=True)
@@ -55,8 +55,8 @@ def send_to(tensor: Tensor, device: torch.device) -> Tensor:
 
 @cache_results
 def _find_argument_name(forward: Callable[..., Any]) -> str:
-    """Return the name of the cache argument in a method's signature, or else, for a method with
-    arbitrary keywords, the name in the installed release.
+    """Return the name of the cache argument in a method's signature; for a method that takes
+    arbitrary keywords, return the name that the installed release uses.
     """
     output_type = require("transformers.modeling_outputs", "model").CausalLMOutputWithPast
     name_sets = signature(forward).parameters, {field.name for field in fields(output_type)}
@@ -64,16 +64,16 @@ def _find_argument_name(forward: Callable[..., Any]) -> str:
 
 
 def get_cache(outputs: Mapping[str, Any]) -> Any:
-    """Return the cache of a transformers model output."""
+    """Return the cache from the output of a transformers model."""
     return next(outputs[name] for name in _ARGUMENT_NAMES if name in outputs)
 
 
 def select_cache_rows(cache: _AnyCache, rows: Tensor, *, same_contexts: bool = False) -> _AnyCache:
-    """Return a cache of `rows`, (m,) int64; continuing from it does not change `cache`.
+    """Return a cache with these `rows`, (m,) int64; decoding with it does not change `cache`.
 
-    With `same_contexts` row i of the result must have the same context as row i of `cache`, as when
-    a beam is reordered. Then the cross-attention keys and values, the largest part of a cache, are
-    not copied.
+    `same_contexts` says that row i of the result has the same context as row i of `cache`, for
+    example when the rows of a beam are reordered. Then the cross-attention keys and values, the
+    largest part of a cache, are not copied.
     """
     selected_cache: Any = _copy_cache(cache)
     (selected_cache.self_attention_cache if same_contexts else selected_cache).reorder_cache(rows)
@@ -81,7 +81,7 @@ def select_cache_rows(cache: _AnyCache, rows: Tensor, *, same_contexts: bool = F
 
 
 def _copy_cache(cache: Any) -> Any:
-    """Return a copy that shares the tensors; a layer that appends tokens allocates new tensors."""
+    """Return a copy that shares the tensors, which is safe: appending tokens allocates new ones."""
     cache_copy = copy(cache)
     if isinstance(cache, require("transformers", "model").EncoderDecoderCache):
         cache_copy.self_attention_cache = _copy_cache(cache.self_attention_cache)
@@ -94,14 +94,14 @@ def _copy_cache(cache: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """Settings to draw an answer at random; the defaults draw from the model's own distribution."""
+    """Settings of random sampling; the defaults draw from the model's own distribution."""
 
     # divisor of log p(y_i), above 0; values below 1 sharpen the distribution
     temperature: float = 1.0
     top_k: int = 0  # number of most likely tokens to draw from; 0: all tokens
     # Probability mass of the most likely tokens to draw from, in (0, 1] (Holtzman et al. 2020).
     top_p: float = 1.0
-    seed: int = 0  # equal seeds draw equal answers
+    seed: int = 0  # with equal seeds, equal answers are drawn
 
     def __post_init__(self) -> None:
         if not self.temperature > 0:
@@ -124,7 +124,8 @@ class DecodingSettings:
     # Maximum tokens of an answer, including the end token and any reasoning; None:
     # `DEFAULT_NEW_TOKENS`, or for an endpoint the default of `ChatSettings`.
     max_new_tokens: int | None = None
-    # A beam ranks by log p / tokens^penalty: 0 in section 2.5 (argmax of p(y|x)), 1 in fairseq.
+    # Hypotheses are ranked by log p / tokens^penalty. The penalty is 0 in section 2.5 of the paper
+    # (argmax of p(y|x)) and 1 in fairseq.
     length_penalty: float = 0.0
     # Decoding of RAG-Sequence. Appendix A: thorough for questions, "answers are generally short".
     mode: Mode = "thorough"
@@ -158,19 +159,19 @@ class DecodedAnswer:
 
 
 def derive_seed(sampling: Sampling | None, text: str) -> int:
-    """Return a seed that depends only on the text to continue and on the sampling seed."""
+    """Return a random seed that depends only on the text to continue and on `sampling.seed`."""
     return int(digest_json([sampling.seed, text]).partition(":")[2][:15], 16) if sampling else 0
 
 
 def create_random_streams(seeds: Sequence[int]) -> list[torch.Generator]:
-    """Return one random number generator per seed; on the CPU, so that all devices draw equal
-    numbers.
+    """Return one random number generator per seed. They are on the CPU, so that the numbers are the
+    same for all devices.
     """
     return [torch.Generator().manual_seed(seed) for seed in seeds]
 
 
 def draw_uniform(generators: Sequence[torch.Generator]) -> Tensor:
-    """Draw one number in [0, 1) from each stream; (n,) float64."""
+    """Draw one number in [0, 1) from each random number generator; return (n,) float64."""
     return torch.stack([torch.rand((), generator=stream, dtype=torch.float64) for stream in generators])
 
 
@@ -206,5 +207,5 @@ def sample_tokens(log_p: Tensor, sampling: Sampling, numbers: Tensor) -> Tensor:
     p = p.where(preceding_p < sampling.top_p * p.sum(-1, keepdim=True), 0)
     cumulative_p = p.cumsum(-1)
     ranks = (cumulative_p <= numbers[:, None] * cumulative_p[:, -1:]).sum(-1)  # (n, v) -> (n,)
-    last_rank = (p > 0).sum(-1) - 1  # the product may round up to the total
+    last_rank = (p > 0).sum(-1) - 1  # rounding may raise the product to the total
     return token_order.gather(-1, ranks.minimum(last_rank).clamp(min=0)[:, None])[:, 0]  # (n, 1) -> (n,)

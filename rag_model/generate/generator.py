@@ -2,11 +2,11 @@
 
 A *context* is the tokenized input of a generator: one question with one passage. For b questions
 with k passages each there are n = b k contexts, question by question. Teacher forcing scores whole
-targets. Decoding appends one token at a time to a `State`, whose rows can be selected and repeated
-for beam search.
+targets. Decoding appends one token at a time to a `State`, whose rows beam search can select and
+repeat.
 
-`make_stoppable` wraps a generator so that decoding can be stopped between two tokens, and
-`report_tokens` so that a text is reported while it is generated.
+`make_stoppable` wraps a generator so that decoding can be stopped between two tokens;
+`report_tokens` wraps it so that a text is reported while it is generated.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from rag_model.corpus.records import Passage
 from rag_model.errors import StoppedError
 
-# decoding state, such as caches and masks; the type depends on the generator
+# state of decoding, such as caches and masks; each generator has its own type
 State: TypeAlias = Any
-# a tokenizer's text for incomplete bytes of a character
+# text that a tokenizer returns for incomplete bytes of a character
 _INCOMPLETE_CHARACTER = "\N{REPLACEMENT CHARACTER}"
 
 
@@ -54,7 +54,7 @@ class Generator(Protocol):
 
     @property
     def module(self) -> nn.Module:
-        """The module that is trained and saved."""
+        """The torch module that is trained and saved."""
         ...
 
     @property
@@ -129,7 +129,7 @@ class Generator(Protocol):
     def select_rows(self, state: State, rows: Tensor) -> State:
         """Return a state with the given `rows`, (m,) int64, which may reorder, drop or repeat rows.
 
-        The result is independent: steps from it do not change `state`.
+        Decoding with the result does not change `state`.
         """
         ...
 
@@ -171,7 +171,7 @@ class _StoppableGenerator:
 
 
 def decode_new_text(generator: Generator, tokens: Sequence[int], emitted: str, *, is_last: bool) -> str:
-    """Return the text of `tokens` without its beginning `emitted`, which has been reported already.
+    """Return the text of `tokens` that follows `emitted`, the part that has been reported already.
 
     The result is empty while the last token ends inside a character.
     """
@@ -182,11 +182,11 @@ def decode_new_text(generator: Generator, tokens: Sequence[int], emitted: str, *
 
 
 def report_tokens(generator: Generator, on_token: Callable[[int, Sequence[int]], None]) -> Generator:
-    """Wrap a generator so that `on_token` gets the index and all tokens of a context at each new
-    token.
+    """Wrap a generator so that `on_token` is called for each new token of a context, with the index
+    of the context and all its tokens.
 
-    Use it only for searches with one hypothesis per context. A search takes no step after the last
-    token, so `on_token` is not called for that token.
+    Use it only for searches with one hypothesis per context. `on_token` is not called for the last
+    token of an answer, because no step follows it.
     """
     reporting_generator: Any = _ReportingGenerator(generator, on_token)
     return reporting_generator  # type: ignore[no-any-return]
@@ -195,7 +195,7 @@ def report_tokens(generator: Generator, on_token: Callable[[int, Sequence[int]],
 class _ReportingGenerator:
     """Generator whose state is (inner state, list of (context index, tokens) of each row)."""
 
-    reads_tokens = True  # the host must read the tokens of every step
+    reads_tokens = True  # tells a search that the host has to read the tokens after every step
 
     def __init__(self, generator: Generator, on_token: Callable[[int, Sequence[int]], None]) -> None:
         self._generator, self._on_token = generator, on_token

@@ -6,12 +6,13 @@ the question:
     RAG-Sequence  p(y|x) = Σ_z p(z|x) Π_i p(y_i|x,z,y_<i)      one passage explains the whole answer
     RAG-Token     p(y|x) = Π_i Σ_z p(z|x) p(y_i|x,z,y_<i)      each token has its own passage
 
-For a target of one token, as in classification, both are the same. Shapes: b questions, k passages
-each, t tokens, v words in the vocabulary. A passage whose score is -inf contributes nothing, so a
-question may have fewer than k passages.
+For a target of one token, as in classification, both formulas are the same. Shapes: b questions, k
+passages each, t tokens, v words in the vocabulary. A passage whose score is -inf contributes
+nothing, so a question may have fewer than k passages.
 
-This module follows the equations where transformers' RAG classes differ from them:
-`RagSequenceForGeneration` adds log p(z|x) to the second token, so a target of one token lacks it.
+This module follows the equations of the paper where transformers' RAG classes differ from them:
+`RagSequenceForGeneration` adds log p(z|x) to the second token, so it is missing for a target of one
+token.
 
 Classification (section 3.4) compares the likelihoods of the labels as whole targets, including the
 beginning and end tokens, because the training loss includes these tokens.
@@ -27,13 +28,13 @@ from torch.utils.checkpoint import checkpoint
 
 from rag_model.generate.generator import Generator, State
 
-_MAX_CPU_LOGITS = 1 << 17  # logits processed at a time; they fit into the cache of a core
-_MAX_CUDA_LOGITS = 1 << 26  # logits processed at a time; enough that kernel launches cost little
+_MAX_CPU_LOGITS = 1 << 17  # logits processed at a time; so many fit into the cache of a core
+_MAX_CUDA_LOGITS = 1 << 26  # logits processed at a time; with fewer, launching kernels takes long
 
 
 @dataclass(frozen=True, slots=True)
 class Likelihood:
-    """Log-likelihood of answers and posterior of passages, as natural logarithms."""
+    """Log-likelihoods of answers and log posteriors of passages, as natural logarithms."""
 
     log_p: Tensor  # (b,) log p(y|x)
     # (b, k) log p(z|x,y); for RAG-Token, log of the mean of p(z_i|x,y) over the tokens
@@ -64,9 +65,9 @@ def sequence_likelihood(prior: Tensor, log_p: Tensor, mask: Tensor) -> Likelihoo
 
 
 def token_likelihood(prior: Tensor, log_p: Tensor, mask: Tensor) -> Likelihood:
-    """Return Σ_i log Σ_z p(z|x) p(y_i|x,z,y_<i), and each passage's share in each token.
+    """Return Σ_i log Σ_z p(z|x) p(y_i|x,z,y_<i), and the share of each passage in each token.
 
-    The arguments are the same as of `sequence_likelihood`.
+    The arguments are the same as those of `sequence_likelihood`.
     """
     joint = prior[..., None] + log_p  # (b, k) -> (b, k, 1) -> (b, k, t)
     log_marginals = joint.logsumexp(1)
@@ -90,8 +91,8 @@ def sequence_uniform(prior: Tensor, totals: Tensor, mask: Tensor, vocabulary: in
 def token_uniform(prior: Tensor, logits: Tensor, mask: Tensor) -> Tensor:
     """Return the label smoothing term of RAG-Token, (b,): Σ_i Σ_w log Σ_z p(z|x) p(w|x,z,y_<i).
 
-    `logits` are (b, k, t, v). The function processes one token at a time and recomputes in the
-    backward pass, so that the (b, t, v) mixture is never in memory.
+    `logits` are (b, k, t, v). The function processes one token at a time and recomputes it in the
+    backward pass, so that the mixture for all tokens, (b, t, v), is never in memory.
     """
     step_log_p = [
         checkpoint(_sum_mixture_log_p, prior, step, use_reentrant=False, preserve_rng_state=False)
@@ -111,8 +112,8 @@ def target_log_p(logits: Tensor, targets: Tensor, *, totals: bool = False) -> tu
     """Return (log p(y_i|…), Σ_w log p(w|…)), each (b, k, t), at least float32, with gradient.
 
     `logits` are (b, k, t, v), and `targets` (b, t). Without `totals`, the sums are zeros. The
-    function processes a few rows of the logits at a time, so that the only further tensor of their
-    size is their gradient.
+    function processes a few rows of the logits at a time, so that the gradient is the only further
+    tensor as large as the logits.
     """
     target_ids = targets[:, None].expand(logits.shape[:-1])  # (b, t) -> (b, 1, t) -> (b, k, t)
     logit_rows = logits.reshape(-1, logits.shape[-1])  # (b, k, t, v) -> (b k t, v)

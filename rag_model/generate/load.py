@@ -1,8 +1,8 @@
 """Load a generator from a Hugging Face folder, a hub name, or a folder with one GGUF file.
 
-The config determines whether it is an encoder-decoder or decoder-only. The prompt template is the
-one saved in the folder. Without it, an encoder-decoder gets `PaperTemplate`, and a decoder-only
-model `InstructionTemplate`, inside the tokenizer's chat template if there is one
+The file config.json determines whether the model is an encoder-decoder or decoder-only. The prompt
+template is read from the folder. If there is none, an encoder-decoder gets `PaperTemplate`, and a
+decoder-only model `InstructionTemplate`, inside the tokenizer's chat template if there is one
 (`apply_chat_template`). Only safetensors and GGUF are read, because pickled weights can execute
 code.
 """
@@ -93,14 +93,14 @@ def apply_chat_template(
     beginning of the user message.
 
     The default template is `DEFAULT_INSTRUCTION`, whose last word, `Answer:`, begins the model's
-    reply, so that a small chat model answers from the passage more often. On 24
-    questions with the gold passage, SmolLM2-135M-Instruct has F1 .22 and 13.5 nats per answer. With
-    only the chat template it has .17 and 17.8 (answers begin "The answer to this question is:"),
-    and with only the instruction .05 and 16.4 (half of the answers are empty).
+    reply, so that a small chat model answers from the passage more often. On 24 questions with the
+    gold passage, SmolLM2-135M-Instruct reaches F1 .22 and a loss of 13.5 nats per answer. With only
+    the chat template it reaches .17 and 17.8 (answers begin "The answer to this question is:"), and
+    with only the instruction .05 and 16.4 (half of the answers are empty).
 
     Raises:
         UsageError: the chat template does not contain the user message, or refuses it.
-        InputError: the chat template cannot be rendered within its bounds.
+        InputError: the chat template cannot be rendered within the limits of time and size.
     """
     prompt = _render_around_message_mark(tokenizer, system)
     prefix, mark, suffix = prompt.rpartition(_MESSAGE_MARK)
@@ -230,7 +230,7 @@ def _choose_pad_token(tokenizer: Any) -> int:
 
 
 def _read_max_tokens(config: Any) -> int:
-    """Return the maximum tokens of an input; models with relative positions, such as T5, have no
+    """Return the maximum tokens of an input; models with relative positions, such as T5, need no
     limit.
     """
     if hasattr(config, "relative_attention_num_buckets"):

@@ -2,8 +2,8 @@
 
 A template renders a text and records the span of each part that may be truncated. If the text is
 too long for the model, the passage is truncated first, then its title, then the question;
-separators and instructions stay. Truncating the whole text at its end instead could remove the
-question.
+separators and instructions are never truncated. Truncating the whole text at its end instead could
+remove the question.
 
 Passages and questions are untrusted: the name of a special token in them is tokenized as ordinary
 text. Otherwise a passage with `<|im_end|>` would end the user message, and a passage with `</s>`
@@ -39,7 +39,7 @@ class TokenizedText:
     """The tokens of a text; the lists have one entry per token."""
 
     ids: list[int]  # token ids
-    offsets: Sequence[Span]  # span of each token in the text
+    offsets: Sequence[Span]  # character span of each token in the text
     added: Sequence[int]  # 1 for special tokens that the tokenizer added around the text, else 0
 
 
@@ -199,7 +199,7 @@ class InstructionTemplate:
             )
 
     def render(self, question: str, passage: Passage) -> RenderedPrompt:
-        """Fill in the template."""
+        """Replace the fields of the template by the passage, its title and the question."""
         fields_by_name = {"question": question, "text": passage.text, "title": passage.title}
         parts = [("", self.before)]
         for literal, field, _, _ in Formatter().parse(self.template):
@@ -318,9 +318,7 @@ def _iter_positions_inside(encoding: TokenizedText, span: Span) -> Iterator[int]
 
 
 def pad_rows(token_rows: Sequence[Sequence[int]], pad: int, *, left: bool = False) -> tuple[Tensor, Tensor]:
-    """Return ((n, s) int64 tokens, (n, s) bool mask) of rows, padded on the right or on the
-    left.
-    """
+    """Pad rows on the right or the left; return ((n, s) int64 tokens, (n, s) bool mask)."""
     row_lengths = torch.tensor([len(row) for row in token_rows])
     n_columns = max(len(row) for row in token_rows)
     padding_rows = [[pad] * (n_columns - len(row)) for row in token_rows]
@@ -343,7 +341,7 @@ def truncate_with_end_token(tokens: Sequence[int], max_tokens: int, end_token: i
 
 
 def template_to_json(template: PromptTemplate) -> dict[str, Any]:
-    """Return a template as JSON values, for the record of a saved generator."""
+    """Return a template as JSON values, to save them with a generator."""
     name = next(name for name, kind in _TEMPLATE_CLASSES.items() if type(template) is kind)
     return {"form": name, **{field.name: getattr(template, field.name) for field in fields(_TEMPLATE_CLASSES[name])}}
 

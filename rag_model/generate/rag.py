@@ -1,11 +1,11 @@
-"""A RAG model: a question encoder and a generator, whose answers are marginalized over passages.
+"""A RAG model: a question encoder and a generator; it marginalizes answers over passages.
 
-Normally the index is fixed. If it is rebuilt during training, the passage encoder may be trained
-too, and then p(z|x) is computed with its vectors.
+Usually the index does not change during training. If it is rebuilt, the passage encoder may be
+trained too, and then p(z|x) is computed with the vectors of that encoder.
 
 The gradient of log p(y|x) reaches the generator through p(y|x,z) and the question encoder through
-p(z|x): the question's vector moves towards passages that make the answer more likely than the
-other passages do.
+p(z|x): the question's vector moves towards passages that make the answer more likely than the other
+retrieved passages do.
 """
 
 from collections.abc import Sequence
@@ -46,7 +46,8 @@ class RagSettings:
     label_smoothing: float = 0.0  # ε of label smoothing; fairseq's RAG and BART fine-tuning use .1
     # exclude the first token of targets, such as BART's <s>, from the loss
     exclude_bos: bool = False
-    # Logits of p(z|x): inner products of vectors, or the retriever's own scores.
+    # Logits of p(z|x): inner products of vectors (`products`), or scores of the retriever
+    # (`scores`).
     weighed_by: PassageWeighting = "products"
 
     def __post_init__(self) -> None:
@@ -74,19 +75,17 @@ class Rag(nn.Module):
         """Combine a generator with a question encoder, whose `forward` maps b questions to (b, d)
         vectors.
 
-        `passage` is the passage encoder if it is trained too; None: p(z|x) uses the vectors of a
+        `passage` is the passage encoder if that is trained too; None: p(z|x) uses the vectors of a
         snapshot.
         """
         super().__init__()
         self.question, self.passage = question, passage
-        self.body = generator.module  # registers the generator's weights as a submodule
+        self.body = generator.module  # register the generator's weights as a submodule
         self.generator = generator
         self.settings = settings or RagSettings()
 
     def train(self, mode: bool = True) -> Self:
-        """Set training or evaluation mode; frozen parts stay in evaluation mode, without
-        dropout.
-        """
+        """Set training or evaluation mode; frozen modules stay in evaluation mode (no dropout)."""
         super().train(mode)
         for submodule in (self.question, self.passage, self.body):
             if submodule is not None and not any(parameter.requires_grad for parameter in submodule.parameters()):
@@ -117,8 +116,7 @@ class Rag(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Return (b, l) log p(label|x), and the (b, k, l) posterior log p(z|x,label).
 
-        A label is scored as a whole target; the tokens that the loss excludes are excluded here
-        too.
+        A label is scored as a whole target, without the tokens that the loss excludes.
 
         Args:
             generator: the generator of this model, or `make_stoppable` of it.

@@ -1,9 +1,9 @@
 """Decode RAG-Sequence and RAG-Token (Lewis et al. 2020, section 2.5).
 
 RAG-Sequence: one beam search per passage proposes candidates, which are ranked by p(y|x) = Σ_z
-p(z|x) p(y|x,z). *Thorough* decoding scores every candidate under every passage, which gives the
-exact marginal. *Fast* decoding sets p(y|x,z) to zero if y is not among the candidates from passage
-z.
+p(z|x) p(y|x,z). *Thorough* decoding computes p(y|x,z) of every candidate for every passage, which
+gives the exact marginal. *Fast* decoding sets p(y|x,z) to zero if y is not among the candidates
+from passage z.
 
 RAG-Token: one search over the marginal of all passages, p'(y_i | x, y_<i) = Σ_z p(z|x) p(y_i | x,
 z, y_<i). Every token has its own passage z_i, whose posterior p(z_i | x, y) is the passage's share
@@ -26,7 +26,7 @@ from rag_model.generate.decoding import (
 )
 from rag_model.generate.generator import Contexts, Generator, State
 
-# Maps the tokens of y to log p(y|x,z) of the k passages, which is -inf if unknown.
+# Maps the tokens of an answer y to log p(y|x,z) of the k passages; an unknown value is -inf.
 CandidateScores = dict[tuple[int, ...], list[float]]
 _UNKNOWN = -float("inf")
 _MAX_LOGITS = 1 << 24  # logits per forward pass, 64 MB
@@ -43,7 +43,7 @@ def decode_sequence(
         contexts: the contexts of b questions with k passages each.
         log_prior: (b, k) log p(z|x).
         settings: beams, lengths and mode; the length penalty affects the beam searches, but not the
-            choice between candidates.
+            ranking of the candidates.
         seeds: the random seed of each question, for sampling.
     """
     prefilled = generator.prefill(contexts)
@@ -115,7 +115,7 @@ def _fill_in_missing_scores(
         for z in range(k)
         if log_p_by_passage[z] == _UNKNOWN
     ]
-    # Answers of similar length need little padding when they are scored together.
+    # Sort by length, because answers of similar length need little padding in a batch.
     missing_scores.sort(key=lambda missing_score: len(missing_score[1]))
     while missing_scores:
         chunk_size = max(1, _MAX_LOGITS // (len(missing_scores[-1][1]) * generator.vocabulary_size))
@@ -130,7 +130,7 @@ def _fill_in_missing_scores(
 def log_likelihoods(
     generator: Generator, prefilled: tuple[Tensor, State], rows: Sequence[int], answers: Sequence[Sequence[int]]
 ) -> Tensor:
-    """Return log p(y|x,z) of one answer per row, (m,), in one forward pass over prefilled contexts.
+    """Return (m,) log p(y|x,z) of one answer per row, in one forward pass over prefilled contexts.
 
     Args:
         generator: the model of p(y_i | x, z, y_<i).

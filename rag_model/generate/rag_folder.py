@@ -1,4 +1,4 @@
-"""Save and load a RAG model as a folder, with safetensors only, and find one by name.
+"""Save a RAG model to a folder and load it, with safetensors only; find a model by its name.
 
 ```
 config.json, model.safetensors  transformers' layout, as in facebook/rag-token-nq: a DPR question
@@ -54,7 +54,7 @@ def save_rag(rag: Rag, folder: Path, target_space: Space | None = None) -> None:
     """Write a RAG model to `folder`.
 
     `target_space` is the space of the passage vectors with which the question encoder was trained.
-    If the passage encoder was trained too, that encoder's space is used instead.
+    If the passage encoder was trained too, the space of that encoder is recorded instead.
 
     Raises:
         UsageError: the model's question encoder is not a `TrainableEncoder`.
@@ -113,7 +113,7 @@ def load_rag(folder: Path, device: str | None = None, dtype: str | None = None) 
 
 
 def is_rag_folder(folder: Path) -> bool:
-    """Return whether a folder contains a RAG model, and not only a generator."""
+    """Return whether a folder contains a RAG model instead of only a generator."""
     has_settings = "settings" in read_optional_json(folder / RECORD_FILE)
     return has_settings or read_optional_json(folder / CONFIG).get("model_type") == "rag"
 
@@ -198,7 +198,7 @@ def _extract_sub_model(folder: Path, config: Mapping[str, Any], part: str, dest:
 
 
 def _read_part_tensors(folder: Path, prefixes: tuple[str, ...]) -> dict[str, torch.Tensor]:
-    read_tensor_headers(folder)  # raises an error if a file is truncated or pickled
+    read_tensor_headers(folder)  # checks that no file is truncated or pickled
     tensors: dict[str, torch.Tensor] = {}
     try:
         for path in (path for path in list_weight_files(folder) if path.suffix == ".safetensors"):
@@ -250,7 +250,7 @@ def resolve_rag_id(store: Store, model: str) -> str:
     """
     if model and Path(model).is_dir():
         return str(Path(model).resolve())
-    if "/" in model:  # names in a store have no slash
+    if "/" in model:  # a name with a slash is a hub name, because names in a store have no slash
         return find_hub_name(resolve_folder(model))
     model_id = store.models.resolve_trusted(model.removeprefix(MODEL_PREFIX))
     content = store.models.get(model_id).content
@@ -275,7 +275,7 @@ def load_rag_by_id(store: Store | None, model_id: str, passage_encoder: str | No
 
     `passage_encoder` names the passage encoder with which the question encoder was trained. Models
     that were trained with other programs do not record it, and it cannot be derived from the
-    weights. If the model records it, both must agree.
+    weights. If the model records its passage encoder, that must have the same vector space.
 
     Raises:
         StoreError: a file of the model is missing or damaged.

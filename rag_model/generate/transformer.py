@@ -6,7 +6,7 @@ so that all answers begin in the same column; position ids count from the first 
 prompt.
 
 `Seq2SeqGenerator`: BART, T5 and all other models of `AutoModelForSeq2SeqLM`. The encoder reads a
-question with a passage once. The decoder's first input is its start token; its targets are the
+question with a passage once. The first input of the decoder is its start token; the targets are the
 tokens of an answer: `<s> … </s>` for BART, `… </s>` for T5.
 """
 
@@ -63,9 +63,9 @@ class CausalGenerator(_TransformerGenerator):
 
     prompt_template: InstructionTemplate
     end_token: int
-    pad_token: int  # the end token if the tokenizer has no padding token; masks distinguish them
+    pad_token: int  # may be the end token, which the masks then distinguish
     max_tokens: int  # maximum tokens of prompt and answer together
-    # answers of decoder-only models have no common first token
+    # None, because answers of decoder-only models do not begin with a common token
     first_token: int | None = field(default=None, init=False)
 
     @property
@@ -186,7 +186,7 @@ class Seq2SeqGenerator(_TransformerGenerator):
 
     prompt_template: PromptTemplate
     decoder_start_token: int  # the decoder's first input token
-    # first token of every answer, such as BART's <s>; None if there is none
+    # token with which every answer begins, such as BART's <s>; None if there is none
     first_token: int | None
     end_token: int
     pad_token: int

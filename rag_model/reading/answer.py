@@ -1,10 +1,9 @@
 """The record of an answer: its text, its passages, and its cost in tokens and seconds.
 
-The statements of an answer are parsed with their citations of context entries: [1], [1, 2], [1; 2],
-[1][2] and [1-3] are citations. Brackets are ordinary text if no
-number in them can be a citation, such as [2024] with a context of five entries, or if they are
-inside a quotation. A number of one or two digits that the context does not have is an unknown
-citation, which the model made up.
+An answer is split into statements with their citations of context entries: [1], [1, 2], [1; 2],
+[1][2] and [1-3] are citations. Brackets are ordinary text if no number in them can be a citation,
+such as [2024] with a context of five entries, or if they are inside a quotation. A number of one or
+two digits without an entry in the context is an unknown citation: the model made it up.
 
 A citation belongs to the statement that contains or precedes it, even after the full stop.
 """
@@ -23,7 +22,7 @@ from rag_model.retrieve.hits import Hit
 _BRACKET = re.compile(r"\s*\[\s*(\d{1,4}(?:\s*[-\N{EN DASH},;]\s*\d{1,4})*)\s*\]")
 _RANGE = re.compile(r"(\d+)\s*[-\N{EN DASH}]\s*(\d+)|(\d+)")
 _QUOTATION = re.compile(r'(?<![^\s(\[])(?:"[^"\n]*"|“[^”\n]*”|«[^»\n]*»|„[^“”\n]*[“”])(?!\w)')
-_MAX_UNKNOWN_NUMBER = 99  # larger numbers without an entry in the context are text, such as years
+_MAX_UNKNOWN_NUMBER = 99  # a larger number without an entry is text, such as a year
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +38,12 @@ class Statement:
 class _CitationMark:
     """A citation that was removed from a text."""
 
-    offset: int  # position of the citation in the remaining text
+    offset: int  # offset in the text without citations at which this one was
     numbers: tuple[int, ...]
 
 
 def split_statements(text: str, n_entries: int) -> tuple[Statement, ...]:
-    """Return the sentences of an answer, each with its citations of a context with `n_entries`
-    entries.
+    """Split an answer into sentences with their citations; the context has `n_entries` entries.
 
     >>> split_statements("It is by Orwell [1]. It was published in 1945. [2, 3]", 3)[1]
     Statement(text='It was published in 1945.', cited=(2, 3), unknown=())
@@ -67,7 +65,7 @@ def split_statements(text: str, n_entries: int) -> tuple[Statement, ...]:
 
 
 def remove_citations(text: str, n_entries: int) -> str:
-    """Return an answer without its citations of a context with `n_entries` entries.
+    """Remove the citations from an answer; the context has `n_entries` entries.
 
     >>> remove_citations("George Orwell [1][2].", 5)
     'George Orwell.'
@@ -89,9 +87,7 @@ def _extract_citations(text: str, n_entries: int) -> tuple[str, list[_CitationMa
 
 
 def _parse_numbers(bracket: str, n_entries: int) -> Iterator[int]:
-    """Yield the numbers in brackets that can be citations: entries of the context, or at most
-    99.
-    """
+    """Yield the numbers in brackets that can be citations: numbers of entries, or at most 99."""
     for match in _RANGE.finditer(bracket):
         first_number, last_number = (int(match[1]), int(match[2])) if match[1] else (int(match[3]), int(match[3]))
         last_accepted = last_number if last_number <= max(n_entries, _MAX_UNKNOWN_NUMBER) else first_number - 1
@@ -133,7 +129,7 @@ Memory = Literal["weights", "passages"]
 
 
 def name_memory(text: str, read_texts: Iterable[str]) -> Memory | None:
-    """Return the memory from which an answer comes: `passages` if a non-empty text was read.
+    """Return where an answer comes from: `passages` if a text was read, else the model's `weights`.
 
     >>> name_memory("Orwell", []), name_memory("Orwell", ["by Orwell"]), name_memory("", [])
     ('weights', 'passages', None)
@@ -170,13 +166,14 @@ class ContextEntry:
 
     number: int  # from 1, in the order of the prompt
     title: str
-    section: str  # heading of the section of its first passage; empty in the introduction
+    section: str  # heading of the first passage's section; empty in the introduction
     url: str  # URL of the article's revision; empty if the source has none
     revision: int  # revision id of the article; 0 if the source has no revisions
-    # Positions of its hits in `Answer.support`, ascending; hits with equal texts share an entry.
+    # Ascending positions in `Answer.support` of the entry's hits; hits with equal texts share an
+    # entry.
     places: tuple[int, ...]
     text: str  # text of the entry in the prompt
-    # whether the end did not fit into the budget; then the text ends with an ellipsis
+    # whether the text was truncated to fit into the budget, and ends with an ellipsis
     cut: bool = False
     revised: str | None = None  # time of the revision, ISO 8601 in UTC; None: unknown
 
@@ -188,13 +185,13 @@ class TokenUsage:
     # Number of prompt tokens, summed over all contexts if the reader marginalizes over passages.
     prompt_tokens: int
     new_tokens: int  # number of tokens of the answer
-    cost: float | None = None  # in the currency of the prices; None: no prices are set
-    # whether the tokens were counted here, because the endpoint sent no counts
+    cost: float | None = None  # in the currency of the configured prices; None: no prices
+    # whether bookwheel counted the tokens, because the endpoint sent no counts
     estimated: bool = False
 
 
 def sum_usage(usages: Sequence[TokenUsage]) -> TokenUsage:
-    """Return the total usage of several answers; its cost is unknown if one of the costs is."""
+    """Return the total usage of several answers; the cost is None if the cost of one answer is."""
     call_costs = [usage.cost for usage in usages]
     return TokenUsage(
         sum(usage.prompt_tokens for usage in usages),
@@ -217,7 +214,7 @@ class AnswerProblem:
 
 @dataclass(frozen=True, slots=True)
 class Confidence:
-    """The confidence of an answer by one signal (`confidence`)."""
+    """The confidence of an answer, measured by one of the signals in `confidence`."""
 
     signal: str  # name of the signal
     score: float  # score of the answer; larger is more confident
@@ -226,7 +223,7 @@ class Confidence:
 
 @dataclass(frozen=True, slots=True)
 class RouteScore:
-    """The score by which the reader `auto` chose the memory that answers (`routing`)."""
+    """The score by which the reader `auto` chose between weights and passages (see `routing`)."""
 
     signal: str  # name of the signal
     score: float | None  # score in nats per token; None: an answer is empty
@@ -245,20 +242,20 @@ class Answer:
     tokens: tuple[TokenSupport, ...] = ()  # RAG-Token only
     ended: bool = True  # False: truncated at the maximum number of tokens
     usage: TokenUsage | None = None  # None: not counted
-    # entries of the prompt; hits without an entry did not fit
+    # entries of the prompt; hits that did not fit have no entry
     context: tuple[ContextEntry, ...] = ()
     # Log p(text|question) without passages in nats, including the end token; None: not computed.
     closed_book: float | None = None
     confidence: Confidence | None = None  # None: there is no threshold
     abstained: bool = False  # whether the score is below the threshold, so that the text is empty
     problem: AnswerProblem | None = None  # the reason why the text is empty or doubtful
-    route: RouteScore | None = None  # None: the reader does not choose between two memories
-    # Seconds of each stage: this answer's equal share of the batch's seconds.
+    route: RouteScore | None = None  # None: the reader is not `auto`
+    # By stage, the seconds of the batch divided by its number of answers.
     seconds: Mapping[str, float] = field(default_factory=dict, compare=False)
 
     @property
     def memory(self) -> Memory | None:
-        """The memory from which the text comes; None if the text is empty."""
+        """Whether the text comes from the model's weights or from passages; None if it is empty."""
         read_texts = [context_entry.text for context_entry in self.context] or [
             support.hit.passage.text for support in self.support if support.hit.row >= 0
         ]
@@ -317,10 +314,10 @@ def answer_json(answer: Answer) -> dict[str, Any]:
 
 
 def _replace_infinite_float(number: float | None) -> float | None:
-    """Return a number, or None instead of an infinity, which JSON cannot represent."""
+    """Return the number, or None for an infinity, which JSON cannot represent."""
     return number if number is not None and math.isfinite(number) else None
 
 
 def _convert_tuples_to_lists(fields: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """Return a record's fields with lists instead of tuples, as in JSON."""
+    """Return the fields of a record as JSON values: lists instead of tuples."""
     return {name: list(value) if isinstance(value, tuple) else value for name, value in fields}

@@ -1,4 +1,4 @@
-"""Join retrieved passages into one text of numbered entries, within a budget of tokens.
+"""Join retrieved passages into one text of numbered entries that fits into a budget of tokens.
 
     Title: Animal Farm
     [1] Animal Farm is a beast fable by George Orwell, …
@@ -30,7 +30,7 @@ from rag_model.reading.settings import Order
 from rag_model.retrieve.hits import Hit
 
 CountTokens = Callable[[Sequence[str]], list[int]]  # returns the number of tokens of each text
-_SEED_LENGTH = 8  # first characters of a text that are searched in the previous text
+_SEED_LENGTH = 8  # number of first characters that are searched for in the previous text
 # Numbers in brackets, such as [2], [1, 3] and [1-3].
 _BRACKETED_NUMBERS = re.compile(r"\[([\d\s,;\N{EN DASH}-]{0,40}\d[\d\s,;\N{EN DASH}-]{0,40})\]")
 _ELLIPSIS = " \N{HORIZONTAL ELLIPSIS}"
@@ -40,10 +40,10 @@ _ELLIPSIS = " \N{HORIZONTAL ELLIPSIS}"
 class PassageRun:
     """One passage, or several adjacent passages, as one text."""
 
-    first: Hit  # hit of the passage with which the text begins
-    positions: tuple[int, ...]  # positions of its hits, ascending; the first one is the best hit
+    first: Hit  # hit of the passage at the beginning of the text
+    positions: tuple[int, ...]  # ascending positions of the run's hits; the first is the best hit
     text: str
-    last: Passage  # passage with which the text ends
+    last: Passage  # passage at the end of the text
 
     @property
     def end(self) -> int:
@@ -65,7 +65,7 @@ def join_passages(hits: Sequence[Hit]) -> list[PassageRun]:
 
 
 def _merge_equal_texts(hits: Sequence[Hit]) -> list[PassageRun]:
-    """Return a `PassageRun` for each distinct text, with the positions of all hits that have it."""
+    """Return a `PassageRun` for each distinct text, with the positions of all its hits."""
     positions_by_text: dict[str, list[int]] = {}
     for position, hit in enumerate(hits):
         if text := _join_lines(hit.passage):
@@ -88,10 +88,10 @@ def _get_sort_key(run: PassageRun) -> tuple[str, int, str, int, int, int]:
 
 
 def _extend_run(run: PassageRun, next_run: PassageRun) -> PassageRun | None:
-    """Return `run` extended by the new words of `next_run`; None if they are not adjacent."""
+    """Append the new words of `next_run` to `run`; return None if the runs are not adjacent."""
     passage, next_passage = run.first.passage, next_run.first.passage
     is_same_page = (passage.page_id, passage.rev_id) == (next_passage.page_id, next_passage.rev_id)
-    # passages that are not prose repeat their header lines
+    # join only prose, because other passages repeat their header lines
     are_prose = passage.kind == next_passage.kind == PROSE
     if not is_same_page or not are_prose or next_passage.start_word > run.end:
         return None
@@ -127,7 +127,7 @@ def _get_text_after_overlap(run: PassageRun, next_run: PassageRun) -> str | None
     n_shared_words = min(run.end, next_run.end) - next_start
     words, next_words = split_words(run.text), split_words(next_run.text)
     if (len(words), len(next_words)) != (run.end - run.first.passage.start_word, next_run.end - next_start):
-        # In text without spaces, the ends of a passage change the number of words.
+        # In text without spaces, words are numbered differently near the ends of a passage.
         return _get_text_after_character_overlap(run.text, next_run.text)
     overlap_start = next_start - run.first.passage.start_word
     is_equal = [word.strip() for word in words[overlap_start : overlap_start + n_shared_words]] == [
@@ -152,7 +152,7 @@ def _get_text_after_character_overlap(text: str, next_text: str) -> str | None:
 
 
 def _get_section_id(passage: Passage) -> str:
-    """Return the section number in a passage's id, `<page>:<section>.<number>`.
+    """Return the section number from the id of a passage, `<page>:<section>.<number>`.
 
     Headings may repeat in a page, but section numbers do not.
     """
@@ -169,11 +169,11 @@ class PromptContext:
 
 @dataclass(frozen=True, slots=True)
 class _PromptEntry:
-    """One entry of a context before it gets a number."""
+    """An entry of a context that has no number yet."""
 
     run: PassageRun
     text: str
-    day: str = ""  # day of the revision; empty: unknown, or not requested
+    day: str = ""  # day of the revision; empty if unknown or not requested
     cut: bool = False
 
     @property
@@ -192,7 +192,7 @@ def assemble(
 
     `count_tokens` returns the number of tokens of each text.
 
-    With `dated`, the day of the revision follows the title.
+    With `dated`, the day of the page's revision follows the title.
 
     Raises:
         UsageError: the first word of the best passage does not fit into the budget.
@@ -214,7 +214,7 @@ def assemble(
         n_excess_tokens = count_tokens([context.text])[0] - budget
         if n_excess_tokens <= 0:
             return context
-        capacity -= n_excess_tokens  # the whole text may have more tokens than the sum of its lines
+        capacity -= n_excess_tokens  # the whole text may have more tokens than all lines
 
 
 def _select_fitting(entries: Sequence[_PromptEntry], count_tokens: CountTokens, capacity: int) -> list[_PromptEntry]:
@@ -231,8 +231,8 @@ def _select_fitting(entries: Sequence[_PromptEntry], count_tokens: CountTokens, 
 
 
 def _truncate_to_fit(entry: _PromptEntry, count_tokens: CountTokens, capacity: int) -> _PromptEntry | None:
-    """Return an entry with as many first words as fit; None if the first word does not fit."""
-    # a number of words that fits, and one that does not
+    """Truncate an entry to as many words as fit; return None if not even the first word fits."""
+    # binary search between a number of words that fits and one that does not
     n_fitting, n_too_many = 0, len(split_words(entry.text))
     while n_too_many - n_fitting > 1:
         n_words = (n_fitting + n_too_many) // 2
@@ -258,8 +258,8 @@ def _order_entries(entries: Sequence[_PromptEntry], order: Order) -> list[_Promp
 
 
 def _get_corpus_position(entry: _PromptEntry) -> tuple[int, int]:
-    """Return the sort key of an entry; rows come first, because word numbers may restart in a
-    page.
+    """Return the sort key of an entry: its row, then its first word, whose number may restart
+    within a page.
     """
     return entry.run.first.row, entry.run.first.passage.start_word
 
@@ -300,5 +300,5 @@ def _render_line(entry: _PromptEntry, entry_number: int = 1, *, titled: bool = T
 
 
 def _collapse_whitespace(text: str) -> str:
-    """Return a text on one line, with parentheses instead of brackets around numbers."""
+    """Put a text on one line, and replace brackets around numbers by parentheses."""
     return _BRACKETED_NUMBERS.sub(r"(\1)", " ".join(text.split()))

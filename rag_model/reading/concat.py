@@ -1,6 +1,4 @@
-"""Answer each question with one prompt that contains all passages, numbered, and then the
-question.
-"""
+"""Answer a question with one prompt, which contains all passages, numbered, and the question."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -25,11 +23,11 @@ from rag_model.retrieve.hits import Hit, Retriever
 from rag_model.retrieve.retriever import check_queries
 
 K = 5  # default passages per question, as in `RagSettings`
-_SPARE_TOKENS = 8  # reserve, as a prompt may have more tokens than the sum of its parts
+_SPARE_TOKENS = 8  # spare tokens, because a prompt may have more tokens than its parts together
 
 
 class ConcatReader(RetrievingReader):
-    """A `Reader` that completes one prompt per question with a writer."""
+    """A `Reader` that lets a `Writer` complete one prompt per question."""
 
     def __init__(
         self,
@@ -47,7 +45,7 @@ class ConcatReader(RetrievingReader):
             writer: the model that completes the prompt.
             settings: the format of the prompt.
             k: default number of passages per question.
-            passages: maximum number of passages that the retriever returns, an upper bound of `k`.
+            passages: maximum number of passages that the retriever returns, and so of `k`.
         """
         self.retriever, self.writer, self.settings = retriever, writer, settings or PromptSettings()
         self.k = min(k, passages or k)
@@ -60,12 +58,12 @@ class ConcatReader(RetrievingReader):
     def answer_from(
         self, questions: Sequence[str], hits: Sequence[Sequence[Hit]], callbacks: AnswerCallbacks = NO_CALLBACKS
     ) -> list[Answer]:
-        """Return the answer to each question, in order, from the given hits, or without passages if
-        there are none.
+        """Return the answer to each question, in order, from the given hits; a question without
+        hits is answered without passages.
 
         Raises:
-            UsageError: a question is empty, a question or the budget leaves no room for a passage,
-                or the number of hit lists differs from the number of questions.
+            UsageError: a question is empty, no passage fits into the prompt beside a question or
+                into the budget, or the number of hit lists differs from the number of questions.
             StoppedError: `callbacks.should_stop`, which is called before each token, returned True.
         """
         timer = AnswerTimer()
@@ -95,7 +93,7 @@ class ConcatReader(RetrievingReader):
         return self.writer.log_likelihood(prompts, texts)
 
     def build_context(self, question: str, hits: Sequence[Hit]) -> PromptContext:
-        """Return the context of a prompt that fits into the budget and the writer's maximum.
+        """Return a context for the prompt that fits into the budget and into the writer's maximum.
 
         Raises:
             UsageError: no passage fits into the prompt.

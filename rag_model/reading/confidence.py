@@ -53,7 +53,7 @@ class LikelihoodReader(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Threshold:
-    """The minimum score `least` of an answer by a signal; answers below it are withheld."""
+    """The minimum score of answers, by a signal; answers with a lower score are withheld."""
 
     signal: Signal
     least: float
@@ -128,9 +128,9 @@ def get_score(answer: Answer, signal: Signal) -> float | None:
 
 
 def add_closed_book(reader: LikelihoodReader, answers: Sequence[Answer]) -> list[Answer]:
-    """Return the answers with their closed-book likelihood.
+    """Return the answers with their likelihood without passages (closed book).
 
-    For an answer without passages, it equals the answer's likelihood.
+    For an answer without passages, this is the likelihood that the answer already has.
 
     Raises:
         UsageError: the model does not compute likelihoods.
@@ -152,7 +152,7 @@ def add_closed_book(reader: LikelihoodReader, answers: Sequence[Answer]) -> list
 
 
 class AbstainingReader(RetrievingReader):
-    """A `Reader` that withholds the answers of another reader whose score is below a threshold."""
+    """A `Reader` that withholds answers of another reader if their score is below a threshold."""
 
     def __init__(self, reader: Reader, threshold: Threshold) -> None:
         """Wrap `reader`.
@@ -181,13 +181,13 @@ class AbstainingReader(RetrievingReader):
     def answer_from(
         self, questions: Sequence[str], hits: Sequence[Sequence[Hit]], callbacks: AnswerCallbacks = NO_CALLBACKS
     ) -> list[Answer]:
-        """Return the answers from the given hits; for `on_text`, see `answer`."""
+        """Return the answers from the given hits; `on_text` is called as by `answer`."""
         return self._withhold_unsure_answers(
             self._reader.answer_from(questions, hits, replace(callbacks, on_text=None)), callbacks
         )
 
     def _withhold_unsure_answers(self, answers: list[Answer], callbacks: AnswerCallbacks) -> list[Answer]:
-        """Return the answers; those below the threshold have no text."""
+        """Return the answers; answers with a score below the threshold have no text."""
         timer = AnswerTimer()
         if self.threshold.signal == "passages":
             likelihood_reader: Any = self._reader

@@ -1,4 +1,4 @@
-"""An extractive reader, whose answer is a span of a passage, as in DrQA, BERT and DPR.
+"""An extractive reader: its answer is a span of a passage, as in DrQA, BERT and DPR.
 
 It is a baseline for generators, and loads two kinds of Hugging Face models: a question-answering
 head (`AutoModelForQuestionAnswering`, such as a BERT trained on SQuAD), and DPR's reader (Karpukhin
@@ -114,7 +114,7 @@ class SpanModel:
 
 @dataclass(frozen=True, slots=True)
 class SpanScores:
-    """Scores of the tokens of k texts, padded to t tokens; -inf outside the passage."""
+    """Scores of the tokens of k texts, padded to t tokens; tokens outside the passage have -inf."""
 
     starts: Tensor  # (k, t) scores as the start of the answer
     ends: Tensor  # (k, t) scores as the end of the answer
@@ -159,9 +159,7 @@ class ExtractiveReader(RetrievingReader):
     def __init__(
         self, retriever: Retriever | None, model: SpanModel, k: int = EXTRACTIVE_K, passages: int | None = None
     ) -> None:
-        """Create a reader; `passages`, the maximum that the retriever returns, is an upper bound of
-        `k`.
-        """
+        """Create a reader; `k` is at most `passages`, the maximum that the retriever returns."""
         self.retriever, self._model = retriever, model
         self.k = min(k, passages or k)
 

@@ -1,8 +1,8 @@
 """Answer questions by marginalizing over passages, as in the RAG paper.
 
 p(z|x) is the weight that the retriever gives a passage, and p(z|x,y) is the passage's share of the
-answer's likelihood. If they differ, the generator disagrees with the retriever. Answers of
-RAG-Token have such shares for each token.
+answer's likelihood. If they differ, the generator disagrees with the retriever. For RAG-Token, each
+token of an answer has shares p(z|x,y) of its own.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -123,8 +123,8 @@ class MarginalReader(RetrievingReader):
         return [likelihood_by_position[position] for position in range(len(questions))]
 
     def _iter_batches(self, hits: Sequence[Sequence[Hit]]) -> Iterator[tuple[list[int], list[list[Hit]]]]:
-        """Yield the positions and the hits of questions with equally many hits; without hits, a
-        question gets only `CLOSED_BOOK`.
+        """Yield positions and hits of questions that have equally many hits; a question without
+        hits gets the one hit `CLOSED_BOOK`.
         """
         hit_lists = [list(question_hits) or [CLOSED_BOOK] for question_hits in hits]
         for positions in batch_by_key(list(map(len, hit_lists)), self._batch):
@@ -134,8 +134,8 @@ class MarginalReader(RetrievingReader):
     def _answer_batch(
         self, generator: Generator, questions: Sequence[str], hits: Sequence[Sequence[Hit]], timer: AnswerTimer
     ) -> list[Answer]:
-        """Answer questions with equal numbers of passages; the caller ends the stage of
-        generation.
+        """Answer questions with equal numbers of passages; the caller ends the stage `GENERATION`
+        of the timer.
         """
         contexts, scores = self._encode(generator, questions, hits)
         log_prior = self.rag.prior(scores)
@@ -164,7 +164,7 @@ class MarginalReader(RetrievingReader):
         return contexts, torch.tensor(prior_logits, device=contexts.tokens.device)
 
     def _get_prior_logits(self, hits: Sequence[Hit]) -> list[float]:
-        """Return the logits of p(z|x) of a question's passages."""
+        """Return the logits of p(z|x) of the passages of one question."""
         return [hit.score for hit in hits] if self.rag.settings.weighed_by == "scores" else _get_inner_products(hits)
 
 
@@ -197,7 +197,7 @@ def _build_answer(
 
 
 def _decode_token_texts(generator: Generator, tokens: Sequence[int]) -> list[str]:
-    """Return the text that each token adds to the answer; only a character's last token adds
+    """Return the text that each token adds; of several tokens of a character, only the last adds
     text.
     """
     texts: list[str] = []
@@ -208,9 +208,7 @@ def _decode_token_texts(generator: Generator, tokens: Sequence[int]) -> list[str
 
 @contextmanager
 def _enter_evaluation_mode(module: nn.Module) -> Iterator[None]:
-    """Turn dropout off, and restore the mode at the end, because training also generates
-    answers.
-    """
+    """Set evaluation mode for the block, because answers are also generated during training."""
     training_modules = [submodule for submodule in module.modules() if submodule.training]
     module.eval()
     try:
@@ -221,7 +219,7 @@ def _enter_evaluation_mode(module: nn.Module) -> Iterator[None]:
 
 
 class LabelReader(MarginalReader):
-    """A `MarginalReader` that answers with the most likely of several labels."""
+    """A `MarginalReader` that answers with the most likely one of several given labels."""
 
     def __init__(
         self,
@@ -276,7 +274,7 @@ class LabelReader(MarginalReader):
 
 
 def _encode_labels(generator: Generator, words: Sequence[str]) -> list[torch.Tensor]:
-    """Return the (t,) tokens of each label's word as a target.
+    """Return for each label the (t,) tokens of its word as a target.
 
     Raises:
         UsageError: two words have the same tokens.

@@ -27,7 +27,7 @@ from rag_model.store.versions.snapshot import Snapshot
 
 @dataclass(frozen=True, slots=True)
 class ReadingModel:
-    """A model in memory or behind an endpoint; readers over several snapshots can share it."""
+    """A model in memory or behind an endpoint, which readers over several snapshots can share."""
 
     id: str  # id in the store, path of a folder, or `openai:MODEL` for an endpoint
     rag: Rag | None = None  # None: the model has no question encoder
@@ -41,7 +41,7 @@ class ReadingModel:
 
     @property
     def k(self) -> int:
-        """The number of passages per question: as in the RAG training, or the default."""
+        """The number of passages per question: that of a RAG model's training, or the default."""
         return K if self.rag is None else self.rag.settings.k
 
     def open_reader(
@@ -93,7 +93,7 @@ class ReadingModel:
 
 
 def resolve_model_id(store: Store, model: str) -> str:
-    """Return the id of a model as `resolve_rag_id` does; the name of an endpoint's model is its id.
+    """Return the id of a model as `resolve_rag_id` does; for an endpoint, return the model's name.
 
     Raises:
         StoreError: the store has no such model.
@@ -106,8 +106,8 @@ def load_reading_model(store: Store | None, model_id: str, reader: ReaderName, a
     """Load the model with an id that `resolve_model_id` returned; a folder needs no store.
 
     `reader` names the reader that will use the model. For `concat` the model may be only a
-    generator; for `extractive` it is the folder of an extractive model. `asks` is the
-    `passage_encoder` of `load_rag_by_id`.
+    generator; for `extractive` it is the folder of an extractive model. `asks` is passed to
+    `load_rag_by_id` as `passage_encoder`.
 
     Raises:
         StoreError: a file of the model is missing or damaged.
@@ -182,7 +182,7 @@ def open_reader(
     """
     settings = settings or ReaderSettings()
     opened_store = Store.open(store)
-    # reports an invalid expression before the model is resolved
+    # report an invalid expression before the model is looked up
     plan_retriever(snapshot, retriever)
     model_id = resolve_model_id(opened_store, model)
     check_route(settings, model_id)
@@ -193,7 +193,7 @@ def open_reader(
 
 
 def check_route(settings: ReaderSettings, model_id: str) -> None:
-    """Check that the route of the reader `auto` was chosen for a model and for its reader.
+    """Check that the route of the reader `auto` was chosen for this model and its reader.
 
     Raises:
         UsageError: the route was chosen for a different model or reader.
@@ -211,12 +211,12 @@ def open_reading_model(
     readers: Sequence[ReaderName],
     asks: str | None = None,
 ) -> tuple[ReadingModel, SnapshotRetriever]:
-    """Return (the model with an id that `resolve_model_id` returned, the retriever for `readers`).
+    """Load the model with an id from `resolve_model_id`; open the retriever that `readers` need.
 
     Raises:
         BookwheelError: as for `open_reader`.
     """
-    plan_retriever(snapshot, retriever)  # reports an invalid expression before the model is loaded
+    plan_retriever(snapshot, retriever)  # report an invalid expression before the model is loaded
     needs_inner_products = "marginal" in readers
     reading_model = load_reading_model(store, model_id, "marginal" if needs_inner_products else readers[0], asks)
     return reading_model, open_retriever(

@@ -1,4 +1,4 @@
-"""The protocol of readers, and the time that each stage of an answer takes.
+"""The interface of readers, and a timer for the stages of an answer.
 
 Each stage starts when the previous one ends, so the times of the stages add up to the whole time.
 """
@@ -15,18 +15,18 @@ from rag_model.reading.answer import Answer
 from rag_model.retrieve.hits import Hit, Retriever
 
 ReaderName = Literal["marginal", "concat", "extractive", "auto"]
-StopCheck = Callable[[], bool]  # called between tokens; True: no caller waits for the answer
+StopCheck = Callable[[], bool]  # called between tokens; returns True to stop the reader
 # Arguments: position of a question in its batch, new text of its answer.
 TextCallback = Callable[[int, str], None]
 # argument: the hits of all questions, before they are read
 HitsCallback = Callable[[list[list[Hit]]], None]
 
 # The stages of an answer.
-WEIGHTS = "weights"  # answer without passages, for a reader that chooses between both memories
+WEIGHTS = "weights"  # generate an answer without passages, for the reader `auto`
 SEARCH = "search"  # encode the question, search, and read the passages
 ASSEMBLY = "assembly"  # build the inputs of the model: a prompt, or the tokens of each passage
 GENERATION = "generation"  # generate the answer, or choose a label
-EXTRACTION = "extraction"  # find a span, instead of assembly and generation
+EXTRACTION = "extraction"  # find a span; replaces assembly and generation
 CONFIDENCE = "confidence"  # compute the likelihoods that a threshold needs
 STAGES = (WEIGHTS, SEARCH, ASSEMBLY, GENERATION, EXTRACTION, CONFIDENCE)
 
@@ -99,7 +99,7 @@ class Reader(Protocol):
 
 
 def retrieve_hits(retriever: Retriever | None, questions: Sequence[str], k: int) -> list[list[Hit]]:
-    """Return the best `k` hits of each question; raise `UsageError` without a retriever."""
+    """Return the best `k` hits of each question; raise `UsageError` if there is no retriever."""
     if retriever is None:
         raise UsageError("this reader has no retriever: open it with a retriever, or call `answer_from` with hits")
     return retriever.search(questions, k)
@@ -136,7 +136,7 @@ def check_hit_lists(questions: Sequence[str], hits: Sequence[Sequence[Hit]]) -> 
 
 
 class AnswerTimer:
-    """Measures consecutive stages; the times of a repeated stage are added.
+    """Measures consecutive stages; if a stage is repeated, its times are added.
 
     >>> times = iter([0.0, 1.0, 1.5, 4.5])
     >>> timer = AnswerTimer(lambda: next(times))
@@ -159,7 +159,7 @@ class AnswerTimer:
 
 
 def add_stage_seconds(answers: Sequence[Answer], timer: AnswerTimer) -> list[Answer]:
-    """Return the answers of a batch, with an equal share of the batch's seconds added to each."""
+    """Divide a batch's seconds equally among its answers; return answers with these seconds."""
     timed_answers = []
     for answer in answers:
         stage_shares = {stage: seconds / len(answers) for stage, seconds in timer.seconds.items()}
@@ -170,7 +170,7 @@ def add_stage_seconds(answers: Sequence[Answer], timer: AnswerTimer) -> list[Ans
 
 
 def batch_by_key(keys: Sequence[Hashable], batch_size: int) -> Iterator[list[int]]:
-    """Yield the positions of equal keys, at most `batch_size` at once."""
+    """Yield batches of positions with equal keys, of at most `batch_size` positions."""
     positions_by_key: defaultdict[Hashable, list[int]] = defaultdict(list)
     for position, key in enumerate(keys):
         positions_by_key[key].append(position)

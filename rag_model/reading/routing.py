@@ -1,4 +1,4 @@
-r"""Route each question to one of two memories: the weights of the model, or passages.
+r"""Answer each question from one of two sources: the weights of the model, or passages.
 
 The reader `auto` first answers from the weights alone. Let y be the answer without passages, y_z
 the answer from passages, and |y| the number of tokens, including the end token. The weights answer
@@ -11,10 +11,11 @@ in nats per token. The mean over tokens makes short and long answers comparable 
 2021, section 4). With `weights`, no passages are retrieved for a question whose answer is likely
 enough, as in adaptive retrieval (Mallen et al. 2023, section 6), which routes by the popularity of
 an entity, and in FLARE (Jiang et al. 2023, section 3.2), which retrieves for unlikely tokens. With
-`difference`, both answers are generated, and for t = 0 the more likely one is returned.
+`difference`, both answers are generated; with t = 0 the more likely answer is returned.
 
 The threshold t is chosen on questions with known answers (`evaluation.answers.routing`), as Mallen
-et al. choose theirs on a dev set. A threshold applies to one model and one reader.
+et al. choose their threshold on a dev set. A threshold is only valid for the model and the reader
+for which it was chosen.
 """
 
 import json
@@ -69,7 +70,7 @@ class GeneratedAnswer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """The rule by which the weights or the passages answer a question."""
+    """The rule that decides whether a question is answered from the weights or from passages."""
 
     signal: RouteSignal = "difference"
     # Threshold in nats per token: the weights answer if the score is at least this; None: never.
@@ -129,9 +130,9 @@ class Route:
         write_user_file(path, [route_text, "\n"])
 
     def explain_mismatch(self, model: str, reader: str) -> str:
-        """Explain in one sentence why the route does not apply to a model and a reader.
+        """Explain in one sentence why the route is not valid for a model and a reader.
 
-        The sentence is empty if the route applies.
+        The sentence is empty if the route is valid.
         """
         if self.model and self.model != identify_model(model):
             return f"the route was chosen for a model other than {model} ({self.model[:19]}): {CHOOSE_ROUTE}"
@@ -140,7 +141,7 @@ class Route:
         return ""
 
     def score(self, closed_book: GeneratedAnswer, open_book: GeneratedAnswer | None = None) -> float | None:
-        """Return the score of a question from its two answers; None if a likelihood is unknown.
+        """Return the score of a question, from its two answers; None if a likelihood is unknown.
 
         `open_book` is not needed for the signal `weights`.
         """
@@ -158,8 +159,8 @@ class Route:
 
 
 def identify_model(model: str) -> str:
-    """Return the identity of a model: its id in the store or its name at an endpoint, or, for a
-    folder, the digest of its files.
+    """Return what identifies a model: its id in the store, its name at an endpoint, or the digest
+    of the files of a folder.
     """
     folder = Path(model)
     return digest_json(digest_folder(folder)) if folder.is_dir() else model
@@ -173,7 +174,7 @@ def mean_log_likelihood(answer: GeneratedAnswer) -> float | None:
 
 
 class AutoReader(RetrievingReader):
-    """A `Reader` that answers each question from the weights or from passages, by a route."""
+    """A `Reader` that answers questions from the weights or from passages, as a route decides."""
 
     def __init__(self, reader: Reader, route: Route) -> None:
         """Wrap `reader`, which answers with and without passages."""
@@ -236,12 +237,12 @@ class AutoReader(RetrievingReader):
             if answer.text and mean_log_likelihood(answer) is None:
                 raise UsageError(NO_LIKELIHOOD)
         timer.end_stage(WEIGHTS)
-        # Remove the empty passage that the model read, because it does not support the answer.
+        # The model has read an empty passage; remove it, because it does not support the answer.
         bare_answers = [replace(answer, support=(), tokens=(), seconds={}) for answer in answers]
         return add_stage_seconds(bare_answers, timer)
 
     def _list_open_book_positions(self, closed_book: Sequence[Answer]) -> list[int]:
-        """Return the positions of the questions that must be answered from passages too."""
+        """Return the positions of questions that also need an answer from passages."""
         needs_both = self.route.signal != "weights"
         return [
             i
@@ -256,14 +257,14 @@ class AutoReader(RetrievingReader):
         timer: AnswerTimer,
         callbacks: AnswerCallbacks,
     ) -> list[Answer]:
-        """Answer the questions with hits from passages, and choose each answer by the route.
+        """Answer the questions that have hits from passages; choose each answer by the route.
 
         Args:
             closed_book: the answers from the weights.
             hits_by_position: hits of the questions that passages may answer.
             timer: the timer that has measured the retrieval of these hits.
-            callbacks: the callbacks; `on_text` receives fragments of an answer only if this answer
-                will be chosen in any case.
+            callbacks: the callbacks; `on_text` receives fragments of an answer only if it is
+                certain that this answer will be chosen.
         """
         callbacks.send_texts((i, answer) for i, answer in enumerate(closed_book) if i not in hits_by_position)
         positions, on_text = list(hits_by_position), callbacks.on_text

@@ -1,4 +1,4 @@
-"""The settings of readers and of the prompt that contains all passages."""
+"""Settings of readers, and of prompts that contain all passages of a question."""
 
 from collections.abc import Mapping
 from contextlib import suppress
@@ -28,7 +28,7 @@ _SEPARATOR = "---"  # line between instruction and template in a prompt file
 
 @dataclass(frozen=True, slots=True)
 class PromptSettings:
-    """The settings of a prompt with all passages."""
+    """Settings of prompts that contain all passages of a question."""
 
     instruction: str = INSTRUCTION  # system message; may be empty
     # The user message, with {question} and {context}. {dated_context} instead of {context} adds the
@@ -57,8 +57,8 @@ class PromptSettings:
 
     @property
     def is_dated(self) -> bool:
-        """Whether titles are followed by the day of the revision."""
-        with suppress(ValueError):  # an invalid template, which `check_template` reports
+        """Whether the day of a page's revision follows its title."""
+        with suppress(ValueError):  # `check_template` reports an invalid template
             return any(name == _DATED_CONTEXT for _, name, _, _ in Formatter().parse(self.template))
         return False
 
@@ -75,7 +75,7 @@ class PromptSettings:
 
 
 def read_prompt(path: Path, **settings: Any) -> dict[str, Any]:
-    """Return `settings` for `PromptSettings`, plus the instruction and the template from a file.
+    """Return arguments of `PromptSettings`: `settings`, and instruction and template from a file.
 
     The file contains the instruction, a line `---`, and the user message. Without such a line, the
     whole file is the user message and there is no instruction. A byte order mark and trailing
@@ -137,11 +137,12 @@ class ReaderSettings:
     decoding: DecodingSettings = field(default_factory=DecodingSettings)
     # settings of the reader `concat`
     concat: PromptSettings = field(default_factory=PromptSettings)
-    # Word that the model generates for each label; empty: the model writes its answers.
+    # By label, the word that the model generates for it; empty: the model writes its answers
+    # freely.
     labels: Mapping[str, str] = field(default_factory=dict)
     # threshold below which answers are withheld; None: return every answer
     threshold: Threshold | None = None
-    # signal to measure without a threshold; None: the threshold's signal
+    # signal to measure if there is no threshold; otherwise the threshold's signal is measured
     signal: Signal | None = None
     route: Route | None = None  # route of the reader `auto`; None: the default route
 
@@ -151,13 +152,13 @@ class ReaderSettings:
         return self.signal if self.threshold is None else self.threshold.signal
 
     def reader_for(self, model: str) -> ReaderName:
-        """Return the name of the reader for a model; for `auto`, of the reader that answers from
-        passages.
+        """Return the name of the reader for a model; for `auto`, the name of the reader with which
+        it answers from passages.
 
         Raises:
             UsageError: the settings need likelihoods or spans, which a model behind an endpoint
-                does not compute, labels are given for a reader other than `marginal`, or a
-                threshold or prompt settings do not apply to `auto`.
+                does not compute; labels are given for a reader other than `marginal`; or `auto` is
+                given a threshold or prompt settings that it cannot use.
         """
         is_endpoint = model.startswith(ENDPOINT_PREFIX)
         if self.labels and (is_endpoint or self.reader not in (None, "marginal")):

@@ -1,6 +1,6 @@
 """An MCP (Model Context Protocol) server over standard input and output: `bookwheel serve --mcp`.
 
-Agents call its tools `search`, `passage` and `snapshot`, which have the limits of the HTTP service.
+Agents call its tools `search`, `passage` and `snapshot`. The limits are those of the HTTP service.
 Standard output carries only messages of the protocol; anything else that this process and its
 children print there goes to standard error.
 """
@@ -36,10 +36,10 @@ from rag_model.store.versions.manifest import PartEntry
 from rag_model.store.versions.snapshot import Snapshot
 
 _LOG = logging.getLogger(__name__)
-_POLL_SECONDS = 0.05  # time between two checks whether a snapshot is loaded
+_POLL_SECONDS = 0.05  # seconds between two checks whether a snapshot is loaded
 _MAX_PAGE_DIGITS = 20  # a longer number is not a page id
 _MAX_QUOTED = 80  # characters of an id that an error message repeats
-_MAX_ID_LENGTH = 1_000  # characters; no corpus has longer ids
+_MAX_ID_LENGTH = 1_000  # maximum characters of an id; no corpus has longer ids
 _ADVICE_BY_TYPE = {  # text for each type of pydantic's errors
     "missing": "is missing: give it",
     "extra_forbidden": "is not an argument of this tool: leave it out",
@@ -153,7 +153,7 @@ def _read_passage(service: Service, passage_id: str) -> dict[str, Any]:
 
 
 async def _wait_until_ready(service: Service) -> None:
-    """Wait for the first snapshot, because agents call a tool as soon as the server runs.
+    """Wait for the first snapshot, because agents call a tool once the server has started.
 
     Raises:
         UsageError: No snapshot is loaded within the time limit of a request.
@@ -206,7 +206,7 @@ def run(target: FollowedRef | PulledFolder, settings: ServiceSettings) -> None:
 
     Raises:
         StoreError: There is no such snapshot, or nothing was pulled to the folder.
-        UsageError: The snapshot lacks an index.
+        UsageError: The snapshot does not have an index that the settings name.
     """
     prepare_process()
     target.check()
@@ -265,7 +265,7 @@ async def _serve_mcp(target: FollowedRef | PulledFolder, settings: ServiceSettin
 
 
 async def _end_by_signal(service: Service) -> None:
-    """Exit at the first signal, without waiting for the thread that blocks on standard input."""
+    """Exit at the first signal; do not wait for the thread that reads standard input."""
     with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as received_signals:
         async for _ in received_signals:
             service.close()
@@ -285,8 +285,8 @@ class LocatedPassage:
 def locate_passage(snapshot: Snapshot, passage_id: str) -> LocatedPassage:
     """Return the passage with this id, and the ids of its neighbours.
 
-    Only parts that may hold the page or document are read. Imported snapshots are not sorted by id,
-    so all of their parts are read.
+    Only parts that may contain the page or document are read. Imported snapshots are not sorted by
+    id, so all of their parts are read.
 
     Raises:
         NotFoundError: The snapshot has no such passage.
@@ -309,7 +309,7 @@ def locate_passage(snapshot: Snapshot, passage_id: str) -> LocatedPassage:
 
 
 def _is_text(passage_id: str) -> bool:
-    """Whether an id can be encoded as UTF-8; an id with a lone surrogate belongs to no passage."""
+    """Return whether an id can be encoded as UTF-8; otherwise no passage has this id."""
     try:
         passage_id.encode()
     except UnicodeEncodeError:
@@ -338,7 +338,7 @@ def _find_row_in_part(snapshot: Snapshot, part_name: str, passage_id: str) -> in
 
 
 def _create_part_filter(snapshot: Snapshot, passage_id: str) -> Callable[[PartEntry], bool]:
-    """Return a predicate that tests whether a part's range of ids may include the passage."""
+    """Return a function that tells whether a part may contain the passage, by its range of ids."""
     corpus_kind, (page, separator, _) = snapshot.manifest.content.corpus.get("kind"), passage_id.rpartition(":")
     if corpus_kind == "wiki" and separator and page.isdecimal() and len(page) < _MAX_PAGE_DIGITS:
         page_key = int(page)

@@ -57,7 +57,7 @@ _START_POLL_SECONDS = 0.05
 
 @dataclass(frozen=True, slots=True)
 class BindSettings:
-    """Where a service listens, and who may connect."""
+    """Addresses at which a service listens, and settings of who may connect."""
 
     host: str
     port: int  # 0: a free port
@@ -90,22 +90,22 @@ def run(
         target: The ref or the pulled folder to serve.
         settings: The service's settings.
         bind_settings: Where to listen, and who may connect.
-        evaluation_questions: The evaluation's questions; drift is the distance from these.
+        evaluation_questions: The questions of the evaluation; drift is the distance from them.
         on_listening: Called with the URLs once connections are accepted, which may be long before
             the first snapshot is loaded.
         on_ready: Called with the URLs once the first snapshot is served.
         link: A worker's link to the supervisor, with the listening sockets.
-        probe_questions: Questions by whose answers the drift of the model is measured.
+        probe_questions: Questions that the model is asked repeatedly, to measure its drift.
 
     Raises:
         StoreError: The store has no such snapshot, or it is unreachable and no snapshot of this ref
-            is on the disk.
-        UsageError: An address is in use, the tokens or the certificate are unusable, or the
-            snapshot lacks an index.
+            was pulled before.
+        UsageError: An address is in use, the tokens or the certificate cannot be used, or the
+            snapshot does not have an index that the settings name.
         RefusedError: The vector space of the model's question encoder is not the snapshot's.
     """
     prepare_process("" if link is None else f"worker {link.index}: ")
-    logging.getLogger("uvicorn").setLevel(logging.ERROR)  # its warnings are about clients' faults
+    logging.getLogger("uvicorn").setLevel(logging.ERROR)  # it warns of mistakes of clients
     _raise_file_limit()
     if ANY_HOST in settings.allowed_hosts and (link is None or link.is_leader):
         _LOG.warning(
@@ -160,7 +160,7 @@ def run(
         service.start()
         try:
             while link is not None and link.is_restarted and not (service.is_ready or link.stop_signals):
-                time.sleep(_START_POLL_SECONDS)  # the other workers answer meanwhile
+                time.sleep(_START_POLL_SECONDS)  # the other workers already answer
             server.run(sockets=[listener])
         finally:
             service.close()
@@ -181,7 +181,7 @@ def _share_state(link: WorkerLink, service: Service, metrics: ServiceMetrics) ->
 
 
 def resolve_allowed_hosts(host: str, given_hosts: Sequence[str]) -> tuple[str, ...]:
-    """Return the given host names, or any host unless only this machine can connect."""
+    """Return the given host names, or else any host, unless only this machine can connect."""
     if given_hosts:
         return tuple(given_hosts)
     is_loopback = host.startswith("127.") or host in LOOPBACK or f"[{host}]" in LOOPBACK
@@ -196,5 +196,5 @@ def get_default_dest(url: str) -> Path:
 def _raise_file_limit() -> None:
     """Raise the limit of file descriptors to its maximum, for many connections."""
     hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    with suppress(ValueError, OSError):  # some systems allow less than they report
+    with suppress(ValueError, OSError):  # some systems allow fewer than they report
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))

@@ -1,4 +1,4 @@
-"""Set up the process of a service: logging, supervised threads, and numbers of compute threads."""
+"""Set up the process of a service: logging, supervised threads, and number of compute threads."""
 
 import gc
 import logging
@@ -19,7 +19,7 @@ from rag_model.serving.settings import ServiceSettings
 from rag_model.untrusted_text import escape_controls
 
 _MAX_SEARCH_WORKERS = 4
-_LONE_THREADS = 2  # one question has too few tokens to keep more threads busy
+_LONE_THREADS = 2  # a single question has too few tokens for more threads
 _ENDPOINT_WORKERS = 8  # concurrent batches that wait for a remote model
 THREAD_NAMES = ("search", "retrieve", "answer", "follower", "quality", "overrides", "probes", "worker")
 _TORCH_THREADS_LOCK = threading.Lock()
@@ -29,20 +29,21 @@ _LOG = logging.getLogger(__name__)
 _RESTART_PAUSE = 0.1  # seconds before the first restart; doubled after each further death
 _MAX_RESTART_PAUSE = 30.0  # seconds
 _HEALTHY_SECONDS = 60.0  # run time after which the restart pause is reset
-# Seconds between thread switches. At Python's default of 5 ms, requests wait for one thread.
+# Seconds between thread switches. With Python's default of 5 ms, requests would wait too long for
+# another thread.
 _SWITCH_INTERVAL = 0.001
-_MIN_CPU_SHARE = 0.75  # CPU time over wall time of the calling thread; 0.95 on idle cores
-# Number of requests with the usual threads before more threads are tried again: after the first
-# slow request, and at most.
+_MIN_CPU_SHARE = 0.75  # of CPU time in wall time of the calling thread; 0.95 on idle cores
+# Number of requests with the usual threads before more threads are tried again: first value and
+# maximum.
 _FIRST_BACKOFF, _MAX_BACKOFF = 4, 128
 
 
 class SupervisedThread:
-    """A thread that is restarted when it dies, until it returns or is joined.
+    """A thread that is restarted whenever it dies of an exception, until it returns or is joined.
 
     Every death is logged and counted, and `/readyz` reports it until the restart. All exceptions
-    are caught, because native libraries raise some that are not an `Exception`: a Rust panic is a
-    `BaseException`.
+    are caught, including those that are not an `Exception`, such as a Rust panic of a native
+    library, which is a `BaseException`.
     """
 
     def __init__(
@@ -51,7 +52,7 @@ class SupervisedThread:
         run: Callable[[], None],
         on_death: Callable[[str], None] = lambda name: None,
     ) -> None:
-        """Prepare the thread; `on_death` receives its name at each death, and may be set later."""
+        """Prepare the thread; `on_death` gets its name at each death, and may be set later."""
         self.name, self.on_thread_death, self._run = name, on_death, run
         self._is_ending = threading.Event()
         self._problem = ""
@@ -59,7 +60,7 @@ class SupervisedThread:
 
     @property
     def problem(self) -> str:
-        """A sentence on why the thread does not run; empty if it runs or was not started yet."""
+        """Why the thread does not run, in one sentence; empty if it runs or was not started yet."""
         if self._problem or self._thread.ident is None or self._thread.is_alive():
             return self._problem
         return f"the thread {self.name} has ended"
@@ -69,7 +70,7 @@ class SupervisedThread:
         self._thread.start()
 
     def join(self) -> None:
-        """Wait until the thread ends; it is not restarted."""
+        """Wait until the thread ends; it is not restarted any more."""
         self._is_ending.set()
         if self._thread.ident is not None:
             self._thread.join()
@@ -94,12 +95,12 @@ class SupervisedThread:
 
 
 def limit_compute_threads(threads: int) -> None:
-    """Set how many threads faiss and torch use for computations of the calling thread."""
+    """Set how many threads faiss and torch use for what the calling thread computes."""
     faiss.omp_set_num_threads(threads)
     with _TORCH_THREADS_LOCK:
-        # the number also applies to threads that have not read it yet
+        # torch applies the number also to other threads that have not read it yet
         torch.set_num_threads(threads)
-        torch.get_num_threads()  # reading it fixes the number for the calling thread
+        torch.get_num_threads()  # reading the number fixes it for the calling thread
 
 
 def set_lowest_priority() -> None:
@@ -110,7 +111,7 @@ def set_lowest_priority() -> None:
 
 
 class _SafeFormatter(logging.Formatter):
-    """Masks secrets, and escapes control characters, which names from a store may contain.
+    """Masks secrets, and escapes the control characters that names from a store may contain.
 
     Without this filter, a line break in a name could forge a record of the log.
     """
@@ -150,12 +151,12 @@ class LoneRequestThreads:
 
     Compute threads synchronise after every layer. If another program keeps a core busy, two threads
     take several times as long as one. The calling thread notices a busy core by its own low CPU
-    share. It then uses the usual number of threads for the next 4 requests. After each further slow
-    try, it does so for twice as many requests, up to 128.
+    share. It then uses the usual number of threads for the next 4 requests. If the next try is slow
+    too, it does so for twice as many requests, up to 128.
     """
 
     def __init__(self, usual_threads: int, lone_threads: int) -> None:
-        """Use `lone_threads` inside `apply`, and `usual_threads` outside and during a backoff."""
+        """Use `lone_threads` inside `apply`, but `usual_threads` outside and during a backoff."""
         self._usual_threads, self._lone_threads = usual_threads, lone_threads
         self._backoff = 0  # remaining requests with the usual threads
         self._next_backoff = _FIRST_BACKOFF
@@ -176,7 +177,7 @@ class LoneRequestThreads:
             limit_compute_threads(self._usual_threads)
 
     def record_times(self, cpu_seconds: float, seconds: float) -> None:
-        """Start a backoff if the CPU time of a request was too small a share of its wall time."""
+        """Start a backoff if a request got the CPU for too small a share of its wall time."""
         is_slow = cpu_seconds < _MIN_CPU_SHARE * seconds
         self._backoff = self._next_backoff if is_slow else 0
         self._next_backoff = min(2 * self._next_backoff, _MAX_BACKOFF) if is_slow else _FIRST_BACKOFF
@@ -200,7 +201,7 @@ def count_answer_workers(settings: ServiceSettings, model: str | None) -> int:
 def count_answer_threads(settings: ServiceSettings, model: str | None) -> int:
     """Return the number of compute threads of an answer batch.
 
-    By default all cores: the first token waits for the whole prompt to be read.
+    By default all cores are used, because no token is generated before the whole prompt is read.
     """
     return settings.threads or max(1, count_cores() // count_answer_workers(settings, model))
 

@@ -41,19 +41,19 @@ from rag_model.serving.workers import EXCHANGE_SECONDS, WorkerLink
 # A large request is cut into chunks of a quarter of a full batch, so that other clients wait less
 # for their turn. The time per query on a CPU is the same for 16 queries as for 64.
 _CHUNKS_IN_BATCH = 4
-# After a small request, large ones use one worker fewer for this time, because the client of the
-# small request may send another one.
+# For this time after a small request, large requests use one worker fewer, because the client may
+# send another small request.
 _RESERVE_SECONDS = 1.0
 _RESERVE_CHECK_SECONDS = 0.05
 _FULL_QUEUE_SECONDS = 0.05  # seconds between two attempts to enter a full queue
-# How long a request waits for a snapshot that is being opened. A name that another worker has to
-# look up takes three exchanges of messages, and the rest is time for the look-up.
+# How long a request waits for a snapshot that is being opened. If another worker has to look up the
+# name, this takes three exchanges of messages; the rest is time for the look-up.
 _OPENING_SECONDS = 10 * EXCHANGE_SECONDS
 _OPENING_CHECK_SECONDS = 0.02
 
 
 class Service:
-    """Answers requests from the snapshot that a ref names at the time."""
+    """Answers requests from the snapshot that a ref names at the time of the request."""
 
     def __init__(
         self,
@@ -70,9 +70,9 @@ class Service:
             target: The ref or the folder to serve.
             settings: Limits, batch sizes and polling.
             observer: Receives the service's events.
-            on_fatal: Called with the error if nothing can be served.
-            tracer: Records a trace of each request; None records none.
-            link: The worker's link to the other workers; None for a single process.
+            on_fatal: Called with the error if no snapshot can be served.
+            tracer: Records a trace of each request; None: no traces.
+            link: The link of this worker to the other workers; None for a single process.
         """
         self.target, self.settings = target, settings or ServiceSettings()
         self.observer = observer or Observer()
@@ -80,8 +80,8 @@ class Service:
         self.slot = self._create_slot(link)
         self.pins = PinnedSnapshots(self.slot, self.settings)
         self.follower = self._create_follower(on_fatal, link)
-        # Chunks of large requests have threads of the lowest priority, so that they delay no small
-        # request.
+        # Chunks of large requests are searched by threads of the lowest priority, so that they do
+        # not delay small requests.
         self._chunk_batcher = self._create_search_batcher("retrieve", set_lowest_priority)
         threads = count_search_threads(self.settings)
         self._lone_threads = LoneRequestThreads(threads, count_lone_threads(self.settings))
@@ -116,8 +116,8 @@ class Service:
 
         A large request is cut into chunks, which wait in a separate queue and are searched by
         threads of the lowest priority. These threads leave a core free while other clients send
-        small requests. While the queue is full, chunks wait outside of it. The time limit applies
-        to each chunk, so a large request may take longer as long as it makes progress.
+        small requests. If the queue is full, chunks wait until there is space. The time limit
+        applies to each chunk, so a large request may take longer if it makes progress.
 
         Raises:
             BookwheelError: See `search`.
@@ -194,7 +194,7 @@ class Service:
     async def hold(self, name: str | None) -> AsyncIterator[LoadedSnapshot]:
         """Hold a snapshot open, by its id or as `ref@number`; None means the current one.
 
-        Wait a moment for a snapshot that is being opened, since it may not even exist.
+        If the snapshot is being opened, wait only a moment, because it may not even exist.
 
         Raises:
             BookwheelError: See `PinnedSnapshots.hold`.
@@ -211,7 +211,8 @@ class Service:
         try:
             yield loaded_snapshot
         finally:
-            # Another thread closes the snapshot's files, which takes too long for the event loop.
+            # The snapshot's files are closed in another thread, because this takes too long for the
+            # event loop.
             self.slot.release(loaded_snapshot, partial(asyncio.get_running_loop().run_in_executor, None))
 
     async def answer(
@@ -245,18 +246,18 @@ class Service:
         self.slot.close()
         if self.tracer is not None:
             notify(self.tracer.close)
-        notify(self.observer.close)  # before the model, which an override check may still call
+        notify(self.observer.close)  # an override check may still call the model
         if current is not None and current.model is not None:
             current.model.close()
 
     @property
     def is_ready(self) -> bool:
-        """Whether a snapshot is loaded, all threads run, and the service is not shutting down."""
+        """Whether a snapshot is loaded, all threads run and the service is not shutting down."""
         return self.slot.served_ref is not None and not self.is_draining and not self.thread_problem
 
     @property
     def thread_problem(self) -> str:
-        """A sentence that names a thread that does not run, and why; empty if all run."""
+        """Which thread does not run, and why, in one sentence; empty if all threads run."""
         batcher_threads = (thread for batcher in self._batchers for thread in batcher.threads)
         threads = (*batcher_threads, self.follower.thread, *self.observer.threads)
         return next((thread.problem for thread in threads if thread.problem), "")

@@ -1,12 +1,14 @@
-"""Serve from several processes: a supervisor starts them, and restarts one that dies.
+"""Serve from several processes: a supervisor starts them, and restarts a process that dies.
 
-All workers accept connections from one listening socket and map the same index files, so that these
-are in memory once. Worker 0, the leader, follows the ref and pulls new snapshots. Once all workers
-have opened a snapshot, a number in shared memory switches them to it at the same moment. The
-supervisor forwards messages between the leader and the other workers. The supervisor loads no
-models or indexes, so a fault that ends a worker does not end the service.
+All workers accept connections from one listening socket. They map the same index files, which are
+therefore in memory only once. Worker 0, the leader, follows the ref and pulls new snapshots. When
+all workers have opened a snapshot, a number in shared memory is increased, which switches all of
+them to the snapshot at the same moment. The supervisor forwards messages between the leader and the
+other workers. The supervisor itself loads no models or indexes, so a crash that ends a worker does
+not end the service.
 
-This module imports no libraries of models, indexes or HTTP, to keep the supervisor small.
+This module imports no libraries for models, indexes or HTTP, so that the supervisor takes little
+memory.
 """
 
 import errno
@@ -35,7 +37,7 @@ from rag_model.secrets import mask_secrets
 
 _LOG = logging.getLogger(__name__)
 _LAST_PORT = 65_535
-EXCHANGE_SECONDS = 0.2  # longest time until a process handles a message of another one
+EXCHANGE_SECONDS = 0.2  # maximum time until a process handles a message of another process
 _STOP_SECONDS = 60.0  # time to shut down before a worker is killed
 _FIRST_PAUSE, _LAST_PAUSE = 0.1, 30.0  # seconds before a restart; doubled each time
 _HEALTHY_SECONDS = 60.0  # run time after which the restart pause is reset
@@ -49,7 +51,7 @@ Message = dict[str, Any]
 
 
 def open_listener(host: str, port: int, option: str = "--port") -> socket.socket:
-    """Open a listening socket; port 0 takes a free port, and errors mention `option`.
+    """Open a listening socket; port 0 takes a free port, and error messages name `option`.
 
     Raises:
         UsageError: The address is in use, or is not an address of this machine.
@@ -92,7 +94,7 @@ class WorkerLink:
         *,
         is_restarted: bool,
     ) -> None:
-        """Store what the supervisor passes to a new worker.
+        """Store the arguments, which the supervisor passes to a new worker.
 
         Args:
             index: The worker's index; worker 0 is the leader.
@@ -108,13 +110,13 @@ class WorkerLink:
         self.metrics_folder, self.is_restarted = metrics_folder, is_restarted
 
     def start(self) -> None:
-        """Begin to receive messages; call it once, in the worker."""
+        """Begin to receive messages; the worker calls this once."""
         self._send_lock = threading.Lock()
         self.inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self.replies: queue.SimpleQueue[Message] = queue.SimpleQueue()  # replies to `open`
-        self.stop_signals: list[int] = []  # in the order of their arrival
-        self.process_ids: list[int] = [os.getpid()]  # supervisor and all workers
-        self.on_tick: Callable[[], None] = lambda: None  # called at this interval
+        self.stop_signals: list[int] = []  # in the order in which they arrived
+        self.process_ids: list[int] = [os.getpid()]  # of the supervisor and all workers
+        self.on_tick: Callable[[], None] = lambda: None  # called at intervals of `EXCHANGE_SECONDS`
         threading.Thread(target=self._receive, name="link", daemon=True).start()
 
     @property
@@ -132,7 +134,7 @@ class WorkerLink:
         self._numbers[0] = number
 
     def record_connections(self, n_connections: int) -> bool:
-        """Record how many connections are open; return whether another worker has clearly fewer.
+        """Record how many connections this worker has; return whether another has clearly fewer.
 
         Differences of up to an eighth are ignored, so that a busy worker need not wait for others.
         """
@@ -183,7 +185,7 @@ def _run_worker(serve: Callable[[WorkerLink], None], link: WorkerLink, cores: in
 
 @dataclass(slots=True)
 class _Worker:
-    """A worker's process and connection in the supervisor; times are monotonic."""
+    """A worker as the supervisor sees it: process, connection, and monotonic start time."""
 
     index: int
     process: BaseProcess
@@ -196,7 +198,7 @@ class _Worker:
 
 
 class Supervisor:
-    """Start workers, forward their messages, and restart those that die."""
+    """Starts workers, forwards their messages, and restarts workers that die."""
 
     def __init__(
         self,
@@ -210,8 +212,8 @@ class Supervisor:
 
         Args:
             n_workers: Number of workers.
-            serve: Serves in a worker until a signal arrives. `serve` must be a function of a
-                module, because the worker imports it.
+            serve: Function that serves in a worker until a signal arrives. `serve` must be a
+                function of a module, because the worker imports it.
             listeners: The listening sockets of the service and of its health port.
             on_listening: Called once the first worker accepts connections.
             on_ready: Called once all workers serve the first snapshot.
@@ -227,10 +229,10 @@ class Supervisor:
         self._stop_time: float | None = None
         self._first_error: BookwheelError | None = None
         self._open_number = 0
-        # `open` message, and indexes of the workers that have not opened its snapshot
+        # an `open` message, and the indexes of the workers that have not opened its snapshot yet
         self._opening: tuple[Message, set[int]] | None = None
         self._current: Message | None = None  # `open` message of the current snapshot
-        self._state: Message | None = None  # last state of the leader
+        self._state: Message | None = None  # the last state that the leader sent
 
     def run(self) -> None:
         """Serve until a signal arrives and all workers have ended.
@@ -350,7 +352,7 @@ class Supervisor:
         self._finish_opening(message.get("error"))
 
     def _finish_opening(self, error: dict[str, str] | None = None) -> None:
-        """Tell the leader that all workers have opened a snapshot, or that one of them cannot."""
+        """Tell the leader that all workers have opened the snapshot, or why one cannot open it."""
         if self._opening is None or (self._opening[1] and error is None):
             return
         opening, self._opening = self._opening[0], None
@@ -369,7 +371,7 @@ class Supervisor:
     def _handle_death(self, worker: _Worker) -> None:
         index, exit_code = worker.index, worker.process.exitcode or 0
         del self._workers[index]
-        self._numbers[1 + index] = 2**63  # a dead worker never has fewer connections
+        self._numbers[1 + index] = 2**63  # so high that a dead worker never has fewer
         for file in self._metrics_folder.glob(f"gauge_live*_{worker.process.pid}.db"):
             file.unlink()
         worker.connection.close()
@@ -417,14 +419,14 @@ def supervise(
 
     Args:
         n_workers: Number of processes that answer.
-        serve: Serves in a worker; see `Supervisor`.
-        address: Host, port, and the port for health checks, or None for none.
+        serve: Function that serves in a worker; see `Supervisor`.
+        address: Host, port, and the port for health checks (None: no such port).
         on_listening: Called with the URLs of both ports once connections are accepted.
         on_ready: Called with the same URLs once the first snapshot is served.
         scheme: `http` or `https`.
 
     Raises:
-        UsageError: An address is in use, or the workers' settings are wrong.
+        UsageError: An address is in use, or the settings of the workers are wrong.
         BookwheelError: The first snapshot cannot be served.
     """
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")

@@ -1,4 +1,4 @@
-"""Complete prompts with a model in memory or behind an HTTP API.
+"""Let a model complete prompts, either in memory or behind an HTTP API.
 
 writer            the `Writer` protocol, `Prompt` and `Completion`; removal of reasoning
 local             a generator in this process

@@ -35,7 +35,7 @@ class KeyMask:
         self._key, self._pending = key if len(key) >= MIN_KEY_LENGTH else "", ""
 
     def feed(self, fragment: str) -> str:
-        """Return the new masked text, except an end that may be the beginning of the key.
+        """Return the new text, masked; hold back an end that may be the beginning of the key.
 
         >>> mask = KeyMask("sk-0123456789abcdef")
         >>> mask.feed("it is sk-0123"), mask.feed("456789abcdef."), mask.finish()
@@ -50,13 +50,13 @@ class KeyMask:
         return text.removesuffix(self._pending)
 
     def finish(self) -> str:
-        """Return the end of the text that was held back."""
+        """Return the end of the text, which `feed` has held back."""
         pending_text, self._pending = self._pending, ""
         return pending_text
 
 
 class EventParser:
-    """Splits a stream of bytes into the data of its events."""
+    """Splits a stream of bytes into the data of the server-sent events in it."""
 
     def __init__(self) -> None:
         """Create a parser for one stream."""
@@ -93,7 +93,7 @@ class EventParser:
 
 @dataclass(slots=True)
 class ChatReply:
-    """The part of a completion that has arrived, with the API key masked."""
+    """The part of a completion that has arrived so far, with the API key masked."""
 
     mask: KeyMask = field(default_factory=KeyMask)  # mask of the API key
     parts: list[str] = field(default_factory=list)  # text fragments
@@ -105,7 +105,7 @@ class ChatReply:
     tools: list[str] = field(default_factory=list)  # names of the tools that the model called
     has_begun: bool = False  # whether the model has written anything, including reasoning
     _reasoning: ReasoningFilter = field(default_factory=ReasoningFilter)
-    # whether reasoning is in a separate field, or only in the token counts
+    # whether the endpoint sent reasoning in a separate field, or only counted its tokens
     _has_hidden_reasoning: bool = False
 
     @property
@@ -120,13 +120,13 @@ class ChatReply:
 
     @property
     def ended(self) -> bool:
-        """Whether the model itself ended the text, not a length limit or a filter."""
+        """Whether the model itself ended the text, instead of a length limit or a filter."""
         return self.reason not in {"length", "content_filter"}
 
     @property
     def log_likelihood(self) -> float | None:
         """Log-likelihood of the completion in nats, including the end token if it was sent; None if
-        a token lacks a likelihood, or if the sum would include reasoning.
+        a token has no likelihood, or if the sum would include reasoning.
 
         llama.cpp streams no likelihood for a token that ends inside a character.
         """
@@ -137,8 +137,8 @@ class ChatReply:
         return sum(token_log_probs) if n_missing <= (self.reason == "stop") else None
 
     def add_event(self, data: str) -> str:
-        """Add one event, or a whole reply; return the new text, except an end that may be part of
-        the key.
+        """Add one event, or a whole reply; return the new text, but hold back an end that may be
+        part of the key.
 
         Raises:
             ValueError: the event is not JSON.
@@ -163,7 +163,7 @@ class ChatReply:
         return self._append_text(self.mask.feed(self._reasoning.feed(content)))
 
     def flush(self) -> str:
-        """Return the text that was held back."""
+        """Return the rest of the text, which `add_event` has held back."""
         return self._append_text(self.mask.feed(self._reasoning.finish()) + self.mask.finish())
 
     def _record_reasoning_and_tools(self, message: Mapping[str, Any]) -> None:
@@ -185,7 +185,7 @@ class ChatReply:
         if usage:
             prompt_tokens = _read_count(usage.get("prompt_tokens"))
             completion_tokens = _read_count(usage.get("completion_tokens"))
-            # Some servers send zeros until the end, or if they do not count tokens.
+            # Some servers send zeros until the last event, or always, if they do not count tokens.
             if prompt_tokens and completion_tokens is not None:
                 self.usage = (prompt_tokens, completion_tokens)
             usage_details = usage.get("completion_tokens_details")

@@ -1,4 +1,4 @@
-"""Settings of an endpoint: generation, limits of time and size, and prices."""
+"""Settings of an endpoint: how it generates, limits of time and size, and prices."""
 
 import math
 import os
@@ -10,8 +10,8 @@ from typing import Any, Literal, Self
 from rag_model.endpoint import LLM_PREFIX
 from rag_model.errors import UsageError
 
-CHAT_TEMPLATE_TOKENS = 32  # maximum tokens of a chat template around two messages
-_DEFAULT_NEW_TOKENS = 4_096  # models that reason generate some thousand tokens before the answer
+CHAT_TEMPLATE_TOKENS = 32  # maximum tokens that a chat template adds around two messages
+_DEFAULT_NEW_TOKENS = 4_096  # some models generate thousands of tokens of reasoning
 _REPLY_BYTES_PER_TOKEN = 1_024  # bytes of a stream per token; an event with one token has about 300
 _NUMBER_FIELDS = ("context", "concurrency", "tries", "whole_seconds", "first_seconds", "connect_seconds")
 _BOOLEANS = {"yes": True, "true": True, "1": True, "no": False, "false": False, "0": False}
@@ -71,7 +71,7 @@ class ChatSettings:
     # connection
     concurrency: int = 4  # maximum number of concurrent requests
     tries: int = 4  # maximum number of attempts per request, including the first
-    # Wait before the second attempt; doubled for each later attempt, with jitter.
+    # Wait before the second attempt; doubled for each later attempt, and randomized.
     backoff_seconds: float = 0.5
     connect_seconds: float = 10.0  # maximum time to establish a connection
     # Maximum time until the first text; the server may have to load the model.
@@ -84,7 +84,7 @@ class ChatSettings:
         """Check the settings.
 
         Raises:
-            UsageError: a limit is not above 0, or the answer leaves no room for a prompt.
+            UsageError: a limit is not above 0, or the maximum answer takes the whole context.
         """
         positive_fields = (*_NUMBER_FIELDS, "max_new_tokens", "max_reply_bytes")
         for name in positive_fields:

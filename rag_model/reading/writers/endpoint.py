@@ -36,16 +36,16 @@ from rag_model.reading.writers.chat_settings import CHAT_TEMPLATE_TOKENS, ChatSe
 from rag_model.reading.writers.writer import Completion, Prompt, describe_missing_answer
 from rag_model.tokenizer import explain_tokenizer_errors, load_tokenizer_file
 
-# If a server counts a smaller share of a prompt's tokens, it has truncated the prompt.
+# If a server counts less than this share of a prompt's tokens, it has truncated the prompt.
 _MIN_READ_SHARE = 0.8
 OnText = Callable[[str], None]
 
 
 class EndpointWriter:
-    """A `Writer` over a chat-completions endpoint. Thread-safe; `close` ends its connections."""
+    """A `Writer` with a chat-completions endpoint. Thread-safe; `close` closes the connections."""
 
     def __init__(self, model: str, settings: ChatSettings | None = None, endpoint: Endpoint | None = None) -> None:
-        """Prepare requests for `model`, the endpoint's name of the model; nothing is sent yet.
+        """Prepare requests for `model`, the name that the endpoint uses; nothing is sent yet.
 
         Raises:
             UsageError: the address, key or proxy in the environment is invalid, or the model has no
@@ -65,7 +65,7 @@ class EndpointWriter:
 
     @property
     def id(self) -> str:
-        """The name of the model with the prefix of endpoints, as a user gives it."""
+        """The name of the model as a user gives it, with the prefix `openai:`."""
         return f"{ENDPOINT_PREFIX}{self.model}"
 
     @property
@@ -76,14 +76,15 @@ class EndpointWriter:
     @property
     def decides(self) -> dict[str, Any]:
         """The settings that determine this writer's answers, for memo keys; without the API key."""
-        # A sampled answer must not be reused, so the id of this object becomes part of the key.
+        # A sampled answer must not be reused, so the id of this object is made part of the memo
+        # key.
         instance_fields = {} if self.settings.is_repeatable else {"once": self._instance_id}
         return {**describe_endpoint(self.model, self.settings, self.endpoint), **instance_fields}
 
     @explain_tokenizer_errors()
     def count_tokens(self, texts: Sequence[str]) -> list[int]:
-        """Count the tokens of each text with the model's tokenizer; without it, count bytes, an
-        upper bound.
+        """Count the tokens of each text with the model's tokenizer; without a tokenizer, return the
+        number of bytes, which is an upper bound.
         """
         if self._tokenizer is None:
             return [len(text.encode("utf-8", "replace")) for text in texts]
@@ -169,7 +170,7 @@ class EndpointWriter:
         return AnswerProblem("empty", "the model generated nothing: ask again, or choose another model")
 
     def _detect_truncation(self, prompt: Prompt, reply: ChatReply) -> AnswerProblem | None:
-        """Return a problem if the endpoint counted far fewer tokens than the prompt has, else
+        """Return a problem if the endpoint counted far fewer tokens than the prompt has; otherwise
         None.
         """
         min_tokens = _count_min_tokens(prompt) if self._tokenizer is None else self._count_prompt_tokens([prompt])[0]
@@ -183,7 +184,7 @@ class EndpointWriter:
 
 
 def _count_min_tokens(prompt: Prompt) -> int:
-    """Return a lower bound of a prompt's tokens: one per word, because tokens rarely span words."""
+    """Return a minimum number of tokens of a prompt: one per word, as tokens rarely span words."""
     return len(prompt.system.split()) + len(prompt.user.split())
 
 
@@ -231,7 +232,7 @@ class ChatClient:
         reply = ChatReply(KeyMask(self._endpoint.key))
         try:
             while not await self._stream_reply(self._build_body(messages), reply, on_text):
-                pass  # send the request again without the field that the endpoint refused
+                pass  # repeat the request without the refused field
         except FailedAttemptError as failed_attempt:
             if on_text is not None and reply.parts:
                 raise FailedAttemptError(failed_attempt.error) from failed_attempt

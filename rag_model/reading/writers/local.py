@@ -29,12 +29,12 @@ from rag_model.reading.writers.writer import (
 )
 
 BATCH_SIZE = 4  # default number of prompts per batch
-_SPARE_TOKENS = 4  # reserve, as joined texts may have more tokens than the sum of both
+_SPARE_TOKENS = 4  # spare tokens, because joined texts may have more tokens than the two texts
 _SPECIAL_TOKENS = 2  # first token and end token of an answer
 
 
 class LocalWriter:
-    """A `Writer` over a generator in memory."""
+    """A `Writer` that runs a generator in this process."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class LocalWriter:
         decoding: DecodingSettings | None = None,
         batch: int = BATCH_SIZE,
     ) -> None:
-        """Create a writer over `generator`.
+        """Create a writer that uses `generator`.
 
         Args:
             generator: the model; without a chat template, and for an encoder-decoder, the system
@@ -53,7 +53,7 @@ class LocalWriter:
             batch: number of prompts per batch.
 
         Raises:
-            UsageError: `max_new_tokens` leaves no room for a prompt.
+            UsageError: the maximum answer, `max_new_tokens`, takes the whole context of the model.
         """
         if batch < 1:
             raise UsageError(f"a batch of {batch} prompts is too small: give at least 1")
@@ -77,7 +77,7 @@ class LocalWriter:
 
     @property
     def max_prompt_tokens(self) -> int:
-        """Maximum tokens of a prompt's two messages together."""
+        """Maximum tokens of the system message and the user message of a prompt together."""
         return self._get_max_context_tokens(self._max_new_tokens) - self._template_tokens
 
     @property
@@ -175,10 +175,10 @@ class LocalWriter:
         ]
 
     def _encode_prompts(self, prompts: Sequence[Prompt], max_new_tokens: int) -> tuple[Generator, Contexts]:
-        """Return (generator with a prompt template, contexts of prompts with equal system
-        messages).
+        """Return (generator with the prompt template, contexts) for prompts with equal system
+        messages.
 
-        Each context leaves room for `max_new_tokens`.
+        After each context, `max_new_tokens` fit into the model's maximum.
         """
         for prompt in prompts:
             if (n_tokens := self._count_prompt_tokens(prompt, max_new_tokens)) > self._get_max_context_tokens(
@@ -210,7 +210,7 @@ class LocalWriter:
         )
 
     def _build_template(self, system: str, max_new_tokens: int) -> InstructionTemplate:
-        """Return a template whose question is the whole user message."""
+        """Return a template in which the field `question` is the whole user message."""
         bare_template = InstructionTemplate(
             "{question}", max_length=self._generator.max_tokens, max_answer=max_new_tokens
         )
@@ -227,7 +227,7 @@ class LocalWriter:
         return self._generator.max_tokens - max_new_tokens if self._shares_context else self._generator.max_tokens
 
     def _iter_batches(self, prompts: Sequence[Prompt]) -> Iterator[list[int]]:
-        """Yield the positions of prompts with equal system messages, up to one batch at a time."""
+        """Yield batches of positions of prompts that have equal system messages."""
         return batch_by_key([prompt.system for prompt in prompts], self._batch)
 
 

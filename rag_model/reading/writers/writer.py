@@ -1,11 +1,11 @@
-"""The protocol of writers, which turn prompts into completions with token counts.
+"""The interface of writers, which let a model complete prompts, and count the tokens.
 
 A model's reasoning is removed from its answer, which may arrive in fragments. Some servers send
 reasoning in a separate field, such as `reasoning_content`, whose text is ignored. Other servers,
-and models in memory, leave reasoning in the text, between marks of the model's chat template. Some
-templates contain the opening mark, so that only the closing mark is in the text, and some servers
-remove the marks of gpt-oss. In these cases the reasoning is removed from the complete text, but a
-stream has already shown it.
+and models in memory, leave reasoning in the text, between marker tokens of the model's chat
+template. Some templates contain the opening marker, so that only the closing marker is in the text,
+and some servers remove the markers of gpt-oss. In the last two cases the reasoning is removed from
+the complete text, but not from a stream, which has already shown it.
 """
 
 import re
@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from rag_model.reading.answer import AnswerProblem, TokenUsage
 from rag_model.reading.reader import StopCheck, TextCallback
 
-# Opening and closing marks of reasoning at the beginning of a text.
+# Opening and closing marker tokens of reasoning at the beginning of a text.
 _REASONING_MARKS = (
     ("<think>", "</think>"),
     ("<thinking>", "</thinking>"),
@@ -26,13 +26,13 @@ _REASONING_MARKS = (
     ("[THINK]", "[/THINK]"),
     ("\u25c1think\u25b7", "\u25c1/think\u25b7"),
     ("<|START_THINKING|>", "<|END_THINKING|>"),
-    # gpt-oss writes channels, of which the last one is the answer.
+    # gpt-oss writes several channels, of which the last is the answer.
     ("<|channel|>", "final<|message|>"),
     ("<|start|>", "final<|message|>"),
 )
 _MAX_MARK_LENGTH = max(len(closing) for _, closing in _REASONING_MARKS)
 _END_MARKS = re.compile(r"\s*<\|(?:end|return)\|>\s*\Z")
-# Channels of gpt-oss whose marks the server has removed.
+# Channels of gpt-oss after a server has removed the marker tokens.
 _BARE_CHANNELS = re.compile(r"\Aanalysis(?=[^a-z\s]).*?assistantfinal", re.DOTALL)
 
 
@@ -67,7 +67,7 @@ class Writer(Protocol):
 
     @property
     def max_prompt_tokens(self) -> int:
-        """Maximum tokens of a prompt, so that there is room for an answer."""
+        """Maximum tokens of a prompt, after which the maximum answer still fits."""
         ...
 
     @property
@@ -117,7 +117,7 @@ class ReasoningFilter:
 
     def __init__(self) -> None:
         """Create a filter for one text."""
-        self.has_reasoning = False  # whether reasoning was dropped
+        self.has_reasoning = False  # whether reasoning was removed
         self._pending, self._closing_mark, self._is_answering = "", "", False
 
     def feed(self, fragment: str) -> str:
@@ -144,12 +144,12 @@ class ReasoningFilter:
             self.has_reasoning = True
             self._pending, self._closing_mark = beginning.removeprefix(mark_pair[0]), mark_pair[1]
         if any(opening.startswith(beginning) for opening, _ in _REASONING_MARKS):
-            return ""  # an opening mark may follow
+            return ""  # an opening marker may follow
         self._is_answering = True
         return self.finish()
 
     def finish(self) -> str:
-        """Return the rest of the answer; an unfinished block of reasoning is removed."""
+        """Return the rest of the answer, without a block of reasoning that was not closed."""
         pending_text, self._pending = self._pending, ""
         if self._closing_mark:
             return ""

@@ -1,17 +1,19 @@
-"""Batch concurrent requests: they wait in a bounded queue, and worker threads take them in batches.
+"""Batch concurrent requests: they wait in a bounded queue, from which worker threads take batches.
 
 Clients take turns (round robin). If the queue is full, a request of a client with few queued
-questions evicts the newest request of the client with the most.
+questions evicts the newest request of the client with the most queued questions.
 
-Requests collect while the workers are busy. A worker that has just answered several requests waits
-briefly for its share of the next ones, because clients that were answered together tend to ask
-again together, and batches of equal size waste the least time. A single client never waits.
+While the workers are busy, requests accumulate in the queue. A worker that has just answered
+several requests waits briefly for its share of the next requests, because clients that were
+answered together tend to send their next requests together, and batches of equal size waste the
+least time. A single client never waits.
 
-Only one sleeping worker is woken at a time: the first one that has enough to do. A client that is
-alone is therefore always served by the same thread, and no other thread wakes in vain.
+Only one sleeping worker is woken at a time: the first worker for which enough requests wait. So a
+client that is alone is always served by the same thread, and no other thread is woken without work.
 
 `AnswerProgress` passes partial answers from a worker thread to the event loop that streams them.
-Waiting deltas of an answer are joined, so that a slow client takes no more memory than its answers.
+Pieces of text that wait to be sent are joined, so that a slow client takes no more memory than its
+answers.
 """
 
 import asyncio
@@ -37,7 +39,7 @@ _Reply = TypeVar("_Reply")
 
 @dataclass(frozen=True, slots=True)
 class RetrievedPassages:
-    """The passages of the answers; all deltas that were sent before become invalid."""
+    """The passages of the answers; they invalidate all text that was sent before."""
 
     snapshot: str
     model: str
@@ -46,7 +48,7 @@ class RetrievedPassages:
 
 @dataclass(frozen=True, slots=True)
 class AnswerDelta:
-    """New text at the end of one answer."""
+    """New text to append to one answer."""
 
     question_index: int  # position of the question in its request
     text: str
@@ -66,7 +68,7 @@ class AnswerProgress:
         self._is_finished = False
 
     def set_passages(self, passages: RetrievedPassages) -> None:
-        """Record the passages and drop earlier deltas, which a failed batch may have left."""
+        """Record the passages, and drop text that a failed batch may have left."""
         self._call_in_loop(self._store_passages, passages)
 
     def append_delta(self, delta: AnswerDelta) -> None:
@@ -110,8 +112,8 @@ class QueuedRequest(Generic[_Reply]):
     retriever: str | None  # canonical expression; None means the default retriever
     loop: asyncio.AbstractEventLoop
     reply: "asyncio.Future[_Reply]"
-    client: str = ""  # requests with equal `client` share a turn
-    # receives passages and text early; None if only the whole reply is sent
+    client: str = ""  # requests with the same `client` share a turn
+    # receives passages and text before the reply is complete; None: only the whole reply is sent
     progress: AnswerProgress | None = None
     # the snapshot to search, which the caller holds open; None means the current one
     loaded_snapshot: LoadedSnapshot | None = None
@@ -138,7 +140,7 @@ class RequestQueue(Generic[_Reply]):
         return self._request_count
 
     def add(self, request: QueuedRequest[_Reply]) -> None:
-        """Append a request behind the others of the same client."""
+        """Append a request after all other requests of the same client."""
         self._requests_by_client.setdefault(request.client, deque()).append(request)
         self._change_counts(request, 1)
 
@@ -147,7 +149,7 @@ class RequestQueue(Generic[_Reply]):
         return next(iter(self._requests_by_client.values()))[0]
 
     def pop(self) -> QueuedRequest[_Reply]:
-        """Remove and return the next request; its client gets the last turn."""
+        """Remove and return the next request; its client moves to the end of the line."""
         client = next(iter(self._requests_by_client))
         client_requests = self._requests_by_client.pop(client)
         request = client_requests.popleft()
@@ -189,11 +191,11 @@ class DeadlineError(BookwheelError):
 
 
 class ShuttingDownError(BookwheelError):
-    """The service is ending and takes no more questions."""
+    """The service is shutting down and accepts no more questions."""
 
 
 class LibraryCrashError(BookwheelError):
-    """A library panicked while it worked on a request."""
+    """A native library crashed (for example a Rust panic) while it worked on a request."""
 
 
 class ClientGoneError(BookwheelError):
@@ -204,7 +206,7 @@ class ClientGoneError(BookwheelError):
 class _Sleeper:
     """A sleeping worker."""
 
-    min_requests: int  # the worker is woken only if this many requests wait
+    min_requests: int  # the worker is woken only if at least so many requests wait
     condition: threading.Condition
 
 
@@ -232,8 +234,8 @@ class Batcher(Generic[_Reply]):
         Args:
             name: Name of the threads.
             run_batch: Returns a reply or an error for each request of a batch, in order. If a whole
-                batch fails, its requests run again one by one, so that no request fails because of
-                another client's question.
+                batch fails, its requests are run again one by one, so that no request fails because
+                of the question of another client.
             queue_limit: Maximum number of queued questions.
             batch_limit: Maximum number of questions in a batch; a single request may have more.
             max_wait_ms: Maximum time that a batch waits for further requests.
@@ -241,7 +243,8 @@ class Batcher(Generic[_Reply]):
             init_thread: Called once in each thread before its first batch.
             lone_request_context: Context for a request that runs while the batcher is otherwise
                 idle; entered in the first thread only.
-            on_thread_death: Called with the thread's name when a thread dies; it is restarted.
+            on_thread_death: Called with a thread's name when the thread dies; the thread is
+                restarted.
         """
         self._run_batch, self._queue_limit = run_batch, queue_limit
         self._batch_limit, self._max_wait_seconds = batch_limit, max_wait_ms / 1000
@@ -289,9 +292,8 @@ class Batcher(Generic[_Reply]):
             k: Passages per question; None means the default of the search or of the reader.
             retriever: Canonical retriever expression; None means the default retriever.
             seconds: Time limit.
-            on_queued: Called with the request's number of questions, and the number now in the
-                queue.
-            client: Identity of the client, for taking turns.
+            on_queued: Called with the number of questions in the request, and in the whole queue.
+            client: Identity of the client; clients take turns.
             progress: Receives partial results from `run_batch`.
             loaded_snapshot: The snapshot to search, held open by the caller; None means the current one.
 
@@ -317,7 +319,7 @@ class Batcher(Generic[_Reply]):
             timer.cancel()
 
     def close(self) -> None:
-        """Refuse new requests, and return once all queued ones are answered."""
+        """Refuse new requests; return when all queued requests are answered."""
         with self._lock:
             self._is_closing = True
             for sleeper in self._sleepers.values():
@@ -338,7 +340,7 @@ class Batcher(Generic[_Reply]):
         """Evict the newest requests of the busiest client until `request` fits.
 
         Raises:
-            QueueFullError: The client of `request` would itself be the busiest one.
+            QueueFullError: With `request`, its own client would be the busiest client.
         """
         error = QueueFullError(f"{self._queue.question_count} questions are waiting already: ask again in a moment")
         n_client_questions = self._queue.count_questions(request.client) + len(request.questions)
@@ -368,7 +370,7 @@ class Batcher(Generic[_Reply]):
                 with self._lone_request_context() if worker == 0 and self._is_lone_request(requests) else nullcontext():
                     replies = self._compute_replies(requests)
                 _deliver_replies(requests, replies)
-            # This is a fault of the batcher: the callers get an error before the thread dies.
+            # This is a bug of the batcher. Before the thread dies, the callers get an error.
             except BaseException as failure:
                 with self._lock:
                     self._active_requests -= last_batch_size
@@ -383,8 +385,8 @@ class Batcher(Generic[_Reply]):
     def _wait_for_batch(self, worker: int, last_batch_size: int) -> list[QueuedRequest[_Reply]]:
         """Wait for requests and return a batch; [] once closed and empty.
 
-        The clients of the `last_batch_size` requests that this worker has just answered are
-        expected to send the next ones.
+        This worker has just answered `last_batch_size` requests, whose clients are expected to send
+        their next requests.
         """
         with self._lock:
             self._active_requests -= last_batch_size
@@ -394,7 +396,7 @@ class Batcher(Generic[_Reply]):
                 self._active_requests += len(requests)
             finally:
                 self._idle_workers -= 1
-            self._wake_worker()  # another worker, for the remaining requests
+            self._wake_worker()  # let another worker take the remaining requests
             return requests
 
     def _collect_batch(self, worker: int, last_batch_size: int) -> list[QueuedRequest[_Reply]]:
@@ -403,7 +405,7 @@ class Batcher(Generic[_Reply]):
         while not requests and (self._queue or not self._is_closing):
             while not self._has_enough(1):
                 self._sleep(worker, 1)
-            # An equal share for every worker keeps the batches at one size.
+            # If every worker waits for an equal share, the batches stay equally large.
             min_requests = -(-(self._active_requests + last_batch_size) // self._worker_count)
             deadline = time.monotonic() + self._max_wait_seconds
             while not self._has_enough(min_requests) and (remaining_seconds := deadline - time.monotonic()) > 0:
@@ -412,7 +414,7 @@ class Batcher(Generic[_Reply]):
         return requests
 
     def _sleep(self, worker: int, min_requests: int, seconds: float | None = None) -> None:
-        self._wake_worker()  # the queue may hold enough for another worker
+        self._wake_worker()  # enough requests may wait for another worker
         self._sleepers[worker] = sleeper = _Sleeper(min_requests, threading.Condition(self._lock))
         try:
             sleeper.condition.wait(seconds)
@@ -421,7 +423,7 @@ class Batcher(Generic[_Reply]):
                 self._waking_workers -= 1
 
     def _wake_worker(self) -> None:
-        """Wake the first sleeping worker with enough requests; waking it in vain delays others."""
+        """Wake the first sleeping worker for which enough requests wait; others would lose time."""
         numbers = [number for number, sleeper in self._sleepers.items() if self._has_enough(sleeper.min_requests)]
         if len(self._queue) > self._waking_workers and numbers:
             self._sleepers.pop(min(numbers)).condition.notify()
@@ -472,7 +474,7 @@ def _deliver_replies(requests: Sequence[QueuedRequest[_Reply]], replies: Sequenc
 def _resolve_futures(scheduled_replies: Sequence[tuple[QueuedRequest[_Reply], _Reply | Exception]]) -> None:
     for request, reply in scheduled_replies:
         if request.reply.done():
-            continue  # the caller has left
+            continue  # the caller does not wait any more
         if isinstance(reply, Exception):
             request.reply.set_exception(reply)
         else:

@@ -25,7 +25,7 @@ _Key = TypeVar("_Key", bound=Hashable)
 
 @dataclass(frozen=True, slots=True)
 class SearchResult:
-    """Passages for the questions of one request, all of one snapshot."""
+    """Passages for the questions of one request; all are from the same snapshot."""
 
     snapshot: str
     hits: list[list[Hit]]  # hits of each question, best first
@@ -33,7 +33,7 @@ class SearchResult:
 
 @dataclass(frozen=True, slots=True)
 class AnswerResult:
-    """Answers to the questions of one request, all from one snapshot and by one model."""
+    """Answers to the questions of one request; all are from the same snapshot and model."""
 
     snapshot: str
     model: str
@@ -41,12 +41,13 @@ class AnswerResult:
 
 
 class _ProgressReporter:
-    """Passes retrieved passages and new text to the requests of a batch that listen for them."""
+    """Passes retrieved passages and new text on to those requests of a batch that stream."""
 
     def __init__(self, snapshot: str, model_id: str, requests: Sequence[QueuedRequest[AnswerResult]]) -> None:
         self._snapshot, self._model = snapshot, model_id
         recipients = [(request.progress, index) for request in requests for index in range(len(request.questions))]
-        # (listener, index of the question in its request) for each question of the batch
+        # for each question of the batch: (progress of its request, index of the question in the
+        # request)
         self._recipients = recipients
         self.has_listeners = any(progress is not None for progress, _ in recipients)
 
@@ -71,7 +72,7 @@ class _ProgressReporter:
 def search_batch(
     slot: SnapshotSlot, observer: Observer, requests: Sequence[QueuedRequest[SearchResult]]
 ) -> list[SearchResult | BookwheelError]:
-    """Search for all requests of a batch, together for each retriever."""
+    """Search for all requests of a batch; those with the same retriever are searched together."""
     reply_by_position: dict[int, SearchResult | BookwheelError] = {}
     with ExitStack() as stack:
         if any(request.loaded_snapshot is None for request in requests):
@@ -107,7 +108,8 @@ def answer_batch(
                 batch_answers = loaded_snapshot.answer(_list_questions(group), k, retriever, callbacks)
             except UsageError as error:
                 if len(positions) > 1:
-                    # The batcher repeats the requests one by one to find the faulty one.
+                    # The batcher then repeats the requests one by one, so that only the faulty
+                    # request fails.
                     raise
                 reply_by_position[positions[0]] = error
                 continue
@@ -147,7 +149,7 @@ def _search_with_retriever(
         rows = [row for position in positions for row in range(first_rows[position], first_rows[position + 1])]
         try:
             hits = iter(snapshot.search(queries if len(rows) == len(queries) else queries.subset(rows), k, retriever))
-        except UsageError as error:  # no such retriever, or it returns fewer than k passages
+        except UsageError as error:  # unknown retriever, or fewer than k passages
             reply_by_position.update(dict.fromkeys(positions, error))
             continue
         for position in positions:
@@ -175,7 +177,7 @@ def _describe_batch(
     replies: Sequence[SearchResult | BookwheelError],
     seconds: float,
 ) -> SearchBatch | None:
-    """Return a record of a batch's successful requests for observers; None if all were refused."""
+    """Return a record of successful requests of a batch for observers; None if all were refused."""
     answered_requests = [
         (request, reply) for request, reply in zip(requests, replies, strict=True) if isinstance(reply, SearchResult)
     ]
@@ -212,7 +214,7 @@ def _list_questions(requests: Sequence[QueuedRequest[Any]]) -> list[str]:
 
 
 def _group_positions(keys: Sequence[_Key]) -> dict[_Key, list[int]]:
-    """Group the positions of equal keys."""
+    """Return, for each distinct key, the positions at which it occurs."""
     positions: defaultdict[_Key, list[int]] = defaultdict(list)
     for position, key in enumerate(keys):
         positions[key].append(position)

@@ -1,8 +1,8 @@
 """Load a snapshot with its retrievers, its question encoder and its reading model.
 
-A `LoadedSnapshot` is swapped and freed as a whole, so a reply never mixes two snapshots. A loaded
-snapshot shares its encoder and its model with the previous one if they are the same, as after a
-monthly rebuild.
+A `LoadedSnapshot` is replaced and freed as a whole, so a reply never mixes two snapshots. A loaded
+snapshot shares the encoder and the model of the previous snapshot if they are the same, for example
+after a monthly rebuild.
 """
 
 import logging
@@ -48,11 +48,11 @@ from rag_model.store.versions.manifest import QUESTION_ENCODER, Content, questio
 from rag_model.store.versions.snapshot import Snapshot
 
 _LOG = logging.getLogger(__name__)
-_CGROUP = Path("/sys/fs/cgroup")  # control group version 2: the container's limits
+_CGROUP = Path("/sys/fs/cgroup")  # control group (version 2) with the limits of the container
 _READ_BYTES = 1 << 20
-_LIBRARY_BYTES = 450_000_000  # a process with torch and faiss, without an encoder
+_LIBRARY_BYTES = 450_000_000  # bytes of a process with torch and faiss, without an encoder
 _INDEX_FOLDER = "index/"
-_WARM_UP_QUERIES = 3  # searched before the snapshot is served
+_WARM_UP_QUERIES = 3  # queries that are searched before the snapshot is served
 _WARM_UP_K = 5
 _EXPLANATION_BY_KIND = {
     "exact": "by meaning: compares the question with every passage",
@@ -72,10 +72,10 @@ _EXPLANATION_BY_FUNCTION = {
 
 
 def fill_page_cache(files: Iterable[Path], mapped_bytes: int = 0) -> None:
-    """Read files that will be memory-mapped, in order, so that the page cache holds them.
+    """Read files that will be memory-mapped, in order, so that they are in the page cache.
 
-    Otherwise the first searches would read them from the disk page by page. Reading ends when free
-    memory, without `mapped_bytes` for the files that are mapped already, is used up.
+    Otherwise the first searches would read them from the disk page by page. Stop when the free
+    memory is used up; `mapped_bytes` of it are reserved for files that are mapped already.
     """
     remaining_bytes = (get_free_bytes() or 0) - mapped_bytes  # free memory includes the page cache
     for file in files:
@@ -88,7 +88,7 @@ def fill_page_cache(files: Iterable[Path], mapped_bytes: int = 0) -> None:
 
 
 def get_free_bytes() -> int | None:
-    """Return the free bytes of memory of the machine or, if smaller, the container, if known."""
+    """Return the bytes of free memory, limited by those of the container; None if unknown."""
     limits = [size for size in (_get_machine_bytes(), _get_container_bytes()) if size is not None]
     return min(limits, default=None)
 
@@ -108,7 +108,7 @@ def _get_container_bytes() -> int | None:
 
 
 def check_memory(content: Content, indexes: Sequence[str], settings: ServiceSettings) -> None:
-    """Check that indexes fit into the free memory; indexes that are mapped always do.
+    """Check that indexes fit into the free memory; indexes that are only mapped always fit.
 
     Raises:
         ResourceError: The indexes do not fit.
@@ -128,21 +128,21 @@ def check_memory(content: Content, indexes: Sequence[str], settings: ServiceSett
 
 @dataclass(frozen=True, slots=True)
 class AvailableRetrievers:
-    """The retrievers that a service offers for a snapshot, and the indexes that they need."""
+    """The retrievers that a service offers over a snapshot, and the indexes that they need."""
 
     retrievers: tuple[str, ...]  # expressions; the first is the default
-    indexes: tuple[str, ...]  # open indexes, of which requests may compose other retrievers
-    needs_embeddings: bool  # whether the passages' vectors must be pulled
+    indexes: tuple[str, ...]  # open indexes, which requests may combine to other retrievers
+    needs_embeddings: bool  # whether the vectors of passages must be pulled
     notes: tuple[str, ...] = ()  # retrievers that are not served, and why
 
     @classmethod
     def plan_ranged(cls, snapshot: Snapshot, settings: ServiceSettings) -> Self:
-        """Plan the retrievers of `plan` and the other indexes that can be searched by ranges.
+        """Plan the retrievers of `plan`, and other indexes, that can be searched by byte ranges.
 
         If the settings name retrievers, no other indexes are added.
 
         Raises:
-            UsageError: No retriever and no index can be searched by ranges.
+            UsageError: No retriever and no index can be searched by byte ranges.
         """
         plan_with_pull = cls.plan(snapshot, replace(settings, pull_embeddings=True), uses_inner_products=False)
         other_indexes = () if settings.retrievers else snapshot.manifest.content.indexes
@@ -167,7 +167,7 @@ class AvailableRetrievers:
 
     @classmethod
     def plan(cls, snapshot: Snapshot, settings: ServiceSettings, *, uses_inner_products: bool) -> Self:
-        """Plan the retrievers of the settings, or all that the snapshot offers.
+        """Plan the retrievers that the settings name, or all retrievers that the snapshot offers.
 
         If the settings name no retrievers, these are the snapshot's default retriever, its other
         indexes that fit into memory (`_choose_retrievers`), and the fusion of the default with BM25
@@ -179,8 +179,8 @@ class AvailableRetrievers:
             uses_inner_products: Whether a model weighs the hits by inner products.
 
         Raises:
-            UsageError: A retriever expression is invalid, the snapshot lacks one of its indexes, or
-                the retrievers need more memory than the settings allow.
+            UsageError: A retriever expression is invalid, it names an index that the snapshot does
+                not have, or the retrievers need more memory than the settings allow.
         """
         content = snapshot.manifest.content
         notes: list[str] = []
@@ -203,7 +203,7 @@ class AvailableRetrievers:
 
 @dataclass(frozen=True, slots=True)
 class ServedRef:
-    """The ref of a served snapshot, and the move of the ref that selected it."""
+    """The ref of a served snapshot, and the entry of the ref's log that names the snapshot."""
 
     ref: str
     number: int
@@ -222,7 +222,7 @@ class LoadedSnapshot:
         settings: ServiceSettings,
         model: ServedModel | None = None,
     ) -> None:
-        """Compose the retrievers and readers; `open` opens the files first.
+        """Build the retrievers and readers over open files; `open` also opens the files.
 
         Raises:
             RefusedError: The question encoder's vector space differs from the snapshot's.
@@ -261,16 +261,17 @@ class LoadedSnapshot:
 
         Args:
             folder: The snapshot's folder, as `pull` reports it.
-            served_ref: The ref that names it.
-            settings: The retrievers, and whether indexes are loaded or mapped.
+            served_ref: The ref that names the snapshot.
+            settings: They name the retrievers, and say whether indexes are loaded or memory-mapped.
             model: The reading model; without one the service only returns passages.
             previous: The snapshot in use; its encoder is shared if the files are the same.
-            scorers: The models that rerank, which all snapshots share.
+            scorers: The models that rerank passages; all snapshots share them.
 
         Raises:
             MissingExtraError: The model extra is not installed.
             StoreError: A file is missing or damaged.
-            UsageError: A retriever expression is invalid, or the snapshot lacks one of its indexes.
+            UsageError: A retriever expression is invalid, or names an index that the snapshot does
+                not have.
             RefusedError: The vector space of the model's question encoder is not the snapshot's.
         """
         snapshot = Snapshot.from_folder(folder)
@@ -302,7 +303,7 @@ class LoadedSnapshot:
         previous: Self | None = None,
         scorers: PairScorerCache | None = None,
     ) -> Self:
-        """Open a snapshot that is read from its store by ranges; without a model.
+        """Open a snapshot whose files are read from the store by byte ranges; it has no model.
 
         Raises:
             UsageError: No retriever can be searched by ranges.
@@ -319,7 +320,7 @@ class LoadedSnapshot:
 
     @property
     def is_ranged(self) -> bool:
-        """Whether the snapshot is read from its store by ranges."""
+        """Whether the snapshot's files are read from the store by byte ranges."""
         return self.snapshot.ranges is not None
 
     @property
@@ -337,7 +338,7 @@ class LoadedSnapshot:
     def monitored_index(self) -> tuple[str, Mapping[str, float]] | None:
         """The default retriever's index and search parameters; None if it combines several indexes.
 
-        Also None if the snapshot is read by ranges, because exact search would read all vectors.
+        Also None if files are read by byte ranges, because exact search would read all vectors.
         """
         if self.is_ranged:
             return None
@@ -350,7 +351,7 @@ class LoadedSnapshot:
         """Return the best `k` passages for each query, best first.
 
         With `k` None, 5 are returned, or all of a smaller snapshot. `retriever` is a canonical
-        expression: one of `retrievers`, or one composed of `indexes`.
+        expression: one of `retrievers`, or a combination of `indexes`.
 
         Raises:
             UsageError: The retriever is invalid, needs an index that is not served, or returns
@@ -372,8 +373,8 @@ class LoadedSnapshot:
         """Check that a retriever can be searched without files that are not pulled.
 
         Raises:
-            NotReadyError: It needs files that are not pulled yet.
-            UsageError: It needs such files, and the service pulls none.
+            NotReadyError: The retriever needs files that are not pulled yet.
+            UsageError: The retriever needs files that are not pulled, and the service pulls none.
         """
         if self.is_ranged and not _can_read_by_ranges(self.snapshot, expression):
             choices = ", ".join(self.retrievers)
@@ -384,7 +385,7 @@ class LoadedSnapshot:
             )
 
     def _check_exists(self, error: StoreError) -> None:
-        """Check after a failed read that the store still has the snapshot.
+        """After a failed read, check that the store still has the snapshot.
 
         Raises:
             GoneError: The snapshot has expired or was taken down.
@@ -438,9 +439,9 @@ class LoadedSnapshot:
         return reader
 
     def warm_up(self) -> Self:
-        """Run a few queries, so that files and kernels are loaded before the first request.
+        """Run a few queries, so that files and compute kernels are loaded before the first request.
 
-        Returns this snapshot. On an error the snapshot is closed.
+        Returns this snapshot. If a query fails, the snapshot is closed.
 
         Raises:
             RefusedError: A retriever returns nothing, or a vector or an answer cannot be computed.
@@ -458,7 +459,7 @@ class LoadedSnapshot:
         for expression, retriever in list(self._retrievers.items()):
             try:
                 hits = retriever.search_queries(queries, min(_WARM_UP_K, retriever.most))
-            # The endpoint of one encoder may be down while other retrievers answer.
+            # An encoder's endpoint may be down, but other retrievers can answer.
             except EndpointError as error:
                 _LOG.warning("%s cannot answer yet: %s", expression, error)
                 continue
@@ -469,7 +470,7 @@ class LoadedSnapshot:
             self.answer(queries.texts[:1], None)
 
     def close(self) -> None:
-        """Free files, mappings and memory; do not use the object afterwards."""
+        """Close files and mappings, and free memory; do not use the object afterwards."""
         self._retrievers.clear()
         self._readers.clear()
         self._context.close()
@@ -491,7 +492,7 @@ class LoadedSnapshot:
     def _build_for_request(
         self, context: RetrieverContext, expression: str, *, products: bool = False
     ) -> BuiltRetriever:
-        """Build a request's retriever, from open indexes and built-in calls without models."""
+        """Build the retriever of a request from open indexes and functions without models."""
         limits = RequestLimits(self.indexes, self._max_depth)
         return build_retriever(context, expression, products=products, limits=limits)
 
@@ -507,12 +508,13 @@ class LoadedSnapshot:
 def _choose_retrievers(
     snapshot: Snapshot, settings: ServiceSettings, uses_inner_products: bool, notes: list[str]
 ) -> tuple[str, ...]:
-    """Return the default retriever, each other index that can be opened, and the fusion with BM25.
+    """Return the default retriever, other indexes that can be opened, and a fusion with BM25.
 
-    An index cannot be opened if a file of it was not pulled, if its kind is not installed, if it
-    reads vectors that the settings leave out, or if its encoder (and with `in_memory` its files)
-    needs more memory than is free. With a memory limit, the files always count. If the default
-    does not fit into the limit, the index with the largest recall among those that fit comes first.
+    An index cannot be opened if one of its files was not pulled, if its kind is not installed, if
+    it needs vectors that are not pulled by the settings, or if its encoder (and with `in_memory`
+    its files) needs more memory than is free. If the settings limit the memory, the files are
+    always counted. If the default does not fit into the limit, the first retriever is the fitting
+    index with the largest recall.
 
     Raises:
         UsageError: No index fits into the memory of the settings.
@@ -563,10 +565,10 @@ def _choose_retrievers(
 
 
 def _count_bytes(snapshot: Snapshot, sizes: Mapping[str, int], settings: ServiceSettings) -> int:
-    """Return the bytes of the files in memory; with a memory limit, of all processes.
+    """Return the bytes that files take in memory; with a memory limit, those of all processes.
 
-    The processes share the index files, and each has its own libraries, encoders and decoded
-    posting lists.
+    The processes share the index files, but each process has its own libraries, encoders and
+    decoded posting lists.
     """
     if settings.memory_bytes is None:
         return sum(sizes.values())
@@ -583,7 +585,7 @@ def _count_bytes(snapshot: Snapshot, sizes: Mapping[str, int], settings: Service
 def _describe_unserved_indexes(
     snapshot: Snapshot, bytes_by_retriever: Mapping[str, int], retrievers: Sequence[str], memory_bytes: int
 ) -> list[str]:
-    """Return a sentence for each index that does not fit, with its recall if comparable.
+    """Return a sentence for each index that does not fit; it has the index's recall if comparable.
 
     Raises:
         UsageError: No index fits.
@@ -604,7 +606,8 @@ def _describe_unserved_indexes(
             f"{name} is not served: it needs {format_bytes(needed_bytes)}, and {format_bytes(memory_bytes)} are allowed"
         )
         recall = _get_recall(snapshot, name)[1]
-        # the recall of an index is measured against an exhaustive search of the same representation
+        # Recalls are only comparable within a representation, because each is measured against
+        # exhaustive search of the same representation.
         representations = {
             snapshot.manifest.content.representation_of(index) for index in (name, retrievers[0]) if index in indexes
         }
@@ -615,7 +618,7 @@ def _describe_unserved_indexes(
 
 
 def _get_recall(snapshot: Snapshot, name: str) -> tuple[str, float | None]:
-    """Return the name and the value of an index's mean recall, from the manifest."""
+    """Return the name of the recall metric of an index, and the mean recall, from the manifest."""
     metrics = snapshot.manifest.metrics.get(name)
     for measure, recall in metrics.items() if isinstance(metrics, dict) else ():
         if re.fullmatch(r"recall@\d+", measure) and isinstance(recall, int | float):
@@ -639,7 +642,7 @@ def explain_retriever(snapshot: Snapshot, expression: str) -> str:
 
 
 def list_passage_kinds(snapshot: Snapshot) -> tuple[str, ...]:
-    """Return the kinds of passages in a snapshot; empty if it has only prose."""
+    """Return the kinds of passages in a snapshot, or () if all passages are prose."""
     chunk_recipe = snapshot.manifest.content.recipe.get("chunk")
     structures = chunk_recipe.get("structures") if isinstance(chunk_recipe, dict) else None
     kinds = [kind for kind, structure in STRUCTURES.items() if structure in (structures or ())]
@@ -647,7 +650,7 @@ def list_passage_kinds(snapshot: Snapshot) -> tuple[str, ...]:
 
 
 def _can_read_by_ranges(snapshot: Snapshot, expression: str) -> bool:
-    """Return whether a retriever can be searched by ranges, without pulling files."""
+    """Return whether a retriever can be searched by reading byte ranges, without pulling files."""
     try:
         retriever_needs = plan_retriever(snapshot, expression)
     except (StoreError, UsageError):
@@ -693,7 +696,7 @@ def _open_retriever(context: RetrieverContext, expression: str, *, products: boo
 
 
 def _open_for_model(context: RetrieverContext, model: ServedModel | None) -> RetrieverContext | None:
-    """Return the context with the model's question encoder, if it has one; None without a model."""
+    """Return the context, with the model's question encoder if it has one; None without a model."""
     if model is None:
         return None
     return context if model.question_encoder is None else context.with_encoder(model.question_encoder)
@@ -714,7 +717,7 @@ def _list_index_files(snapshot: Snapshot, names: Sequence[str]) -> dict[str, int
 def _create_encoder_loader(
     snapshot: Snapshot, settings: ServiceSettings, previous: LoadedSnapshot | None
 ) -> Callable[[], SharedQuestionEncoder]:
-    """Return a function that loads the question encoder once a retriever needs it.
+    """Return a function that loads the question encoder, to call when a retriever needs it.
 
     The function returns the previous snapshot's encoder if both snapshots have the same files.
     """

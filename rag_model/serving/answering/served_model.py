@@ -24,13 +24,13 @@ _LOG = logging.getLogger(__name__)
 
 
 class SharedQuestionEncoder:
-    """A `QuestionEncoder` that does not need its folder after loading.
+    """A `QuestionEncoder` that does not need its folder any more after it was loaded.
 
-    Snapshots whose encoder files are equal share it. The model's vector space is read once, because
-    the folder may be pruned while the weights are still in use. float32 weights stay mapped from
-    that folder's file, even after the snapshot is pruned or taken down; others are copied. The file
-    holds no text of a page, and takes no further disk space, because the current snapshot links to
-    it.
+    Snapshots whose encoder files are equal share it. The description of the vector space is read at
+    the beginning, because the folder may be deleted while the weights are still in use. float32
+    weights stay mapped from the file in that folder, even after the snapshot is deleted or taken
+    down; weights of other dtypes are copied. The file contains no text of a page, and takes no
+    additional disk space, because the current snapshot links to it.
     """
 
     def __init__(self, encoder: QuestionEncoder) -> None:
@@ -63,8 +63,8 @@ class ServedModel:
 
     model: ReadingModel
     settings: ReaderSettings
-    question_encoder: SharedQuestionEncoder | None  # None means the snapshot's
-    writer: Writer | None  # for readers with one prompt; None if each passage is read separately
+    question_encoder: SharedQuestionEncoder | None  # None means the snapshot's encoder
+    writer: Writer | None  # for readers with one prompt; None for one that reads each passage alone
 
     @classmethod
     def load(
@@ -80,16 +80,17 @@ class ServedModel:
         Args:
             store: The store of the model; None for a folder or an endpoint.
             model_id: Id in the store, folder or `openai:MODEL`.
-            settings: How the model reads passages.
+            settings: The reader settings.
             passage_encoder: The passage encoder that belongs to the model's question encoder, if
                 the model does not record it.
-            batch_size: Number of questions that are decoded together, so that no answer waits
-                for another one.
+            batch_size: Number of questions that are decoded together, so that no answer waits for
+                another answer.
         """
         if settings.route is not None:
             mismatch = settings.route.explain_mismatch(model_id, settings.reader_for(model_id))
             if mismatch:
-                # only a warning, so that a new version of the model does not end the service
+                # This is only a warning, so that a new version of the model does not end the
+                # service.
                 _LOG.warning("%s; until then the memory with the likelier answer is chosen", mismatch)
                 settings = replace(settings, route=None)
         model = load_reading_model(store, model_id, settings.reader_for(model_id), passage_encoder)
@@ -108,12 +109,12 @@ class ServedModel:
 
     @property
     def uses_inner_products(self) -> bool:
-        """Whether the reader weighs passages by inner products of the retriever."""
+        """Whether the reader weights passages by inner products that the retriever returns."""
         return self.settings.reader_for(self.id) == "marginal"
 
     @property
     def is_local(self) -> bool:
-        """Whether the model is in this process's memory; calls of a remote model may cost money."""
+        """Whether the model is in this process's memory; calling a remote model may cost money."""
         return self.model.generator is not None or self.model.spans is not None
 
     def create_reader(self, retriever: SnapshotRetriever) -> Reader:

@@ -1,4 +1,4 @@
-"""Follow a ref or a folder, and swap to each new version.
+"""Follow a ref or a folder: serve each new version in place of the previous one.
 
 | module | content |
 | --- | --- |

@@ -1,15 +1,15 @@
-"""Follow a ref of a store, or a pulled folder, and swap to each new version after checking it.
+"""Follow a ref of a store, or a pulled folder; switch to each new version after checking it.
 
-A new version is pulled, opened next to the current one, checked and only then swapped in. If
-anything is wrong with it (an unreadable ref record, an invalid manifest, a missing or damaged file,
-an index that finds nothing, an encoder of another vector space, too little memory), it is refused
-and reported, and the current version stays in service. A refused version is tried again when the
-ref moves; after a temporary error, such as one of the store, it is also retried at growing
-intervals. A store that cannot be reached is reported and polled again.
+A new version is pulled, opened while the current version is served, checked, and only then served
+instead. If anything is wrong with it (an unreadable ref record, an invalid manifest, a missing or
+damaged file, an index that finds nothing, an encoder of another vector space, too little memory),
+it is refused and reported, and the current version is still served. A refused version is tried
+again when the ref moves; after a temporary error, such as one of the store, it is also retried at
+growing intervals. A store that cannot be reached is reported and polled again.
 
 A snapshot that was taken down is served until its replacement is open. If the replacement is
-refused or does not exist, nothing is served. The snapshot's files are deleted as soon as its last
-reader has finished.
+refused or does not exist, nothing is served. The files of the snapshot are deleted as soon as the
+last request that reads them has finished.
 """
 
 import logging
@@ -62,7 +62,7 @@ from rag_model.store.versions.snapshot import Snapshot, SnapshotLease
 
 _LOG = logging.getLogger(__name__)
 _PERMANENT_ERRORS = (InputError, MissingExtraError, RefusedError, UsageError)  # a retry cannot help
-_FOLLOWER_NICENESS = 10  # pulling yields to requests; threads that the follower starts inherit it
+_FOLLOWER_NICENESS = 10  # requests have priority over a pull, and over threads that it starts
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +70,10 @@ class FollowedRef:
     """A ref of a store to serve, and the folder for its pulled snapshots."""
 
     url: str  # URL of the store
-    ref: str  # a ref, or an id or ref@number, which never move
+    ref: str  # a ref; or an id or ref@number, which always names the same snapshot
     dest: Path  # folder of the pulled snapshots
     model: str | None = None  # a model of the store, a folder, or `openai:MODEL`
-    # passage encoder of the model's question encoder, if the model does not record it
+    # passage encoder that belongs to the model's question encoder, if the model does not record it
     passage_encoder: str | None = None
     reader_settings: ReaderSettings = field(default_factory=ReaderSettings)
 
@@ -96,11 +96,11 @@ class FollowedRef:
         return find_ref_folder(self.dest, Files(self.url).url, self.ref)
 
     def check(self) -> None:
-        """Check that the snapshot and the model exist; a snapshot on the disk needs no store.
+        """Check that the snapshot and the model exist; for a pulled snapshot no store is needed.
 
         Raises:
-            StoreError: The store lacks the snapshot or the model, or it is unreachable and no
-                snapshot of this ref is on the disk.
+            StoreError: The store does not have the snapshot or the model, or it is unreachable and
+                no snapshot of this ref was pulled before.
         """
         if self.find_last_pulled() is None:
             store = Store.open(self.url)
@@ -116,14 +116,14 @@ class _TargetVersion:
 
 
 class _PullInterruptedError(BookwheelError):
-    """The store has changed, so the follower stops this pull and polls again."""
+    """The store has changed during a pull, so the follower stops the pull and polls again."""
 
 
 class FollowerThread(ABC):
-    """The thread of a follower, which runs `_run` until it is stopped."""
+    """Base class of followers; its thread runs `_run` until it is stopped."""
 
     def __init__(self, observer: Observer) -> None:
-        """Prepare the thread; `observer.on_thread_death` is called when it dies."""
+        """Prepare the thread; `observer.on_thread_death` is called if the thread dies."""
         self._stop_event = threading.Event()
         self.thread = SupervisedThread("follower", self._run, partial(notify, observer.on_thread_death))
 
@@ -141,7 +141,7 @@ class FollowerThread(ABC):
         """Follow until `_stop_event` is set."""
 
     def _check_stop(self) -> None:
-        """Interrupt a read from the store if the service stops.
+        """Raise an error that interrupts reading from the store if the service stops.
 
         Raises:
             FollowerStoppedError: The service is shutting down.
@@ -151,7 +151,7 @@ class FollowerThread(ABC):
 
 
 class RefFollower(FollowerThread):
-    """Polls a ref at regular intervals in its own thread, and swaps to each new version."""
+    """Polls a ref at regular intervals in its own thread, and switches to each new version."""
 
     def __init__(
         self,
@@ -162,7 +162,7 @@ class RefFollower(FollowerThread):
         on_fatal: Callable[[BookwheelError], None] = lambda error: None,
         pins: PinnedSnapshots | None = None,
     ) -> None:
-        """Prepare to follow; `on_fatal` receives the error if the first version is unusable."""
+        """Prepare to follow; `on_fatal` gets the error if the first version cannot be served."""
         super().__init__(observer)
         self._pins = pins or PinnedSnapshots(slot, settings)
         self._pins.on_request = self._wake
@@ -172,30 +172,30 @@ class RefFollower(FollowerThread):
         self._on_fatal = on_fatal
         self._scorers = PairScorerCache(target_ref.url)
         self._store: Store | None = None
-        # keeps the files of the snapshot that is served from the store
+        # keeps the store from deleting files of the snapshot that is served from it
         self._lease: ExitStack | SnapshotLease = ExitStack()
         self.taken_down: frozenset[str] = frozenset()  # ids of snapshots, as of the last poll
         self._refused_version: tuple[_TargetVersion | None, Refusal] | None = None
         self._has_served = False  # whether any version was served since the start
         self._retry_time = 0.0  # when to retry the refused version; monotonic clock
-        # when to look at the store again during a pull; monotonic clock
+        # when a running pull checks the store again; monotonic clock
         self._next_check_time = 0.0
         self.problem = ""  # why the last poll of the store failed; empty: it succeeded
 
     @property
     def refusal(self) -> Refusal | None:
-        """The refused version that the ref names; None if it is served or was not polled yet."""
+        """The refusal of the version that the ref names; None if it is served or not polled yet."""
         return None if self._refused_version is None else self._refused_version[1]
 
     def stop(self) -> None:
-        """Stop following; an interrupted pull is resumed by the next one."""
+        """Stop following; the next pull continues an interrupted pull."""
         self._stop_event.set()
         self._wake()
         super().stop()
         self._lease.close()
 
     def poll(self) -> None:
-        """Poll the ref once, swap to a new version, and withdraw snapshots that were taken down."""
+        """Poll the ref once, serve a new version, and withdraw snapshots that were taken down."""
         try:
             self._store = self._store or Store.open(self._target_ref.url)
             store = self._store.make_interruptible(self._check_stop)
@@ -207,7 +207,7 @@ class RefFollower(FollowerThread):
             self._handle_poll_error(error)
         else:
             self._record_poll("")
-            # Removes pinned snapshots that were taken down, because the pull may take hours.
+            # Remove pinned snapshots that were taken down before the pull, which may take hours.
             self._pins.update(lambda name: None, self.taken_down)
             self._delete_taken_down()
             self._update_to(store, target)
@@ -219,7 +219,7 @@ class RefFollower(FollowerThread):
         self._wake_event.set()
 
     def _open_pinned(self, store: Store, name: str) -> LoadedSnapshot | None:
-        """Return a snapshot that requests name, held open, or None if its pull was interrupted."""
+        """Open a snapshot that requests name; return it held open, or None if interrupted."""
         current, snapshot_id = self._slot.current, store.snapshots.resolve_trusted(name)
         if snapshot_id in self.taken_down:
             raise NotFoundError(f"snapshot {name} was taken down: ask for another one")
@@ -242,7 +242,7 @@ class RefFollower(FollowerThread):
         return self._slot.hold(loaded_snapshot)
 
     def _update_to(self, store: Store, target: _TargetVersion) -> None:
-        """Load a version unless it is current, or was refused and is not due for a retry."""
+        """Load a version, unless it is served, or was refused and must not be retried yet."""
         current = self._slot.current
         is_pulled = current is not None and not (current.is_ranged and self._settings.pull)
         if (
@@ -271,7 +271,7 @@ class RefFollower(FollowerThread):
         for delete in (self._delete_pulled, delete_cached_ranges):
             try:
                 delete(self.taken_down)
-            except OSError as error:  # does not keep the other files from being deleted
+            except OSError as error:  # go on and delete the other files
                 _LOG.error("cannot delete snapshots that were taken down: %s", error)
 
     def _delete_pulled(self, taken_down: frozenset[str]) -> None:
@@ -287,7 +287,7 @@ class RefFollower(FollowerThread):
                 self.poll()
             except FollowerStoppedError:
                 return
-            # Also catch the panic of a native library, since the next poll may succeed.
+            # Also catch a Rust panic of a native library, since the next poll may succeed.
             except BaseException as failure:
                 self._record_poll(f"unexpected {type(failure).__name__}: {failure}")
             self._wake_event.wait(self._settings.poll_seconds)
@@ -327,7 +327,7 @@ class RefFollower(FollowerThread):
                 self._serve_last_pulled()
 
     def _serve_last_pulled(self) -> None:
-        """Serve the last pulled snapshot until the store answers, if the model needs no store."""
+        """Serve the last pulled snapshot until the store answers, if no model needs the store."""
         target_ref, folder = self._target_ref, self._target_ref.find_last_pulled()
         if folder is None or not target_ref.is_model_local:
             return
@@ -391,10 +391,11 @@ class RefFollower(FollowerThread):
     def _serve_from_store(
         self, store: Store, target: _TargetVersion, current: LoadedSnapshot | None
     ) -> LoadedSnapshot | None:
-        """Serve a snapshot from the store by ranges; return the loaded snapshot.
+        """Serve a snapshot by reading byte ranges of the store's files; return the loaded snapshot.
 
         Raises:
-            BookwheelError: The snapshot cannot be served by ranges, and the settings allow no pull.
+            BookwheelError: The snapshot cannot be served by byte ranges, and the settings allow no
+                pull.
         """
         start_time, served_ref = time.monotonic(), target.served_ref
         name = f"{served_ref.ref}@{served_ref.number}" if served_ref.number else served_ref.ref
@@ -410,14 +411,14 @@ class RefFollower(FollowerThread):
             return current
         self._swap_in(loaded_snapshot, time.monotonic() - start_time)
         lease = SnapshotLease(store)
-        with suppress(StoreError):  # a reader without the right to write holds no lease
+        with suppress(StoreError):  # without the right to write, no lease can be held
             lease.hold(loaded_snapshot.id)
         self._lease.close()
         self._lease = lease
         return loaded_snapshot
 
     def _open_ranged(self, store: Store, served_ref: ServedRef, current: LoadedSnapshot | None) -> LoadedSnapshot:
-        """Open a snapshot that is read from the store by ranges, and warm it up."""
+        """Open a snapshot whose files are read from the store by byte ranges, and warm it up."""
         manifest, cache_bytes = store.snapshots.get(served_ref.snapshot), self._settings.cache_bytes
         snapshot = Snapshot.from_manifest(store, manifest, by_ranges=True, cache_bytes=cache_bytes)
         if snapshot.ranges is None:
@@ -429,7 +430,7 @@ class RefFollower(FollowerThread):
     def _pull_and_load_model(
         self, store: Store, target: _TargetVersion, current: LoadedSnapshot | None
     ) -> tuple[Path, ServedModel | None]:
-        """Pull a snapshot next to the current one, and load its model unless it is in use."""
+        """Pull a snapshot while the current one is served; load its model unless it is in use."""
         ref, ref_number = target.served_ref.ref, target.served_ref.number
         store.snapshots.resolve_trusted(f"{ref}@{ref_number}" if ref_number else ref)
         snapshot = Snapshot.from_manifest(store, store.snapshots.get(target.served_ref.snapshot))
@@ -458,7 +459,7 @@ class RefFollower(FollowerThread):
             try_snapshot(folder, content, indexes)
 
     def _load_model(self, store: Store | None, model_id: str) -> ServedModel:
-        """Load a reading model, after a trial in a child process."""
+        """Load a reading model after it was tried in a child process."""
         target_ref, folder = self._target_ref, find_model_folder(store, model_id)
         if self._settings.run_trials and folder is not None:
             try_model(target_ref.dest, folder, target_ref.reader_settings.reader_for(model_id))
@@ -478,7 +479,7 @@ class RefFollower(FollowerThread):
         current: LoadedSnapshot | None,
         start_time: float,
     ) -> None:
-        """Open a pulled snapshot, warm it up, and only then swap it in."""
+        """Open a pulled snapshot, warm it up, and only then serve it."""
         self._swap_in(self._open_warm(folder, served_ref, model, current), time.monotonic() - start_time)
 
     def _swap_in(self, loaded_snapshot: LoadedSnapshot, seconds: float) -> None:
@@ -505,7 +506,7 @@ class RefFollower(FollowerThread):
         return loaded_snapshot.warm_up()
 
     def _record_last_served(self, store: Store, served_ref: ServedRef) -> None:
-        """Record which snapshot the ref names, so that a start needs no store."""
+        """Record which snapshot the ref names, so that a restart needs no store."""
         try:
             record_ref(self._target_ref.dest, store.url, served_ref.ref, served_ref.snapshot)
         except OSError as error:
@@ -517,14 +518,15 @@ class RefFollower(FollowerThread):
             )
 
     def _check_pull(self, store: Store, target: _TargetVersion, current: LoadedSnapshot | None) -> None:
-        """Interrupt a pull if the service stops, if snapshots were taken down, or if the ref moved
-        while a snapshot is served by ranges, so that the next one can be served by ranges too.
+        """Interrupt a pull if the service stops, if snapshots were taken down, or if a snapshot is
+        served by byte ranges and the ref moved, so that the next snapshot can be served by byte
+        ranges too.
         """
         self._check_stop()
         if time.monotonic() < self._next_check_time:
             return
         self._next_check_time = time.monotonic() + self._settings.poll_seconds
-        with suppress(StoreError):  # a store that does not answer makes the pull itself fail
+        with suppress(StoreError):  # if the store does not answer, the pull itself fails
             if store.takedowns.list_replaced() != self.taken_down:
                 raise _PullInterruptedError("snapshots were taken down")
             is_followed = current is not None and current.is_ranged and target.served_ref.ref == self._target_ref.ref
@@ -571,7 +573,7 @@ class PulledFolder:
     model: None = None  # passages only
 
     def check(self) -> None:
-        """Check that the folder holds a snapshot.
+        """Check that the folder contains a snapshot.
 
         Raises:
             StoreError: Nothing was pulled there, or the manifest is damaged.
@@ -584,9 +586,9 @@ def _refuse_pin(name: str) -> LoadedSnapshot:
 
 
 class FolderFollower(FollowerThread):
-    """Polls a pulled folder in its own thread, and swaps to each snapshot of a later pull.
+    """Polls the folder of pulled snapshots in a thread, and switches to the snapshot of each pull.
 
-    It never contacts a store. A faulty snapshot leaves the current one in service.
+    It never contacts a store. If the new snapshot is faulty, the current snapshot is still served.
     """
 
     refusal: Refusal | None = None  # a folder has no ref; `problem` reports faults
@@ -601,17 +603,17 @@ class FolderFollower(FollowerThread):
         on_fatal: Callable[[BookwheelError], None] = lambda error: None,
         pins: PinnedSnapshots | None = None,
     ) -> None:
-        """Prepare to follow; `on_fatal` receives the error if the first snapshot is unusable."""
+        """Prepare to follow; `on_fatal` gets the error if the first snapshot cannot be served."""
         super().__init__(observer)
         self._pins = pins or PinnedSnapshots(slot, settings)
         self._folder, self._slot, self._settings = target.folder, slot, settings
         self._observer = observer
         self._on_fatal = on_fatal
-        self._rejected_root: Path | None = None  # folder of the last refused snapshot
+        self._rejected_root: Path | None = None  # folder of the snapshot that was refused last
         self.problem = ""  # why the folder's snapshot is not served; empty: it is served
 
     def poll(self) -> None:
-        """Poll the folder once, and swap to a new snapshot."""
+        """Poll the folder once, and switch to a new snapshot."""
         self._pins.update(_refuse_pin, frozenset())
         root = (self._folder / CURRENT if (self._folder / CURRENT).exists() else self._folder).resolve()
         current = self._slot.current

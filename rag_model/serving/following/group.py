@@ -2,9 +2,9 @@
 
 Worker 0 is the leader. The leader's `LeaderSlot` waits until every other worker has opened a new
 snapshot before it serves it. The other workers have a `WorkerSlot` and a `WorkerFollower`, which
-opens the snapshots that the leader announces. The leader switches to a snapshot by raising a number
-in shared memory, which every request reads. So no worker answers a request that arrives after the
-switch from the old snapshot.
+opens the snapshots that the leader announces. To switch to a snapshot, the leader increases a
+number in shared memory, which every request reads. So no worker uses the old snapshot for a request
+that arrives after the switch.
 """
 
 import queue
@@ -42,7 +42,7 @@ from rag_model.store.versions.snapshot import Snapshot
 
 
 class WorkerSlot(SnapshotSlot):
-    """A slot that switches to its prepared snapshot once the shared switch number reaches it."""
+    """A slot with a prepared snapshot, which is served from a given shared switch number on."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class WorkerSlot(SnapshotSlot):
         super().__init__(on_freed, on_loaded)
         self._link = link
         self._served_number = 0  # switch number of the current snapshot
-        # switch number and snapshot; opened, not served yet
+        # (switch number, snapshot) of the snapshot that is open but not served yet
         self._prepared: tuple[int, LoadedSnapshot] | None = None
 
     @property
@@ -75,13 +75,13 @@ class WorkerSlot(SnapshotSlot):
         return super().hold_current()
 
     def set_prepared(self, loaded_snapshot: LoadedSnapshot, switch_number: int) -> None:
-        """Store an open snapshot that is served from switch `switch_number` on."""
+        """Store an open snapshot, which is served after switch `switch_number`."""
         self.discard_prepared()
         with self._lock:
             self._prepared = switch_number, loaded_snapshot
 
     def discard_prepared(self, switch_number: int | None = None) -> None:
-        """Close the prepared snapshot; with `switch_number`, only if it is for that switch."""
+        """Close the prepared snapshot; with `switch_number`, only if prepared for that switch."""
         with self._lock:
             if self._prepared is None or switch_number not in (None, self._prepared[0]):
                 return
@@ -91,7 +91,7 @@ class WorkerSlot(SnapshotSlot):
             loaded_snapshot.close()
 
     def needs_snapshot(self, number: int) -> bool:
-        """Return whether the snapshot of switch `number` is neither served nor prepared."""
+        """Return whether the snapshot of switch `number` still has to be opened."""
         with self._lock:
             return self._served_number < number and (self._prepared is None or self._prepared[0] != number)
 
@@ -157,30 +157,31 @@ class LeaderSlot(WorkerSlot):
 
 
 def describe_snapshot(loaded_snapshot: LoadedSnapshot) -> Message:
-    """Return the message from which another worker opens the same snapshot."""
+    """Return a message that tells another worker how to open the same snapshot."""
     return {
         "folder": None if loaded_snapshot.is_ranged else str(loaded_snapshot.snapshot.location),
         "ref": asdict(loaded_snapshot.served_ref),
         "model": loaded_snapshot.model and loaded_snapshot.model.id,
-        # The leader chooses them for all workers, because the choice depends on free memory.
+        # The leader chooses the retrievers for all workers, because the choice depends on free
+        # memory.
         "retrievers": loaded_snapshot.retrievers,
         "notes": loaded_snapshot.notes,
     }
 
 
 class LeaderStatePublisher:
-    """Send the leader's state to the other workers, and pin the snapshots that they request."""
+    """Sends the leader's state to the other workers, and pins the snapshots that they request."""
 
     def __init__(
         self, link: WorkerLink, slot: SnapshotSlot, follower: RefFollower | FolderFollower, pins: PinnedSnapshots
     ) -> None:
-        """Store the arguments; `tick` sends the state."""
+        """Store the arguments; each `tick` sends the state."""
         self._link, self._slot, self._follower, self._pins = link, slot, follower, pins
         self._published_state: Message = {}
         self._pin_requests: list[Message] = []
 
     def tick(self) -> None:
-        """Send the state if it changed, and reply to workers that wait for a pinned snapshot."""
+        """Send the state if it changed; reply to workers that wait for pinned snapshots."""
         refusal = self._follower.refusal
         state = {
             "refusal": refusal and asdict(refusal),
@@ -211,7 +212,7 @@ class LeaderStatePublisher:
 
 
 class WorkerFollower(FollowerThread):
-    """Follow the leader: open the snapshots that it announces, in a thread of its own."""
+    """Follows the leader: opens, in a separate thread, the snapshots that the leader announces."""
 
     def __init__(
         self,
@@ -227,10 +228,10 @@ class WorkerFollower(FollowerThread):
         self._followed_source, self._slot, self._settings, self._observer = followed_source, slot, settings, observer
         self._pins, self._link = pins, link
         self._scorers = PairScorerCache(followed_source.url) if isinstance(followed_source, FollowedRef) else None
-        self._reported_snapshot: LoadedSnapshot | None = None  # last one reported to the observer
+        self._reported_snapshot: LoadedSnapshot | None = None  # reported to the observer
         self._requested_pins: set[str] = set()
         self._pin_replies: dict[str, Message] = {}
-        # state of the leader, from its last message
+        # the leader's state, as its last message reported it
         self.refusal: Refusal | None = None
         self.problem = ""
         self.taken_down: frozenset[str] = frozenset()
@@ -267,7 +268,7 @@ class WorkerFollower(FollowerThread):
                 self.problem, self.taken_down = message["problem"], frozenset(message["taken_down"])
 
     def _prepare(self, opening: Message) -> None:
-        """Open a snapshot, store it for its switch, and report the result to the supervisor."""
+        """Open a snapshot, store it until its switch, and report the result to the supervisor."""
         error: BookwheelError | None = None
         try:
             loaded_snapshot = self._open(opening)
@@ -281,7 +282,7 @@ class WorkerFollower(FollowerThread):
         self._link.send("opened", number=opening["number"], error=error and error_to_dict(error))
 
     def _open(self, opening: Message) -> LoadedSnapshot:
-        """Open a snapshot and warm it up; return the current one if it is the same snapshot."""
+        """Open a snapshot and warm it up; if the current one is the same snapshot, return that."""
         current, served_ref, folder = self._slot.current, ServedRef(**opening["ref"]), opening["folder"]
         if current is not None and current.id == served_ref.snapshot:
             description = describe_snapshot(current)
@@ -306,7 +307,7 @@ class WorkerFollower(FollowerThread):
         return LoadedSnapshot.open_ranged(snapshot, served_ref, settings, current, self._scorers)
 
     def _load_model(self, model_id: str | None, current: LoadedSnapshot | None) -> ServedModel | None:
-        """Return the current model if it has this id, else load it; None without an id."""
+        """Return the current model if it has this id, else load the model; None without an id."""
         if model_id is None or (current is not None and current.model is not None and current.model.id == model_id):
             return current.model if current is not None and model_id is not None else None
         followed_ref = self._get_ref()
@@ -320,7 +321,7 @@ class WorkerFollower(FollowerThread):
         return self._followed_source
 
     def _open_pinned(self, name: str) -> LoadedSnapshot | None:
-        """Open a pinned snapshot; return None until the leader has pulled it."""
+        """Open a pinned snapshot; return None while the leader has not pulled it."""
         reply = self._pin_replies.pop(name, None)
         if reply is None:
             if name not in self._requested_pins:

@@ -1,9 +1,9 @@
-"""Keep snapshots open that requests name, besides the one that the ref names now.
+"""Keep snapshots open that requests name, besides the snapshot that the ref names now.
 
-A training run searches one snapshot from its first step to its last, while the ref moves on. The
-first request that names such a snapshot pins it. The snapshot stays open until no request has named
-it for `pin_seconds`. The follower opens it; until then, requests get an error that asks to try
-again.
+For example, a training run searches the same snapshot from its first to its last step, while the
+ref moves on. A snapshot is pinned by the first request that names it. It stays open until no
+request has named it for `pin_seconds`. The follower opens it; until it is open, requests get an
+error that asks to try again.
 """
 
 import logging
@@ -21,14 +21,14 @@ from rag_model.serving.settings import ServiceSettings
 from rag_model.store.versions.checks import FULL_ID
 
 _LOG = logging.getLogger(__name__)
-_RETRY_SECONDS = 30.0  # time until a snapshot that could not be opened is tried again
+_RETRY_SECONDS = 30.0  # seconds until opening a snapshot is tried again after a failure
 _MOVE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}@[0-9]{1,8}")
 _MAX_QUOTED = 80  # characters of a name in an error message
 
 
 @dataclass(frozen=True, slots=True)
 class _Failure:
-    """Why a snapshot cannot be opened, and since when."""
+    """The reason why a snapshot cannot be opened, and the time at which this was noticed."""
 
     error: BookwheelError
     time: float
@@ -36,7 +36,7 @@ class _Failure:
 
 @dataclass(slots=True)
 class _Pin:
-    """A snapshot that requests name; times are of the monotonic clock."""
+    """A snapshot that requests name; its times are those of the monotonic clock."""
 
     last_request_time: float
     state: LoadedSnapshot | _Failure | None  # None until the follower has opened it
@@ -53,7 +53,7 @@ class PinnedSnapshots:
         """Pin nothing yet."""
         self._slot, self._settings = slot, settings
         self._lock = threading.Lock()
-        self._pins: dict[str, _Pin] = {}  # by the name in the requests
+        self._pins: dict[str, _Pin] = {}  # by the name that requests use
         # called when a snapshot must be opened
         self.on_request: Callable[[], None] = lambda: None
 
@@ -63,9 +63,9 @@ class PinnedSnapshots:
         Call `SnapshotSlot.release` afterwards.
 
         Raises:
-            UsageError: The name is a ref, which moves.
+            UsageError: The name is a ref, which may move to another snapshot.
             SnapshotOpeningError: The snapshot is not open yet.
-            NotReadyError: Too many others are pinned.
+            NotReadyError: Too many other snapshots are pinned.
             NotFoundError: The store has no such snapshot.
             GoneError: The snapshot expired, or was taken down.
         """
@@ -88,7 +88,7 @@ class PinnedSnapshots:
         raise SnapshotOpeningError(f"snapshot {name} is being opened: ask again in a moment")
 
     def update(self, open_snapshot: Callable[[str], LoadedSnapshot | None], taken_down: frozenset[str]) -> None:
-        """Open the snapshots that requests wait for, and release those no longer requested.
+        """Open the snapshots that requests wait for; release snapshots that are not requested.
 
         Args:
             open_snapshot: Returns a snapshot by its name, held open, or None if it must wait.
@@ -133,7 +133,7 @@ class PinnedSnapshots:
             pin.state = _Failure(error, time.monotonic())
 
     def _hold_current(self, name: str) -> LoadedSnapshot | None:
-        """Return the current snapshot, held open, if it has this name."""
+        """Return the current snapshot, held open, if `name` names it."""
         if self._slot.served_ref is None:
             return None
         loaded_snapshot = self._slot.hold_current()
@@ -152,7 +152,7 @@ class PinnedSnapshots:
             self._slot.release(pin.state)
 
     def _check_limit(self) -> None:
-        """Refuse another snapshot if too many are open or about to be opened.
+        """Raise an error if too many snapshots are open or about to be opened.
 
         Names that could not be opened, and names of the current snapshot, do not count.
         """

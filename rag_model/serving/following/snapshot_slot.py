@@ -1,4 +1,4 @@
-"""Hold the current snapshot and count its readers; the last reader of an old snapshot frees it."""
+"""Hold the current snapshot and count its readers; the last reader frees a replaced snapshot."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -11,7 +11,7 @@ from rag_model.serving.answering.loaded_snapshot import LoadedSnapshot, ServedRe
 
 
 class FollowerStoppedError(BookwheelError):
-    """The service is shutting down while a version is pulled or opened."""
+    """The service is shutting down, so pulling or opening a version was interrupted."""
 
 
 class SnapshotSlot:
@@ -31,12 +31,12 @@ class SnapshotSlot:
         self._lock = threading.RLock()
         self._current: LoadedSnapshot | None = None
         self._not_ready_reason = "no snapshot is open yet: ask again in a moment"
-        # readers of each snapshot in memory, by `id(loaded)`
+        # number of readers of each snapshot in memory, by `id(loaded_snapshot)`
         self._reader_counts: dict[int, int] = {}
 
     @property
     def current(self) -> LoadedSnapshot | None:
-        """The current snapshot, for the thread that calls `swap`; other threads use `acquire`."""
+        """The current snapshot; only for the thread that calls `swap`, others use `acquire`."""
         return self._current
 
     @property
@@ -47,7 +47,7 @@ class SnapshotSlot:
 
     @property
     def loaded_count(self) -> int:
-        """The number of snapshots in memory; more than one while old ones are drained."""
+        """The number of snapshots in memory; more than one while requests use an old snapshot."""
         return len(self._reader_counts)
 
     @contextmanager
@@ -77,7 +77,8 @@ class SnapshotSlot:
     def hold(self, loaded_snapshot: LoadedSnapshot) -> LoadedSnapshot:
         """Return `loaded_snapshot`, and keep it open until `release` is called.
 
-        `loaded_snapshot` is the current snapshot, one that the caller holds already, or a new one.
+        `loaded_snapshot` is the current snapshot, a snapshot that the caller holds already, or a
+        new one.
         """
         with self._lock:
             n_readers = self._reader_counts.get(id(loaded_snapshot), 0)
@@ -101,7 +102,7 @@ class SnapshotSlot:
     def swap(self, loaded_snapshot: LoadedSnapshot) -> None:
         """Make `loaded_snapshot` the current snapshot; the previous one is freed after its last reader."""
         with self._lock:
-            # The slot itself is a reader.
+            # The slot itself counts as a reader.
             previous_snapshot, self._current = self._current, self.hold(loaded_snapshot)
         if previous_snapshot is not None:
             self.release(previous_snapshot)
@@ -122,7 +123,7 @@ class SnapshotSlot:
     def release(
         self, loaded_snapshot: LoadedSnapshot, run: Callable[[Callable[[], None]], object] = lambda free: free()
     ) -> None:
-        """Release one hold of a snapshot; the last release frees it, in a function that `run`
+        """Release a snapshot that was held; the last release frees it, in a function that `run`
         calls.
         """
         with self._lock:

@@ -1,12 +1,13 @@
 """Try the indexes and models of a new version in a child process before the service uses them.
 
-An index file may be damaged in a way that only a search notices, and native code that meets the
-damage kills its process. A snapshot also carries a question encoder, whose config decides how much
-memory and time it takes, and only encoding a question shows that. A child process tries both
-before `current` names the version.
+An index file may be damaged in a way that only a search reveals, and then native code may kill the
+process that searches. A snapshot also contains a question encoder, whose configuration determines
+how much memory and time it takes, which only encoding a question shows. A child process tries both
+before the link `current` names the version.
 
-If a child dies, the cause is recorded, so that neither a restart nor the next poll repeats the
-trial. For models, success is recorded too, so a new version with the same encoder needs no trial:
+If the child dies, the cause is recorded, so that the trial is repeated neither after a restart nor
+at the next poll. For models, success is recorded too, so that a new version with the same encoder
+needs no trial:
 
 ```
 DEST/.trials/<digest of files and library versions>.json    {"died": "was ended by SIGSEGV"}
@@ -44,7 +45,7 @@ _VERDICTS_FOLDER = ".trials"
 _ENGINES = ("faiss-cpu", "torch", "transformers", "tokenizers")
 # bytes for libraries, centroids and search tables, in addition to `_ROW_BYTES`
 _INDEX_MEMORY = 2 << 30
-_ROW_BYTES = 16  # bytes a row for a graph's levels and offsets, which are not mapped
+_ROW_BYTES = 16  # bytes per row for levels and offsets of a graph, which are not memory-mapped
 _INDEX_SECONDS = 120.0  # CPU seconds of the child for small files
 _INDEX_BYTES_PER_SECOND = 50e6  # slowest acceptable speed of reading
 _QUERY_COUNT = 3  # number of queries that each index must answer
@@ -52,7 +53,8 @@ _K = 5
 _QUERY_TOKENS = 4  # token vectors of a query
 _QUERY_TERMS = 64  # weighted terms of a sparse query
 _MODEL_MEMORY = 4 << 30  # bytes for torch, transformers and a batch of questions
-# memory as a multiple of the weights: fp16 becomes float32, with another layout for the CPU
+# memory as a multiple of the weights, because float16 is converted to float32, and to another
+# layout for the CPU
 _WEIGHT_COPIES = 3
 _MODEL_SECONDS = 300.0  # CPU seconds of the child for small files
 _MODEL_BYTES_PER_SECOND = 20e6  # slowest acceptable speed of loading weights
@@ -62,7 +64,7 @@ _MODEL_KINDS: Mapping[ReaderName, str] = {
     "extractive": "model of spans",
 }
 _NEW_TOKENS = 4  # tokens of an answer
-_MODEL_QUESTIONS = (  # the second one has the maximum length of a service's questions
+_MODEL_QUESTIONS = (  # the second question has the maximum length that a service accepts
     "Who wrote it?",
     " ".join(f"word {i}, Été 漢字 [x]?" for i in range(75)),
 )
@@ -81,11 +83,11 @@ def run_trial(
 
     Args:
         dest: The folder of the pulled snapshots.
-        trial_inputs: A JSON value that identifies all files of the trial by their digests.
-        action: The child and its action, for error messages, such as `a process that opened and
+        trial_inputs: A JSON value with the digests of all files that the trial uses.
+        action: For error messages: the child and what it did, such as `a process that opened and
             searched index/hnsw.faiss`.
         advice: What to do if the child died.
-        trial: Runs the child.
+        trial: Function that runs the child.
         record_success: Also record success, so that the trial is not repeated.
 
     Raises:
@@ -201,7 +203,7 @@ def _draw_weighted_terms(snapshot: Snapshot, name: str, index: Any, generator: n
     return np.stack([terms, generator.random(terms.shape)], axis=2).astype(np.float32)
 
 
-# functions that make queries, by the representation that an index is built over
+# by the type of an index's representation, a function that creates queries
 _TRIAL_QUERIES: dict[RepresentationType, Callable[[Snapshot, str, Any, np.random.Generator], Any]] = {
     "text": _read_queries,
     "vectors": _draw_vectors,
@@ -234,7 +236,7 @@ def try_encoders(folder: Path, content: Content, indexes: Sequence[str]) -> None
 
 
 def try_model(dest: Path, folder: Path, reader: ReaderName) -> None:
-    """Let the model in `folder` answer without passages; `dest` holds the pulled snapshots.
+    """Let the model in `folder` answer without passages; `dest` is the folder of pulled snapshots.
 
     Raises:
         BookwheelError: The model is unusable; the message is the child's.
@@ -284,11 +286,12 @@ def _answer_questions(folder: Path, reader: ReaderName) -> None:
     from rag_model.reading.model import load_reading_model  # noqa: PLC0415
     from rag_model.reading.settings import ReaderSettings  # noqa: PLC0415
 
-    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the GPU's memory may be the service's
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the service may need the GPU's memory
     model = load_reading_model(None, str(folder), reader)
     if model.question_encoder is not None:
         model.question_encoder.encode_questions(_MODEL_QUESTIONS)
-    # The long question may not fit into a prompt; only the reader `marginal` uses none.
+    # The long question may not fit into a prompt, except for the reader `marginal`, which uses no
+    # prompt.
     questions = _MODEL_QUESTIONS if reader == "marginal" else _MODEL_QUESTIONS[:1]
     settings = ReaderSettings(reader, DecodingSettings(max_new_tokens=_NEW_TOKENS))
     model.open_reader(None, settings).answer_from(questions, [[] for _ in questions])

@@ -21,21 +21,22 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from rag_model.serving.settings import ServiceSettings
 
-_BaseProtocol: Any = AutoHTTPProtocol  # the protocol of httptools if installed, else of h11
+_BaseProtocol: Any = AutoHTTPProtocol  # of httptools if installed, or else of h11
 _MIN_BYTES_PER_SECOND = 65_536  # slowest speed at which a client may read a long reply
 _CHECK_SECONDS = 1.0  # time between two checks of how much a client has read
 _PARSE_BYTES = 16_384  # bytes parsed between two checks of the number of pipelined requests
-_MAX_OVERHEAD_BYTES = 16_384  # bytes of a request besides its body: head, chunk sizes, trailers
-_MAX_HEADERS = 100  # maximum headers of a request; a header takes 100 times its size in memory
+_MAX_OVERHEAD_BYTES = 16_384  # bytes of head, chunk sizes and trailers
+_MAX_HEADERS = 100  # maximum headers; each takes 100 times its size in memory
 _MAX_PIPELINED = 64  # maximum pipelined requests; uvicorn keeps them at 100 times their size
 _IPV6_PREFIX_BITS = 64  # a provider usually assigns a /64 network to one client
 
 
 class _BufferedTransport:
-    """A transport that joins the writes of one loop iteration, such as uvicorn's head and body.
+    """A transport that joins writes of one event loop iteration, such as a reply's head and body.
 
-    The transport aborts the connection of a client that does not read. Under TLS, only the bytes
-    that are not encrypted yet are counted; the limit of idle connections covers the others.
+    The transport aborts the connection of a client that does not read. With TLS, only bytes that
+    are not encrypted yet are counted; if encrypted bytes are not read, the time limit of idle
+    connections applies.
     """
 
     def __init__(
@@ -45,7 +46,7 @@ class _BufferedTransport:
         seconds: float,
         exceeds_limit: Callable[[], bool],
     ) -> None:
-        """Abort if the client does not read within `seconds`, or `exceeds_limit` returns True."""
+        """Abort if the client does not read within `seconds` or if `exceeds_limit` returns True."""
         self._transport, self._loop, self._seconds = transport, loop, seconds
         self._exceeds_limit = exceeds_limit
         self._pending: list[bytes] = []
@@ -120,11 +121,11 @@ class _LimitedHttpProtocol(_BaseProtocol):  # type: ignore[misc]
     app_state: dict[str, Any]
     _timer: asyncio.TimerHandle | None = None
     _overhead_bytes = 0  # bytes of the current request without its body
-    # httptools reports body bytes; h11 has its own limits
+    # whether the protocol reports body bytes, as httptools does; h11 has limits of its own
     _counts_body_bytes = hasattr(_BaseProtocol, "on_body")
-    _last_received = 0.0  # when the client last sent something (the loop's clock)
+    _last_received = 0.0  # when the client last sent data (event loop's clock)
     _client_key = ""
-    _has_head = False  # whether the head of the current request is complete; trailers come later
+    _has_head = False  # whether the head is complete; later headers are trailers
     _is_refused = False  # whether a request was refused; further data of the client is ignored
 
     def connection_made(self, transport: asyncio.Transport) -> None:
@@ -150,7 +151,7 @@ class _LimitedHttpProtocol(_BaseProtocol):  # type: ignore[misc]
         self._last_received = self.loop.time()
         for start in range(0, len(data), _PARSE_BYTES):
             if self.transport.is_closing():
-                return  # the request was refused
+                return  # a request was refused meanwhile
             chunk = data if len(data) <= _PARSE_BYTES else data[start : start + _PARSE_BYTES]
             self._overhead_bytes += len(chunk)
             super().data_received(chunk)
@@ -168,13 +169,13 @@ class _LimitedHttpProtocol(_BaseProtocol):  # type: ignore[misc]
         super().on_message_begin()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        # Trailers are ignored. One header more than allowed is kept, to detect that there are too
+        # Trailers are ignored. One header more than allowed is stored, to detect that there are too
         # many.
         if not self._has_head and len(self.headers) <= _MAX_HEADERS:
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """Start the request, unless its head is refused."""
+        """Check the head of the request, and start the request if the head is accepted."""
         self._has_head = True
         encodings = [header for name, header in self.headers if name == b"transfer-encoding"]
         if self._is_refused or len(self.headers) > _MAX_HEADERS:
@@ -192,13 +193,14 @@ class _LimitedHttpProtocol(_BaseProtocol):  # type: ignore[misc]
     def on_message_complete(self) -> None:
         if self._is_refused:
             return
-        # The rest of the chunk, at most `_PARSE_BYTES`, is not counted.
+        # The rest of the chunk, at most `_PARSE_BYTES`, is not counted as overhead of the next
+        # request.
         self._overhead_bytes = 0
         self.scope["state"]["is_body_complete"] = True
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
-        self.transport.flush()  # so that the reply does not wait for the next iteration of the loop
+        self.transport.flush()  # do not wait for the next iteration of the event loop
         super().on_response_complete()
 
     def _refuse_long_request(self) -> None:
@@ -206,15 +208,15 @@ class _LimitedHttpProtocol(_BaseProtocol):  # type: ignore[misc]
         self._refuse_request(431, f"a request has at most {limits_text} besides its body: send fewer, or shorter ones")
 
     def _refuse_request(self, status: int, detail: str) -> None:
-        """Reply to the request that is being read, and close; abort during another reply."""
+        """Reply to the request that is being read, and close; during another reply, abort."""
         if self._is_refused:
-            return  # the new bytes are the rest of the refused request
+            return  # further bytes belong to the refused request
         self._is_refused = True
         if self.transport.is_closing() or not (self.idle or self._is_only_reading()):
             self.transport.abort()
             return
         if not self.idle:
-            self.cycle.disconnected = True  # the request's handler waits for the body, and sends nothing
+            self.cycle.disconnected = True  # the handler of this request still waits for the body
         self._refuse(status, detail)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -229,7 +231,7 @@ class _LimitedHttpProtocol(_BaseProtocol):  # type: ignore[misc]
             on_disconnect()
 
     def _exceeds_unsent_limit(self) -> bool:
-        """Return whether this client's connections together hold too many unsent bytes."""
+        """Return whether all connections of this client together have too many unsent bytes."""
         siblings = (connection for connection in self.connections if connection._client_key == self._client_key)
         return bool(sum(connection.transport.unsent for connection in siblings) > self.max_unsent_bytes)
 
@@ -243,7 +245,7 @@ class _LimitedHttpProtocol(_BaseProtocol):  # type: ignore[misc]
         self.transport.close()
 
     def _evict_idle_connection(self) -> bool:
-        """Abort the longest idle connection of the client with the most connections.
+        """Abort the connection that is idle longest, of the client with the most connections.
 
         Return False if all connections have a complete request in progress.
         """
@@ -315,7 +317,7 @@ def create_uvicorn_config(
         access_log=False,
         log_config=None,
         server_header=False,
-        proxy_headers=False,  # a client's X-Forwarded-For is not trusted
+        proxy_headers=False,  # do not trust a client's X-Forwarded-For header
         timeout_keep_alive=round(settings.idle_seconds),
         timeout_graceful_shutdown=round(settings.drain_seconds),
         **config_options,

@@ -1,13 +1,13 @@
 """Check the head of a request: host, origin, bearer token and content type.
 
-A page of another site in the user's browser must not use the service. The site's host name can be
-made to resolve to this machine (DNS rebinding), so `Host` is checked. Browsers send the page's site
-in `Origin`, except in a `GET` of the page's own host. If any host is allowed, `Host` proves
-nothing; then an origin, and the host of a `GET`, must be allowed by name or be one that no other
-site can have: an IP address or a name without dots. Endpoints accept only `application/json`, which
-a page of another site may not send without a CORS preflight request. `/retrieve` also accepts
-MessagePack, declared or, as GEM's client sends it, without a type; the `Origin` of a page is
-checked there too.
+A web page of another site, open in the user's browser, must not use the service. The host name of
+that site can be made to resolve to this machine (DNS rebinding), so `Host` is checked. Browsers
+send the site of the page in `Origin`, except in a `GET` to the page's own host. If any host is
+allowed, `Host` proves nothing. Then an origin, and the host of a `GET`, must be allowed by name, or
+be a host that no other site can have: an IP address or a name without dots. Endpoints accept only
+`application/json`, which a page of another site may not send without a CORS preflight request.
+`/retrieve` also accepts MessagePack, with its content type or without any, as GEM's client sends
+it; `Origin` is checked there too.
 """
 
 import hashlib
@@ -28,7 +28,7 @@ from rag_model.serving.settings import ANY_HOST, ServiceSettings
 
 _LOG = logging.getLogger(__name__)
 _MIN_TOKEN_LENGTH = 16  # characters; shorter tokens can be guessed
-_RELOAD_SECONDS = 1.0  # time between two checks of the file for changes
+_RELOAD_SECONDS = 1.0  # seconds between two checks whether the file has changed
 _BEARER = b"bearer "
 _PRINTABLE = re.compile(rb"[!-~]+")  # ASCII without spaces, as a header requires
 _PROBE_PATHS = frozenset(("/healthz", "/readyz"))  # probes may use any host name
@@ -49,7 +49,7 @@ class BearerTokens:
         """Read the file.
 
         Raises:
-            UsageError: The file cannot be read, has no token, or has a malformed or short one.
+            UsageError: The file cannot be read, has no token, or has a malformed or short token.
         """
         self._path = path
         self._file_stamp = _read_file_stamp(path)
@@ -61,9 +61,10 @@ class BearerTokens:
         self._next_check = time.monotonic() + _RELOAD_SECONDS
 
     def is_valid(self, authorization: bytes | None) -> bool:
-        """Return whether an Authorization header holds a token of the file.
+        """Return whether an Authorization header contains a token of the file.
 
-        All tokens are compared, each in constant time, so that timing reveals nothing.
+        The header is compared with all tokens, each in constant time, so that timing reveals
+        nothing.
         """
         if time.monotonic() >= self._next_check:
             self._reload_if_changed()
@@ -95,7 +96,7 @@ def _read_file_stamp(path: Path) -> tuple[int, int, int]:
 
 
 def _read_token_digests(path: Path) -> tuple[bytes, ...]:
-    """Return the digests of a file's tokens; () if it has none."""
+    """Return the digests of the tokens in a file; () if the file has no tokens."""
     try:
         lines = path.read_bytes().splitlines()
     except OSError as error:
@@ -151,7 +152,7 @@ class RequestGuard:
     """Accepts or rejects requests by their heads."""
 
     def __init__(self, settings: ServiceSettings, tokens: BearerTokens | None = None) -> None:
-        """Accept requests to the hosts of the settings; with `tokens`, require one of these."""
+        """Accept requests to the hosts in the settings; with `tokens`, require a valid token."""
         self._allows_any_host = ANY_HOST in settings.allowed_hosts
         self._hosts = {name.lower().encode() for name in (*settings.allowed_hosts, *LOOPBACK)}
         self._origins = {name.lower().encode() for name in settings.allowed_hosts if name not in LOOPBACK}

@@ -28,10 +28,10 @@ from rag_model.serving.answering.execution import AnswerResult, SearchResult
 from rag_model.serving.http.guard import MSGPACK_TYPES
 from rag_model.serving.settings import ServiceSettings
 
-_MAX_WHOLE_FLOAT = 2.0**53  # larger floats do not represent every integer
+_MAX_WHOLE_FLOAT = 2.0**53  # above this, floats do not represent every integer
 _MAX_FIELD_NAME = 80  # characters of a field name in error messages
 _NOT_AN_INTEGER = "is not a whole number: write it without quotes, such as 5"
-_ADVICE_BY_TYPE = {  # text for each type of pydantic's errors
+_ADVICE_BY_TYPE = {  # error text for each error type of pydantic
     "missing": "is missing: give it, as /openapi.json says",
     "extra_forbidden": "is not a field of this request: correct its name, or leave it out; /openapi.json lists them",
     "too_short": "is empty: give at least one",
@@ -60,7 +60,7 @@ _DESCRIPTIONS: dict[type, dict[str, str]] = {
     replies.ReadHit: _HIT_DESCRIPTIONS,
     LegHit: {"rank": "Position in its list, from 1.", "score": "The child retriever's score."},
 }
-_SCHEMA_NAME_BY_RECORD: dict[type, str] = {  # schema names that differ from the records' names
+_SCHEMA_NAME_BY_RECORD: dict[type, str] = {  # schemas that are not named like the record
     replies.QueryResult: "Result",
     replies.ReadHit: "ReadPassage",
     replies.AnswerToken: "Token",

@@ -1,8 +1,8 @@
 """Serve the application with uvicorn: sockets, TLS certificates, signals and shutdown.
 
-After SIGTERM, /readyz fails while requests are still answered, so that load balancers send no more.
-Then no more connections are accepted, requests in progress are answered, and the process exits
-with 0. SIGINT does the same without the wait.
+After SIGTERM, /readyz fails while requests are still answered, so that load balancers send no
+further requests. Then no further connections are accepted, requests in progress are answered, and
+the process exits with 0. SIGINT does the same without the wait.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ from rag_model.serving.service import Service
 from rag_model.serving.workers import WorkerLink
 
 _LOG = logging.getLogger(__name__)
-_YIELD_SECONDS = 0.01  # maximum time to leave a connection to other workers
+_YIELD_SECONDS = 0.01  # maximum seconds to wait for another worker to accept a connection
 _YIELD_CHECK_SECONDS = 0.0005
 _FAILED_ACCEPT_SECONDS = 1.0
 _HEALTH_CONNECTIONS = 64  # maximum connections of the health port, for probes and Prometheus
@@ -59,7 +59,7 @@ class CertificateFiles:
         """Load both files into `context`.
 
         Raises:
-            UsageError: A file is missing or damaged, the key has a password, or it belongs to
+            UsageError: A file is missing or damaged, or the key has a password or belongs to
                 another certificate.
         """
         try:
@@ -73,7 +73,7 @@ class CertificateFiles:
 
 
 class ReloadingCertificate:
-    """A certificate that is reloaded when its files change, as after a renewal."""
+    """A certificate that is reloaded when its files change, for example after a renewal."""
 
     def __init__(self, files: CertificateFiles) -> None:
         """Check the files.
@@ -99,7 +99,7 @@ class ReloadingCertificate:
             _LOG.error("%s; the certificate that was read before is still used", error)
 
     def _check_files(self) -> None:
-        """Load the files into a separate context, because a wrong key would break one in use."""
+        """Load the files into a separate TLS context, because a wrong key would break the other."""
         self.files.load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
 
 
@@ -114,8 +114,8 @@ class HealthPort:
 class _SharedSocketAcceptor:
     """Accept connections from a socket that several workers share.
 
-    A worker with more connections than another one waits until the other has caught up, but only
-    briefly. Otherwise the worker that wakes first would accept all connections.
+    A worker that has more connections than another worker waits briefly until the other worker has
+    accepted as many. Otherwise the worker that is woken first would accept all connections.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class _SharedSocketAcceptor:
 
         Args:
             listener: The shared listening socket.
-            connect: Takes over an accepted connection.
+            connect: Coroutine that takes over an accepted connection.
             has_more_connections: Receives the number of connections that are being set up, and
                 returns whether another worker has fewer connections.
         """
@@ -146,7 +146,7 @@ class _SharedSocketAcceptor:
         self._loop.remove_reader(self._listener.fileno())
 
     async def wait_closed(self) -> None:
-        """Wait for the connections that are being set up."""
+        """Wait until the connections that are being set up are ready."""
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _handle_readable(self) -> None:
@@ -176,7 +176,7 @@ class _SharedSocketAcceptor:
             connection, _ = self._listener.accept()
         except (BlockingIOError, InterruptedError, ConnectionAbortedError):
             return  # another worker accepted the connection, or the client left
-        except OSError as error:  # too many open files, for example
+        except OSError as error:  # for example, too many open files
             _LOG.error("cannot accept a connection: %s", error)
             self._loop.remove_reader(self._listener.fileno())
             self._timer = self._loop.call_later(_FAILED_ACCEPT_SECONDS, self._resume)
@@ -189,12 +189,12 @@ class _SharedSocketAcceptor:
     async def _set_up(self, connection: socket.socket) -> None:
         try:
             await self._connect(connection)
-        except (OSError, asyncio.CancelledError):  # a failed handshake, for example
+        except (OSError, asyncio.CancelledError):  # for example, a failed TLS handshake
             connection.close()
 
 
 class ServiceServer(uvicorn.Server):
-    """A uvicorn server that runs until a signal arrives or `should_exit` is set."""
+    """A uvicorn server that runs until the process gets a signal or `should_exit` is set."""
 
     def __init__(
         self,
@@ -209,7 +209,8 @@ class ServiceServer(uvicorn.Server):
         """Prepare the server.
 
         `on_listening` is called once connections are accepted, and `on_ready` once the first
-        snapshot is served. With `link`, other processes accept connections of the same socket.
+        snapshot is served. `link` says that other processes accept connections from the same
+        socket.
         """
         settings = service.settings
         files = None if certificate is None else certificate.files
@@ -219,12 +220,13 @@ class ServiceServer(uvicorn.Server):
         )
         self._service, self._on_listening, self._health = service, on_listening, health
         self._certificate = certificate
-        # separate, so that clients of the main port cannot use up its connections
+        # separate, so that clients of the main port do not use up the connections of the health
+        # port
         self._health_state = ServerState()
         self._exit_time = float("inf")  # monotonic clock
         self._should_stop: Callable[[], bool] = lambda: False
         self._on_ready, self._was_ready = on_ready, False
-        # number of handled stop signals of the supervisor
+        # number of stop signals from the supervisor that have been handled
         self._link, self._n_handled_signals = link, 0
 
     def stop_if(self, should_stop: Callable[[], bool]) -> None:
@@ -238,7 +240,7 @@ class ServiceServer(uvicorn.Server):
         if worker_link is not None:
             protocol_factory = _create_protocol_factory(self.config, self.server_state, self.lifespan.state)
             connect = partial(asyncio.get_running_loop().connect_accepted_socket, protocol_factory, ssl=self.config.ssl)
-            # uvicorn closes the acceptors together with asyncio's servers.
+            # The acceptors are in `servers`, which uvicorn closes at the end.
             acceptors: list[Any] = [
                 _SharedSocketAcceptor(sock, connect, self._has_more_connections) for sock in sockets or ()
             ]
@@ -254,7 +256,7 @@ class ServiceServer(uvicorn.Server):
         await super().shutdown(sockets)
 
     async def on_tick(self, counter: int) -> bool:
-        """Check for the end of the service, the first snapshot, and a new certificate.
+        """Check whether the service has to end, has a first snapshot, or has a new certificate.
 
         uvicorn calls it ten times a second; the certificate is checked once a second.
         """

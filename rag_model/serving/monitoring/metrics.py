@@ -1,8 +1,8 @@
 """The Prometheus metrics of a service: requests, the served snapshot, and its quality.
 
-Counters and histograms are updated at each event. Gauges of the state (the snapshot, ages, the
-windows of `QualityMonitor`) are collected at each scrape. A metric whose value is unknown is
-absent. The alerts (`infra/prometheus/alerts.yml`) and the dashboard
+Counters and histograms are updated at each event. Gauges, which show the state (the snapshot, ages,
+the windows of `QualityMonitor`), are computed at each scrape. A metric whose value is unknown is
+not exported. The alerts (`infra/prometheus/alerts.yml`) and the dashboard
 (`infra/grafana/bookwheel.json`) use these names.
 """
 
@@ -52,11 +52,11 @@ from rag_model.serving.workers import WorkerLink
 from rag_model.store.versions.build_history import Trend, compute_trends, read_history
 from rag_model.store.versions.manifest import Manifest
 
-# name, help text, value; a gauge with value None is left out
+# (name, help text, value); a gauge is not exported if its value is None
 _Gauge = tuple[str, str, float | None]
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 _STATE_FILE = "state.prom"
-_MAX_STATE_SECONDS = 60.0  # older gauges are left out, because the leader is not running
+_MAX_STATE_SECONDS = 60.0  # older gauges are not exported, because then the leader is not running
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 _MINUTES = (0.1, 1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0)
 _SHARES = (0.05, 0.1, 0.25, 0.5, 0.7, 0.8, 0.9, 1.0)
@@ -65,16 +65,16 @@ _SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 @dataclass(frozen=True, slots=True)
 class ServedSnapshotInfo:
-    """The served snapshot, and the recall that its gate measured, if its manifest has it."""
+    """The served snapshot, and the recall that the gate measured, if the manifest has it."""
 
     snapshot: str
     ref: str
-    number: int  # number of the ref's move
-    index: str  # the default retriever, an index or an expression
+    number: int  # number of the entry in the ref's log
+    index: str  # the default retriever: an index or an expression
     created: float | None  # Unix time, by the builder's clock
     recall_mean: float | None
     recall_p5: float | None
-    trends: tuple[Trend, ...] = ()  # trends of the last builds
+    trends: tuple[Trend, ...] = ()  # trends in recent builds
 
     @classmethod
     def from_manifest(cls, manifest: Manifest, served_ref: ServedRef, index: str) -> "ServedSnapshotInfo":
@@ -169,7 +169,7 @@ def _compute_age(now: float, event_time: float | None) -> float | None:
 
 
 def _parse_unix_time(time_text: Any) -> float | None:
-    """Return the Unix time of an ISO 8601 text; None for anything else."""
+    """Return the Unix time of an ISO 8601 string; None for any other value."""
     try:
         time = datetime.fromisoformat(time_text)
         return (time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp()
@@ -194,8 +194,9 @@ class ServiceMetrics(Observer):
     ) -> None:
         """Create the metrics of a service; `clock` returns the Unix time in seconds.
 
-        With `link`, counters and histograms cover all workers of the service. The snapshot and its
-        quality are those of the leader, whose questions are a random sample of all questions.
+        With `link`, counters and histograms include all workers of the service. Metrics of the
+        snapshot and its quality come from the leader, whose questions are a random sample of all
+        questions.
         """
         self._link = link
         self._is_leader = link is None or link.is_leader
@@ -239,7 +240,7 @@ class ServiceMetrics(Observer):
             (self._polls, ("ok", "failed")),
         ):
             for outcome in outcomes:
-                # This exports 0 from the start, so that Prometheus sees the first increase.
+                # Create the counter, so that 0 is exported and Prometheus sees the first increase.
                 counter.labels(outcome)
         self.quality, self._clock = quality or QualityMonitor(), clock
         self.quality.thread.on_thread_death = self.on_thread_death
@@ -249,7 +250,7 @@ class ServiceMetrics(Observer):
         self.probes = probes or ProbeMonitor()
         self.probes.on_usage = partial(self._count_tokens, "probe")
         self.probes.thread.on_thread_death = self.on_thread_death
-        # These metrics are absent until a model is served that can be checked.
+        # These metrics are not exported until a model is served that can be checked.
         self._sampled_answers: Counter | None = None
         self._override_answers: Counter | None = None
         self._unchecked_answers: Counter | None = None
@@ -294,7 +295,7 @@ class ServiceMetrics(Observer):
             new_file.replace(self._link.metrics_folder / _STATE_FILE)
 
     def on_queued(self, verb: str, n_questions: int, waiting: int) -> None:
-        """Record the share of the queue in use."""
+        """Record which share of the queue is in use."""
         self._queue.labels(verb).observe(waiting / self._queue_limits[verb])
 
     def on_reply(self, verb: str, status: int, n_questions: int, seconds: float) -> None:
@@ -302,7 +303,7 @@ class ServiceMetrics(Observer):
         self._requests.labels(verb, str(status)).observe(seconds)
 
     def on_search(self, batch: SearchBatch) -> None:
-        """Record a batch's size and times, and monitor hits of the default retriever."""
+        """Record the size and times of a batch, and monitor the default retriever's hits."""
         self._batch_sizes.observe(len(batch.questions))
         self._encode_seconds.observe(batch.encode_seconds)
         self._search_seconds.observe(batch.search_seconds)
@@ -310,7 +311,7 @@ class ServiceMetrics(Observer):
             self.quality.record_search(batch.loaded_snapshot.id, batch.questions, batch.vectors, batch.ks, batch.hits)
 
     def on_answer(self, loaded_snapshot: LoadedSnapshot, answers: Sequence[Answer]) -> None:
-        """Record times, outcomes, tokens, and whether passages support the answers."""
+        """Record times, outcomes and tokens of answers, and whether passages support them."""
         self.quality.record_answers(loaded_snapshot.id, answers)
         for answer in answers:
             for stage, seconds in answer.seconds.items():
@@ -342,12 +343,13 @@ class ServiceMetrics(Observer):
             text = "Sampled answers whose check failed; they are not among the checked ones."
             self._unchecked_answers = self._create_counter("answers_unchecked", text)
         if loaded_snapshot.model is not None:
-            # The first call takes half a second, for which the first answer need not wait.
+            # The first call takes half a second; it is made here, so that the first answer does not
+            # wait.
             tokenize("")
         self.on_ref_moved(loaded_snapshot, loaded_snapshot.served_ref)
 
     def on_ref_moved(self, loaded_snapshot: LoadedSnapshot, served_ref: ServedRef) -> None:
-        """Record the ref's move."""
+        """Record that the ref moved."""
         manifest, retriever = loaded_snapshot.snapshot.manifest, loaded_snapshot.retrievers[0]
         self.served = ServedSnapshotInfo.from_manifest(manifest, served_ref, retriever)
         self.refusal = None
@@ -379,7 +381,8 @@ class ServiceMetrics(Observer):
             return
         self.store_seen_at = self._clock()
         if self.refusal is not None and not self.refusal.snapshot:
-            # The ref record was unreadable; if it still is, `on_refused` is called again.
+            # The record of the ref was unreadable. If it is still unreadable, `on_refused` is
+            # called again.
             self.refusal = None
 
     def on_thread_death(self, thread: str) -> None:
@@ -398,7 +401,7 @@ class ServiceMetrics(Observer):
         self.probes.close()
 
     def _record_given_answer(self, loaded_snapshot: LoadedSnapshot, answer: Answer) -> None:
-        """Record an answer's memory and citations, and whether its passages support it."""
+        """Record an answer's source (weights or passages), its citations, and its support."""
         if answer.memory is not None:
             self._memories.labels(answer.memory).inc()
         lacks_support = is_unsupported(answer)
@@ -435,7 +438,7 @@ class ServiceMetrics(Observer):
 
 
 class _ProcessesCollector(Collector):
-    """Sum the kernel's statistics of all processes; shared memory counts in each process."""
+    """Sum the kernel's statistics of all processes; shared memory is counted in each process."""
 
     def __init__(self, link: WorkerLink) -> None:
         self._link = link

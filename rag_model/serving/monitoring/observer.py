@@ -1,7 +1,8 @@
 """The events of a service, which metrics and the quality monitor observe.
 
-A subclass overrides the methods of the events that it needs. Several threads call them and wait for
-them, so a method should return within microseconds. `notify` logs their exceptions and goes on.
+A subclass overrides the methods of the events that it needs. The methods are called by several
+threads, which wait until they return, so they should return within microseconds. `notify` logs
+exceptions of the methods and continues.
 """
 
 import logging
@@ -20,16 +21,16 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class SearchBatch:
-    """Questions that were searched together, with one retriever of one snapshot."""
+    """Questions that were searched in one batch, with the same retriever and snapshot."""
 
-    loaded_snapshot: LoadedSnapshot  # open during the call; keep only its `snapshot` for longer
+    loaded_snapshot: LoadedSnapshot  # open only during the call, unlike its `snapshot`
     retriever: str  # expression
     questions: Sequence[str]
-    vectors: Vectors | None  # (q, d) float32, of `questions`; None if the retriever needs none
+    vectors: Vectors | None  # (q, d) float32 question vectors; None if not needed
     ks: Sequence[int]
     hits: Sequence[Sequence[Hit]]  # hits of each question, best first
     encode_seconds: float
-    search_seconds: float  # all time except encoding, including reading the passages
+    search_seconds: float  # the time of everything except encoding, including reading the passages
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +38,12 @@ class Refusal:
     """A version that the ref names and that the service refused."""
 
     ref: str
-    number: int  # number of the ref's move; 0 if the ref record is unreadable
+    number: int  # number of the ref's log entry; 0: its record is unreadable
     snapshot: str  # id; "" if unknown
     reason: str  # why it was refused, in one sentence
     refused_at: str  # time of the last refusal; ISO 8601, UTC
     tries: int  # number of attempts to load the version
-    final: bool  # whether it is not tried again before the ref moves
+    final: bool  # whether it is tried again only after the ref has moved
 
     def to_json(self) -> dict[str, Any]:
         """Return the `refused` object of /snapshot."""
@@ -60,9 +61,9 @@ class Observer:
     """Base class of observers; its methods do nothing."""
 
     def on_queued(self, verb: str, n_questions: int, waiting: int) -> None:
-        """Handle a new request in the queue of `verb`, `search` or `answer`.
+        """Handle a new request in the queue of `verb` (`search` or `answer`).
 
-        The queue now holds `waiting` questions.
+        In this queue, `waiting` questions wait now.
         """
 
     def on_reply(self, verb: str, status: int, n_questions: int, seconds: float) -> None:
@@ -75,19 +76,19 @@ class Observer:
         """Handle a batch of answers, each with its passages."""
 
     def on_swap(self, loaded_snapshot: LoadedSnapshot, seconds: float) -> None:
-        """Handle a swap to a new snapshot, whose loading took `seconds`."""
+        """Handle a switch to a new snapshot, which was loaded in `seconds`."""
 
     def on_ref_moved(self, loaded_snapshot: LoadedSnapshot, served_ref: ServedRef) -> None:
         """Handle a move of the ref that names the same snapshot again."""
 
     def on_loaded(self, snapshot: str) -> None:
-        """Handle the loading of a snapshot: a new current one, or one that a request named."""
+        """Handle the loading of a snapshot: a new current snapshot, or one that a request named."""
 
     def on_freed(self, snapshot: str) -> None:
-        """Handle the release of a snapshot's memory, after its last reader."""
+        """Handle that the memory of a snapshot was freed, after its last reader."""
 
     def on_withdrawn(self, snapshot: str) -> None:
-        """Handle the withdrawal of a snapshot that was taken down and has no replacement."""
+        """Handle that a snapshot was taken down without a replacement, and so is not served."""
 
     def on_refused(self, refusal: Refusal) -> None:
         """Handle the refusal of a version."""
@@ -111,5 +112,5 @@ def notify(method: Callable[..., None], *arguments: Any) -> None:
     """Call a method of an observer, and log its exceptions instead of raising them."""
     try:
         method(*arguments)
-    except BaseException:  # includes the panic of a native library, which must not fail a request
+    except BaseException:  # A Rust panic of a native library must not fail a request either.
         _LOG.exception("an observer of the service failed")

@@ -1,31 +1,34 @@
-r"""Check live answers for overrides: answers of the model's weights against the passages.
+r"""Check live answers for overrides: answers from the model's weights that contradict the passages.
 
 Two measures of an answer y to a question x with the passages z_1..k:
 
     unsupported(x, y) = no z_i supports y                       (`supports_statement`)
     override(x, y)    = unsupported(x, y) and log p(y|x) >= log p(y|x, z_1..k)
 
-An evaluation counts an override if a passage holds a gold answer and the model gives another one.
-Live answers have no gold answer, so likelihoods decide. The probabilities of all answers to a
-question sum to 1: what the passages take from y they give to other answers. If the passages make y
-less likely, they speak for another answer, and the model's weights overrode them. An unsupported
-answer that the passages make more likely was drawn from them: it is wrong or paraphrased, but it is
-not an override.
+An evaluation counts an override if a passage contains a gold answer and the model gives another
+answer. Live answers have no gold answer, so likelihoods decide. The probabilities of all answers to
+a question sum to 1, so if the passages make y less likely, they make other answers more likely. In
+that case the passages support another answer, and the model's weights have overridden them. An
+unsupported answer that the passages make more likely was derived from the passages: it is wrong or
+paraphrased, but it is not an override.
 
-`override` needs a model that can compute the likelihood of a given text. A remote model cannot, so
-it answers the question once more, closed book, and the two answers are compared:
+`override` needs a model that can compute the likelihood of a given text. A remote model cannot do
+so. It answers the question once more, without passages (closed book), and the two answers are
+compared:
 
     override(x, y) = unsupported(x, y) and same(y, closed book(x))
 
 Two answers are the same if, in SQuAD's normal form (as in EM), the words of one are a contiguous
-part of the other. This misses paraphrases, so the rate is lower than the one by likelihoods.
+part of the other. Paraphrases are not recognized, so this rate is lower than the rate by
+likelihoods.
 
-Sampling: every n-th answer with passages is checked, so the sampled rate is that of all answers. A
-supported answer costs nothing more. For any other answer, a local model reads its text twice, with
-and without the passages, and generates no token; a remote model is called once. The checks run one
-after another, after the replies, in a thread of the lowest priority on one core, so only a remote
-model that takes one request at a time delays the next answer. While 32 answers wait, new ones are
-skipped, supported or not; an answer whose check fails or takes too long is dropped.
+Every n-th answer with passages is checked, so the rate in this sample estimates the rate of all
+answers. If an answer is supported, nothing further is computed. For any other answer, a local model
+reads its text twice, with and without the passages, and generates no token; a remote model is
+called once. The checks run one after another, after the replies, in a thread of the lowest priority
+on one core. So they delay the next answer only if a remote model takes one request at a time. While
+32 answers wait, new answers are not checked, whether supported or not; an answer whose check fails
+or takes too long is dropped.
 """
 
 import logging
@@ -46,7 +49,7 @@ from rag_model.serving.answering.served_model import ServedModel
 from rag_model.serving.runtime import SupervisedThread, limit_compute_threads, set_lowest_priority
 
 _LOG = logging.getLogger(__name__)
-_QUEUE_LIMIT = 32  # answers, with the texts of their passages
+_QUEUE_LIMIT = 32  # maximum number of waiting answers, with the texts of their passages
 GIVEN, EMPTY, ABSTAINED = OUTCOMES = ("given", "empty", "abstained")
 
 
@@ -71,7 +74,7 @@ def is_unsupported(answer: Answer) -> bool:
 
 
 def is_repeated(answer: Answer, closed_book_answer: Answer) -> bool:
-    """Return whether the words of one answer contain the words of the other; False if one is empty.
+    """Return whether one answer's words contain the other's as a sequence; False if one is empty.
 
     >>> closed_book = Answer("?", "Eiffel tower", None, ())
     >>> is_repeated(Answer("?", "It is the Eiffel Tower.", None, ()), closed_book)
@@ -86,8 +89,8 @@ def is_repeated(answer: Answer, closed_book_answer: Answer) -> bool:
 def is_remembered(reader: LikelihoodReader, answer: Answer) -> bool:
     """Return whether the answer is as likely without its passages: log p(y|x) >= log p(y|x, z).
 
-    y excludes citations, since a closed-book prompt has nothing to cite; `reader` must not ask for
-    them either.
+    y is the text without citations, since a closed-book prompt has nothing to cite; `reader` must
+    not ask for citations either.
 
     Raises:
         UsageError: The model cannot compute likelihoods.
@@ -109,7 +112,7 @@ class OverrideChecker(Protocol):
     """Checks unsupported answers."""
 
     def check(self, answer: Answer, stop: StopCheck) -> OverrideCheck:
-        """Return whether `answer` is an override as the module defines it.
+        """Return whether `answer` is an override, as defined at the top of this module.
 
         Raises:
             StoppedError: `stop` returned True.
@@ -120,7 +123,7 @@ class OverrideChecker(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LikelihoodChecker:
-    """Compares the answer's likelihood with and without passages; ignores `stop`."""
+    """Compares the likelihood of an answer with and without passages; ignores `stop`."""
 
     reader: LikelihoodReader
 
@@ -131,7 +134,7 @@ class LikelihoodChecker:
 
 @dataclass(frozen=True, slots=True)
 class ClosedBookChecker:
-    """Lets a remote model answer the question again without passages; compares the answers."""
+    """Lets a remote model answer the question again without passages; compares both answers."""
 
     reader: Reader
 
@@ -177,9 +180,9 @@ class OverrideMonitor:
     def record_answer(
         self, create_checker: Callable[[], OverrideChecker], answer: Answer, *, unsupported: bool
     ) -> None:
-        """Queue every n-th answer with passages; `create_checker` is called for these only.
+        """Queue every n-th answer with passages; only for these answers `create_checker` is called.
 
-        The first queued answer starts the thread, so a service without checks has no thread.
+        The thread starts with the first queued answer, so a service without checks has no thread.
         """
         with self._changed:
             self._n_answers += 1
@@ -192,12 +195,12 @@ class OverrideMonitor:
             self._changed.notify()
 
     def clear(self) -> None:
-        """Drop the queued answers, after a swap or a withdrawal."""
+        """Drop the queued answers, because another snapshot or none is served now."""
         with self._changed:
             self._queue.clear()
 
     def close(self) -> None:
-        """Stop the thread after its current answer; a call to a remote model is abandoned."""
+        """Stop the thread after its current answer; do not wait for a remote model."""
         with self._changed:
             self._is_closed = True
             self._queue.clear()
@@ -212,10 +215,10 @@ class OverrideMonitor:
             check = self._run_check(checker, answer) if unsupported else OverrideCheck(override=False)
             if not self._is_closed:
                 self._on_check(check)
-            del queued_check, checker, answer  # do not keep an old model in memory while waiting
+            del queued_check, checker, answer  # free an old model while waiting
 
     def _run_check(self, checker: OverrideChecker, answer: Answer) -> OverrideCheck | None:
-        """Check an answer; None if the check fails. Consecutive failures are logged once."""
+        """Check an answer; return None if the check fails. Consecutive failures are logged once."""
         deadline = time.monotonic() + self._seconds
         try:
             check = checker.check(answer, lambda: self._is_closed or time.monotonic() > deadline)
@@ -229,14 +232,14 @@ class OverrideMonitor:
             self._is_failing = True
             return None
         except BaseException:
-            # includes the panic of a native library, which must not end the thread
+            # A Rust panic of a native library must not end the thread either.
             _LOG.exception("an answer was not checked for an override")
             return None
         self._is_failing = False
         return check
 
     def _wait_for_answer(self) -> tuple[OverrideChecker, Answer, bool] | None:
-        """Wait for an answer; None once closed."""
+        """Wait for an answer; return None when the monitor is closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._is_closed or self._queue)
             return None if self._is_closed else self._queue.popleft()

@@ -1,7 +1,7 @@
-"""Watch the drift of the generator: its answers to fixed probe questions without passages.
+"""Watch the drift of the generator, by its answers to fixed probe questions without passages.
 
-The memory in the weights changes with a new version of the model, and a model behind an endpoint
-may change under its name. With the probe questions x_1..n, the recorded answers y_i, and the
+What a model's weights know changes with a new version of the model, and a model behind an endpoint
+may change without a new name. With the probe questions x_1..n, the recorded answers y_i, and the
 answers y'_i of the model that is served now:
 
     same       = 1/n sum [y'_i = y_i]                                   (in SQuAD's normal form)
@@ -9,15 +9,17 @@ answers y'_i of the model that is served now:
 
 `difference` is computed for the recorded answers, even if the model gives other answers now. If it
 is negative, the recorded answers have become less likely, which may show a change before an answer
-changes. A remote model does not give the likelihood of a given text, so it has only `same`.
+changes. A remote model does not return the likelihood of a given text, so for it there is only
+`same`.
 
 The first model of a service is the reference. The reference's answers are kept in a file in the
-folder of the pulled snapshots, so that a later process compares with the same answers. Other
-probes, or another prompt or decoding, have another file. If the file is deleted, the next answers
-are the reference.
+folder of the pulled snapshots, so that a later process compares with the same answers. For other
+probe questions, another prompt or other decoding settings, there is another file. If the file is
+deleted, the next answers become the reference.
 
-A local model is asked once, after it was swapped in, and a remote one at intervals. One thread of
-the lowest priority on one core asks; it starts with the first model.
+A local model is asked once, after it has been loaded, and a remote model at intervals. The
+questions are asked by one thread, of the lowest priority on one core, which starts with the first
+model.
 """
 
 import json
@@ -45,7 +47,7 @@ from rag_model.untrusted_text import parse_json
 _LOG = logging.getLogger(__name__)
 MAX_PROBES = 32  # a model of 135 million parameters answers them in half a minute on one core
 MIN_PROBES = 10  # with fewer probes, one changed answer would look like drift
-_BATCH_QUESTIONS = 8  # questions between two checks whether another model is served
+_BATCH_QUESTIONS = 8  # number of questions between two checks whether another model is served
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +60,7 @@ class ProbeMetrics:
 
 @dataclass(frozen=True, slots=True)
 class ProbeAnswer:
-    """An answer without passages, either the recorded one or that of the served model."""
+    """An answer without passages: the recorded answer, or the answer of the served model."""
 
     text: str
     log_likelihood: float | None  # log-likelihood of the text; None if unknown, or without text
@@ -66,7 +68,7 @@ class ProbeAnswer:
 
 
 def choose_probes(questions: Sequence[str]) -> list[str]:
-    """Return up to 32 distinct questions, evenly spread over the list, as a service's probes.
+    """Choose up to 32 distinct questions, evenly spread over the list, as the probe questions.
 
     Raises:
         UsageError: There are fewer than 10 distinct questions.
@@ -87,9 +89,9 @@ def ask_probes(
     """Answer questions without passages.
 
     Returns:
-        The answers; the log-likelihoods of the recorded answers, or of the new ones if
-        `recorded_answers` is None (each None for a remote model and for an empty text); the tokens
-        read and written.
+        The answers; the log-likelihoods of the recorded answers, or of the new answers if
+        `recorded_answers` is None (for a remote model or an empty text, the log-likelihood is
+        None); the numbers of tokens read and written.
 
     Raises:
         StoppedError: `should_stop` returned True.
@@ -135,8 +137,7 @@ def ask_probes(
 def compare_probes(
     recorded_answers: Sequence[ProbeAnswer], answers: Sequence[ProbeAnswer], likelihoods: Sequence[float | None]
 ) -> ProbeMetrics:
-    """Compare the answers with the recorded ones; `likelihoods` are the likelihoods of the recorded
-    texts.
+    """Compare answers with the recorded answers; `likelihoods` are those of the recorded texts.
 
     >>> before = [ProbeAnswer("Rome.", -1.0, 2), ProbeAnswer("Paris", -0.5, 1)]
     >>> compare_probes(before, [ProbeAnswer("rome", None, 2), ProbeAnswer("Lyon", None, 1)], [-1.5, -1.5])
@@ -188,7 +189,7 @@ class ProbeMonitor:
         self.thread = SupervisedThread("probes", self._run_monitor)
 
     def start_monitoring(self, model: ServedModel | None) -> None:
-        """Monitor `model`, unless it is monitored already; None monitors no model."""
+        """Monitor `model`, unless it is monitored already; with None, monitor no model."""
         with self._changed:
             if model is self._model:
                 return
@@ -201,12 +202,12 @@ class ProbeMonitor:
             self._changed.notify()
 
     def compute_metrics(self) -> ProbeMetrics | None:
-        """Return the drift of the served model, if it is measurable and was measured."""
+        """Return the drift of the served model; None if it was not or cannot be measured."""
         with self._changed:
             return self._metrics
 
     def close(self) -> None:
-        """Stop the thread; a call to a remote model is abandoned."""
+        """Stop the thread; do not wait for a remote model."""
         with self._changed:
             self._is_closed, self._model = True, None
             self._changed.notify()
@@ -220,13 +221,14 @@ class ProbeMonitor:
             with self._changed:
                 if model is self._model:
                     self._metrics = metrics
-                    # Weights in memory do not change, so only a failed round is repeated.
+                    # The weights of a local model do not change, so a round is repeated only if it
+                    # failed.
                     is_done = model.is_local and metrics is not None
                     self._next_time = None if is_done else time.monotonic() + self._seconds
             del model  # do not keep an old model in memory while waiting
 
     def _wait_for_round(self) -> ServedModel | None:
-        """Wait until the questions are due, and return the model; None once closed."""
+        """Wait until the questions are due, and return the model; None if the monitor is closed."""
         with self._changed:
             while not self._is_closed:
                 wait_seconds = None if self._next_time is None else self._next_time - time.monotonic()
@@ -236,7 +238,7 @@ class ProbeMonitor:
             return None
 
     def _measure(self, model: ServedModel) -> ProbeMetrics | None:
-        """Ask a model, and compare its answers with the recorded ones; None if that fails."""
+        """Ask a model, and compare its answers with the recorded answers; None if that fails."""
         try:
             settings = {"settings": asdict(model.settings.decoding), "prompt": asdict(model.settings.concat)}
             key = digest_json({"probes": self._questions, "reader": model.settings.reader_for(model.id), **settings})
@@ -264,7 +266,7 @@ class ProbeMonitor:
         return None if self._folder is None else self._folder / name
 
     def _read_recorded_answers(self, key: str) -> list[ProbeAnswer] | None:
-        """Return the recorded answers; None if there are none for these probes."""
+        """Return the recorded answers to these probe questions; None if there are none."""
         path = self._get_record_path(key)
         if path is None:
             return self._recorded_answers.get(key)

@@ -1,20 +1,22 @@
 """Monitor the quality of the served snapshot on live questions.
 
-Three metrics: whether different questions still get different passages (retrieval collapse),
-whether the index finds what exact search finds (recall), and how far live questions differ from
-those of the evaluation (drift). A metric that cannot be computed is absent.
+There are three metrics: whether different questions still get different passages (retrieval
+collapse), whether the index finds what exact search finds (recall), and how much live questions
+differ from the questions of the evaluation (drift). A metric that cannot be computed is None.
 
-The metrics are computed over sliding windows of one snapshot; a swap empties them. Equal questions
-count once, because many users with the same question are not a retrieval collapse. A window stores
-only a question's digest, its vector and its passages' ids. Only sampled questions without a vector
-are stored as text, up to 32, until exact search has run.
+The metrics are computed over sliding windows of recent questions to one snapshot; switching to
+another snapshot empties the windows. A repeated question is counted once, because it is not a
+retrieval collapse if many users ask the same question. A window stores only the digest of a
+question, its vector and the ids of its passages. The text is stored only of sampled questions
+without a vector, of up to 32, until exact search has run.
 
-The gate measures an index on sentences of the corpus before it is published, but users ask other
-questions, so recall is measured on a sample of live questions. Exact search scans the memory-mapped
-embeddings part by part: a corpus larger than memory takes longer, but does not slow down the
-service. A text index that prunes postings is compared with its own exhaustive search.
+Before an index is published, the gate measures it on sentences of the corpus. But users ask other
+questions, so recall is also measured on a sample of live questions. Exact search scans the
+memory-mapped embeddings part by part, so a corpus that is larger than memory takes longer, but does
+not slow down the service. A text index that prunes postings is compared with its own exhaustive
+search.
 
-One thread of the lowest priority does the slow work, and rests much longer than it works.
+One thread of the lowest priority does the slow work, and pauses much longer than it works.
 """
 
 import logging
@@ -44,16 +46,17 @@ from rag_model.serving.runtime import SupervisedThread, set_lowest_priority
 from rag_model.store.versions.manifest import embeddings_path
 from rag_model.store.versions.snapshot import Snapshot
 
-_EXTRA_RANKS = 10  # exact ranks after k, so that hits with the score of rank k count too
-MIN_QUESTIONS = 20  # minimum of each sample; with fewer questions the distance is mostly noise
-MAX_QUESTIONS = 1000  # maximum of the reference; more cost time and do not change the distance
+_EXTRA_RANKS = 10  # exact ranks after k, because hits with the score of rank k are counted
+MIN_QUESTIONS = 20  # minimum size of each sample; with fewer questions the distance is mostly noise
+MAX_QUESTIONS = 1000  # maximum size of the reference; more would not change the distance
 _MIN_RELATIVE_BANDWIDTH = 1e-5  # share of the squared vector length; rounding errors are smaller
-# sampled questions that wait for exact search; one pass over the vectors serves all of them
+# maximum number of sampled questions that wait for exact search; one pass over the vectors searches
+# for all of them
 _QUEUE_LIMIT = 32
 QuestionEncodeFunction = Callable[[Sequence[str]], Vectors]
 _LOG = logging.getLogger(__name__)
-_ENCODE_BATCH = 8  # evaluation questions that are encoded between two rests
-_DRIFT_UPDATES = 10  # measurements of drift until all questions of the window are new
+_ENCODE_BATCH = 8  # number of evaluation questions that are encoded between two pauses
+_DRIFT_UPDATES = 10  # drift is measured so often until all questions of the window are new
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,21 +68,21 @@ class SampledQuery:
 
 
 class GroundTruth(Protocol):
-    """The exact search that an index is compared with."""
+    """Interface of the exact search with which an index is compared."""
 
     def compute_recalls(self, queries: Sequence[SampledQuery], pause: Callable[[], bool]) -> Recalls | None:
         """Return the recall of each question at its own k, in [0, 1]; None if cancelled.
 
-        `pause` is called between steps of some milliseconds; if it returns False, the search stops.
+        `pause` is called every few milliseconds; if it returns False, the search stops.
 
         Raises:
-            InputError: A file is damaged, or a vector holds a NaN or an infinity.
+            InputError: A file is damaged, or a vector contains a NaN or an infinity.
         """
         ...
 
 
 def open_ground_truth(snapshot: Snapshot, index: str, parameters: Mapping[str, Any]) -> GroundTruth | None:
-    """Open the exact search for an index; None if files are missing or its kind has none.
+    """Open the exact search for an index; None if files are missing or the kind has no such search.
 
     Args:
         snapshot: The snapshot.
@@ -96,7 +99,7 @@ def open_ground_truth(snapshot: Snapshot, index: str, parameters: Mapping[str, A
 
 
 class ExhaustiveTextSearch:
-    """A text index that searches without pruning."""
+    """Exact search of a text index: the index itself, searched without pruning."""
 
     def __init__(self, index: PruningIndex, parameters: Mapping[str, Any]) -> None:
         """Search `index` with `parameters`."""
@@ -118,7 +121,7 @@ class ExactVectorSearch:
     """Exact search over the vectors of a snapshot."""
 
     def __init__(self, parts: Sequence[ExactIndex]) -> None:
-        """Search `parts`, which are in row order; `from_snapshot` opens them."""
+        """Create the search over `parts`, which are in row order; `from_snapshot` opens them."""
         self._parts = parts
         self._first_rows = [0, *accumulate(part.n for part in parts)]
 
@@ -141,7 +144,7 @@ class ExactVectorSearch:
         if it returns False, the search stops.
 
         Raises:
-            InputError: A vector holds a NaN or an infinity.
+            InputError: A vector contains a NaN or an infinity.
         """
         vectors = np.stack([query.question for query in queries if not isinstance(query.question, str)])
         depth = min(self._first_rows[-1], max(len(query.rows) for query in queries) + _EXTRA_RANKS)
@@ -165,7 +168,7 @@ class ExactVectorSearch:
         return np.concatenate(recalls)
 
     def _score(self, vector: Vectors, queries: Rows, hit_rows: Rows) -> Vectors:
-        """Return the (1, k) exact scores of (1, k) rows for one question's vector."""
+        """Return the exact scores, (1, k), of the rows, (1, k), for the vector of one question."""
         scores = np.full(hit_rows.shape, -np.inf, np.float32)
         for first_row, part in zip(self._first_rows, self._parts, strict=False):
             is_in_part = (hit_rows >= first_row) & (hit_rows < first_row + part.n)
@@ -179,7 +182,7 @@ class ExactVectorSearch:
 
 
 class DriftReference:
-    """An immutable sample of questions, with which other samples are compared."""
+    """A fixed sample of questions, with which samples of live questions are compared."""
 
     def __init__(self, vectors: Vectors, bandwidth: float, self_similarity: float) -> None:
         """Store the statistics; `from_vectors` computes them."""
@@ -212,10 +215,10 @@ class DriftReference:
             (E k(x,x') + E k(y,y') - 2 E k(x,y)) / (1 - E k(x,x'))
 
         0 means the same distribution; slightly negative values occur by chance. 1 means that the
-        means are one standard deviation apart, for any encoder and number of questions. A Fréchet
-        distance would estimate d² covariances from a few hundred vectors, which biases it upwards
-        (Bińkowski et al. 2018): 0.17 between two halves of one set at 384 dimensions, where the MMD
-        is 0.000.
+        two means are one standard deviation apart, whatever the encoder and the number of
+        questions. A Fréchet distance would need d² covariances, which a few hundred vectors do not
+        determine well, so it is biased upwards (Bińkowski et al. 2018): it is 0.17 between two
+        halves of the same set at 384 dimensions, where the MMD is 0.000.
         """
         live_similarity = _compute_pair_mean(np.exp(-_compute_squared_distances(vectors, vectors) / self._bandwidth))
         cross_similarity = float(np.exp(-_compute_squared_distances(self._vectors, vectors) / self._bandwidth).mean())
@@ -230,7 +233,7 @@ def _compute_squared_distances(left: Vectors, right: Vectors) -> npt.NDArray[np.
 
 
 def _compute_pair_mean(kernel: npt.NDArray[np.float64]) -> float:
-    """Return the mean over all pairs of different rows."""
+    """Return the mean of a square matrix without its diagonal: over all pairs of different rows."""
     n = len(kernel)
     return float((kernel.sum() - np.trace(kernel)) / (n * (n - 1)))
 
@@ -240,12 +243,12 @@ _Value = TypeVar("_Value")
 
 @dataclass(frozen=True, slots=True)
 class MonitorSettings:
-    """Sizes of the windows and samples, and the monitor's share of a core."""
+    """Sizes of the windows and samples, and how much of a core the monitor may use."""
 
     window: int = 500  # distinct questions for collapse and drift
     min_samples: int = 50  # with fewer questions or recalls, a metric is absent
-    sample_every: int = 20  # exact search repeats every n-th question
-    samples: int = 200  # recalls in the window; the 5th percentile is then the tenth lowest
+    sample_every: int = 20  # every n-th question is repeated by exact search
+    samples: int = 200  # size of the window of recalls; the 5th percentile is the tenth lowest
     share: float = 0.05  # maximum share of one core for the monitor's slow work
 
     def __post_init__(self) -> None:
@@ -262,11 +265,11 @@ class MonitorSettings:
 
 @dataclass(frozen=True, slots=True)
 class QualityMetrics:
-    """The current quality metrics; None with fewer questions than `min_samples`, or if not
-    measurable.
+    """The current quality metrics; a metric is None with fewer questions than `min_samples`, or if
+    it cannot be measured.
     """
 
-    # collapse by verb, since a model may search with its own encoder
+    # collapse by endpoint (`search`, `answer`), since a model may search with its own encoder
     collapse: Mapping[str, CollapseStats] = field(default_factory=dict)
     recall_mean: float | None = None
     recall_p5: float | None = None
@@ -275,13 +278,13 @@ class QualityMetrics:
 
 @dataclass(slots=True)
 class SlidingWindows:
-    """The recent questions to one snapshot. Not thread-safe; `QualityMonitor` holds the lock."""
+    """The recent questions to one snapshot. Not thread-safe; `QualityMonitor` uses a lock."""
 
     settings: MonitorSettings
     corpus: int  # number of passages in the snapshot
     drift: float | None = None
     _vectors: OrderedDict[bytes, Vectors] = field(default_factory=OrderedDict)  # by question digest
-    # passage ids by verb and digest of the question
+    # passage ids by endpoint (`search`, `answer`) and digest of the question
     _passages_by_verb: dict[str, OrderedDict[bytes, list[str]]] = field(default_factory=dict)
     _samples: list[SampledQuery] = field(default_factory=list)
     _recalls: deque[float] = field(default_factory=deque)
@@ -301,14 +304,14 @@ class SlidingWindows:
         *,
         sampled: bool = True,
     ) -> None:
-        """Add a search to the windows, and every n-th one to the samples.
+        """Add a search to the windows, and every n-th search to the samples.
 
         Args:
             question: The question.
-            vector: Its (d,) vector; None for a text index, whose samples store the text.
+            vector: Its (d,) vector; None for a text index, for which samples store the text.
             k: Requested number of passages.
             hits: Its hits, best first.
-            sampled: Whether exact search may repeat it.
+            sampled: Whether the question may be sampled for exact search.
         """
         self.add_passages("search", question, [hit.passage.id for hit in hits])
         if vector is not None:
@@ -321,11 +324,11 @@ class SlidingWindows:
             self._samples.append(SampledQuery(question if vector is None else vector, hit_rows))
 
     def has_new_vectors(self, times: int) -> bool:
-        """Return whether 1 / `times` of a full window or more was added since `take_vectors`."""
+        """Return whether at least 1 / `times` of a full window was added since `take_vectors`."""
         return len(self._vectors) >= self.settings.min_samples and self._new_count * times >= self.settings.window
 
     def take_vectors(self) -> Vectors:
-        """Return the (n, d) vectors in the window, and restart the count of new ones."""
+        """Return the (n, d) vectors in the window, and restart the count of new vectors."""
         self._new_count = 0
         return np.stack(list(self._vectors.values()))
 
@@ -340,7 +343,7 @@ class SlidingWindows:
         return sampled_queries
 
     def add_recalls(self, recalls: Recalls) -> None:
-        """Add recalls from exact search, and drop the oldest ones from a full window."""
+        """Add recalls from exact search, and drop the oldest recalls if the window is full."""
         self._recalls.extend(recalls.tolist())
         while len(self._recalls) > self.settings.samples:
             self._recalls.popleft()
@@ -367,7 +370,7 @@ class SlidingWindows:
 
 @dataclass(slots=True)
 class _MonitoredSnapshot:
-    """The state of monitoring one snapshot."""
+    """A snapshot that is monitored, with the state of its monitoring."""
 
     snapshot: Snapshot
     # None: the retriever combines several indexes, so exact search cannot measure its recall
@@ -379,7 +382,7 @@ class _MonitoredSnapshot:
     encoded_questions: list[Vectors] = field(default_factory=list)
     reference: DriftReference | None = None
     ground_truth: GroundTruth | None = None
-    is_ground_truth_open: bool = False  # `ground_truth` was opened, or is known to be unavailable
+    is_ground_truth_open: bool = False  # whether `ground_truth` was opened or is unavailable
 
     @property
     def has_samples_due(self) -> bool:
@@ -391,18 +394,18 @@ class _MonitoredSnapshot:
 
     @property
     def has_task(self) -> bool:
-        """Whether slow work is due."""
+        """Whether there is slow work to do."""
         return self.has_samples_due or self.has_drift_due or bool(self.unencoded_questions)
 
 
 class QualityMonitor:
-    """Monitors one snapshot at a time. Thread-safe; `record_` methods take microseconds."""
+    """Monitors the quality of one snapshot. Thread-safe; `record_` methods take microseconds."""
 
     def __init__(self, settings: MonitorSettings | None = None, questions: Sequence[str] = ()) -> None:
-        """Start the thread; drift is the distance from `questions`, the evaluation's questions.
+        """Start the thread; drift is the distance from `questions`, those of the evaluation.
 
         Raises:
-            UsageError: There are fewer than 20 questions, and at least one.
+            UsageError: There are between 1 and 19 questions, which are too few.
         """
         if 0 < len(questions) < MIN_QUESTIONS:
             raise UsageError(
@@ -430,9 +433,10 @@ class QualityMonitor:
 
         Args:
             snapshot: The snapshot.
-            index: The default retriever's index; None, as for a fusion, does not measure recall.
+            index: The index of the default retriever; with None, as for a fusion, recall is not
+                measured.
             parameters: Search parameters that replace those of the snapshot.
-            encode: Encodes questions; None does not measure drift.
+            encode: Function that encodes questions; with None, drift is not measured.
         """
         windows = SlidingWindows(self._settings, snapshot.n)
         with self._changed:
@@ -456,12 +460,12 @@ class QualityMonitor:
         ks: Sequence[int],
         hits: Sequence[Sequence[Hit]],
     ) -> None:
-        """Record searches; ignore those of another snapshot, such as one that is being drained.
+        """Record searches; ignore searches of another snapshot, such as one that is being replaced.
 
         Args:
             snapshot: Id of the snapshot that was searched.
             questions: The questions.
-            vectors: Their (n, d) vectors; None for a text index.
+            vectors: The (n, d) vectors of the questions; None for a text index.
             ks: Requested numbers of passages.
             hits: The hits of each question, best first.
         """
@@ -477,7 +481,7 @@ class QualityMonitor:
                 self._changed.notify()
 
     def record_answers(self, snapshot: str, answers: Sequence[Answer]) -> None:
-        """Record answers; ignore those from another snapshot."""
+        """Record answers; ignore answers from other snapshots."""
         with self._changed:
             if self._monitored is not None and self._monitored.snapshot.id == snapshot:
                 for answer in answers:
@@ -501,7 +505,7 @@ class QualityMonitor:
         while monitored := self._wait_for_task():
             try:
                 self._run_task(monitored)
-            # Also catch the panic of a native library, which must not end the thread.
+            # Also catch a Rust panic of a native library, because it must not end the thread.
             except BaseException:
                 _LOG.exception(
                     "the quality of snapshot %s is not monitored any more",
@@ -509,10 +513,10 @@ class QualityMonitor:
                 )
                 with self._changed:
                     self._monitored = None if self._monitored is monitored else self._monitored
-            monitored = None  # do not keep an old snapshot in memory while waiting
+            monitored = None  # free an old snapshot while waiting
 
     def _wait_for_task(self) -> _MonitoredSnapshot | None:
-        """Wait until slow work is due, and return its snapshot; None once closed."""
+        """Wait until there is slow work, and return its snapshot; None if the monitor is closed."""
         with self._changed:
             self._changed.wait_for(
                 lambda: self._is_closed or (self._monitored is not None and self._monitored.has_task)
@@ -520,7 +524,7 @@ class QualityMonitor:
             return self._monitored
 
     def _run_task(self, monitored: _MonitoredSnapshot) -> None:
-        """Do one due task, then rest."""
+        """Do one piece of the slow work, then pause."""
         if monitored.has_samples_due:
             self._measure_recall(monitored)
             return
@@ -530,7 +534,8 @@ class QualityMonitor:
                 vectors = monitored.windows.take_vectors()
             monitored.windows.drift = monitored.reference.distance(vectors)
         elif monitored.unencoded_questions and monitored.encode is not None:
-            # The questions are encoded again for each snapshot, since its vector space may differ.
+            # The questions are encoded again for each snapshot, since its vector space may be
+            # another.
             monitored.encoded_questions.append(monitored.encode(monitored.unencoded_questions[:_ENCODE_BATCH]))
             del monitored.unencoded_questions[:_ENCODE_BATCH]
             if not monitored.unencoded_questions:
@@ -560,7 +565,7 @@ class QualityMonitor:
                 monitored.windows.add_recalls(recalls)
 
     def _rest_after_work(self, monitored: _MonitoredSnapshot, start_time: float) -> bool:
-        """Rest until the work since `start_time` is within the thread's share of a core.
+        """Pause until the work since `start_time` is within the thread's share of a core.
 
         `start_time` is the thread's CPU time, since wall-clock time would include waiting for other
         threads. Return False if `monitored` is no longer the monitored snapshot.

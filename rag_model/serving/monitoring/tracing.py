@@ -1,4 +1,4 @@
-"""OpenTelemetry traces of requests: a server span for each, with its stages as children.
+"""OpenTelemetry traces of requests: each request has a server span, with its stages as children.
 
 The children are `queue` (waiting for a worker), and the stages of the request's batch: `encode`,
 `search`, `read` (of passages) and `answer`. Traces are sent by OTLP over HTTP if
@@ -77,7 +77,7 @@ class _SpanExporter:
 
 
 class RequestTracer:
-    """Starts the traces of requests, and sends them."""
+    """Starts traces of requests, and sends them."""
 
     def __init__(self, provider: Any) -> None:
         """Use an OpenTelemetry `TracerProvider`."""
@@ -91,8 +91,8 @@ class RequestTracer:
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Self | None:
         """Return a tracer that sends to the endpoint that OpenTelemetry's variables name.
 
-        Return None without an endpoint or if OTEL_SDK_DISABLED is true and, with a warning, if the
-        extra is not installed.
+        Return None if there is no endpoint, if OTEL_SDK_DISABLED is true, or (with a warning) if
+        the extra is not installed.
         """
         is_disabled = environment.get("OTEL_SDK_DISABLED", "").strip().lower() == "true"
         if is_disabled or not any(environment.get(variable, "").strip() for variable in _ENDPOINT_VARIABLES):
@@ -111,7 +111,7 @@ class RequestTracer:
             return None
         default_name = {} if environment.get("OTEL_SERVICE_NAME") else {"service.name": "bookwheel"}
         provider = TracerProvider(resource=Resource.create(default_name))
-        # `_SpanExporter` logs failures, less often
+        # `_SpanExporter` logs failures instead, less often
         logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
         exporter: Any = _SpanExporter(OTLPSpanExporter())
         provider.add_span_processor(BatchSpanProcessor(exporter))
@@ -143,8 +143,8 @@ def add_search_stages(
     """Add the stages of a searched batch to the traces of its requests.
 
     The batch began at `start_ns`, in nanoseconds since the epoch, and ends now. Several child
-    retrievers may encode and search in turn, so each stage is one span with its total time, in the
-    order of the stages.
+    retrievers may encode and search in turn, so there is one span for each stage, with the total
+    time of the stage, in the order of the stages.
     """
     end_ns = time.time_ns()
     encode_end_ns = start_ns + round(encode_seconds * _NANOSECONDS)
