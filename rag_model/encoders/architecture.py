@@ -186,8 +186,8 @@ def read_architecture(folder: Path, part: str | None = None) -> Architecture:
     """Read the sizes of the model in a folder: safetensors or an ONNX graph with a config, or one
     GGUF file.
 
-    `part` selects `question_encoder` or `generator` of a RAG model in transformers' layout, which
-    has both in one file.
+    For a RAG model in transformers' layout, which has two models in one file, `part` is
+    `question_encoder` or `generator`.
 
     Raises:
         InputError: a file is missing or corrupt, or a size is missing in the config.

@@ -83,8 +83,8 @@ _REPLY_BYTES_PER_VALUE = 32  # bytes of a vector's value as a decimal number
 _MAX_DIM = 1 << 16
 # maximum time for a question; shorter than for a corpus, because a user waits
 _QUESTION_SECONDS = 30.0
-_MAX_QUOTED = 60  # characters of a text that an error message quotes
-_UNKNOWN_LENGTH = 1_000_000  # tokens; the endpoint truncates or refuses longer texts
+_MAX_QUOTED = 60  # maximum characters of a text that an error message quotes
+_UNKNOWN_LENGTH = 1_000_000  # no limit; the endpoint truncates or refuses long texts
 
 
 @dataclass(frozen=True, slots=True)

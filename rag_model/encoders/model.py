@@ -107,8 +107,8 @@ class Model:
 
     @property
     def _can_pack(self) -> bool:
-        """Whether packing is faster than padding, which holds for float32 on a CPU only: bf16
-        kernels need padded lengths, and a GPU needs few kernel launches.
+        """Whether packing is faster than padding. It is faster only for float32 on a CPU, because
+        bf16 kernels need padded lengths, and a GPU needs few kernel launches.
         """
         return isinstance(self.body, Bert) and self.device.type == "cpu" and self.dtype == torch.float32
 

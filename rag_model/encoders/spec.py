@@ -214,7 +214,8 @@ class EncoderSpec(EncoderSettings):
     def to_json(self) -> dict[str, Any]:
         """Return the spec as JSON values; newer fields are omitted if they are empty or 0.
 
-        With newer fields, the ids of models and snapshots from older versions would change.
+        If such fields were written, the ids of models and snapshots from older versions would
+        change.
         """
         return {name: setting for name, setting in asdict(self).items() if setting or name not in _NEWER_FIELDS}
 

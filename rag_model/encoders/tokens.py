@@ -589,8 +589,6 @@ def run_batches(batches: Iterable[Rows], compute: Callable[[Rows], _Result]) -> 
 
 
 def _get_out_of_memory_errors() -> tuple[type[Exception], ...]:
-    """Return torch's out-of-memory error class; empty if torch is not loaded, as with an ONNX
-    graph.
-    """
+    """Return a tuple of torch's out-of-memory error class; empty if torch is not loaded."""
     torch = sys.modules.get("torch")
     return () if torch is None else (torch.OutOfMemoryError,)

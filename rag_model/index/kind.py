@@ -307,7 +307,7 @@ class IndexPlanner(Protocol[PlanT]):
     def estimate(self, plan: PlanT, part_rows: int | None = None) -> ResourceEstimate:
         """Estimate memory and disk of an index from its plan alone.
 
-        The default is 1 KB per passage for the file, and constant memory for each stage.
+        By default, assume a file of 1 KB per passage, and constant memory for each stage.
         """
         n_bytes = plan.n << 10
         return ResourceEstimate(
@@ -326,7 +326,8 @@ class IndexPlanner(Protocol[PlanT]):
         """Return the cheapest search setting whose recall against exhaustive search reaches
         `target`.
 
-        The default is the entry's search setting, for a kind whose `check` refuses a recall target.
+        By default, return the entry's search setting; a kind with this default must refuse a recall
+        target in `check`.
         """
         return TuningResult(dict(entry["search"]), 1.0)
 
@@ -553,8 +554,8 @@ class DerivingKind(Protocol):
             entry: the manifest entry of the new index.
             before: the file of the previous index.
             kept: (n,) the previous row of each passage; -1 if the passage is new.
-            texts: yields the passages with the given rows, ascending: record batches of title and
-                text, or `SparseVectors` if the index is over weighted terms.
+            texts: function of ascending rows that yields their passages: as record batches of title
+                and text, or as `SparseVectors` for an index over weighted terms.
             out: the file to write.
 
         Returns:

@@ -167,7 +167,7 @@ def representation_of(recipe: IndexRecipe) -> str:
 
 
 def count_lists(plan: VectorPlan) -> int:
-    """Return the number of inverted lists of a plan; 1 if it has none."""
+    """Return the number of inverted lists of a plan; 1 if it is not a plan of inverted lists."""
     factory = parse_factory(plan.factory)
     return (factory.lists or 1) if isinstance(factory, IvfSpec) else 1
 

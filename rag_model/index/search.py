@@ -356,7 +356,7 @@ class VectorOpener:
         """Open a faiss file, with the corpus's vectors if they rerank its candidates."""
         vectors: Sequence[Path] = files.rows() if entry.get("refine") == "vectors" else []
         if files.ranges is None:
-            vectors = [*vectors]  # indexing fetches the files that are in an object store
+            vectors = [*vectors]  # fetches the files that are in an object store
         files.pin_ranges()
         return open_index(files.index, mmap=mmap, defaults=entry["search"], vectors=vectors, ranges=files.ranges)
 

@@ -128,8 +128,8 @@ class Call(Node):
         return int(text)
 
     def get_number(self, argument: int | str) -> int | float:
-        """Return an argument (by position) or an option (by name), which must exist, as an int, or
-        as a float if it is not written as a whole number.
+        """Return a required argument (by position) or option (by name) as an int, or as a float if
+        it is not written as a whole number.
 
         Raises:
             UsageError: the value is not a finite number.

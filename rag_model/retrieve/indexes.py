@@ -248,7 +248,7 @@ def derive_index_file(
         path: path of the index file in `snapshot`.
         previous_rows: returns the row of each passage in `previous`, (n,); -1 for new passages.
         new_terms: file with the weighted terms of the new rows, for an index over weighted terms;
-            None: the store has none for `previous`.
+            None if the store has no such file for `previous`.
         out: path of the new file.
 
     Returns:

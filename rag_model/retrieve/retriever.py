@@ -132,7 +132,7 @@ def has_visible_text(query: str) -> bool:
 
 
 def check_queries(queries: Sequence[str]) -> None:
-    """Check that every query is a text that can be encoded.
+    """Check that every query is a string that can be encoded.
 
     Raises:
         UsageError: a query is empty or is not valid UTF-8; the message gives its number, from 1.

@@ -40,7 +40,7 @@ _MAX_OTHER_CELLS = 3
 _KMEANS_SHARE = 0.75  # share of the cells from k-means; the others come from splitting the largest
 _MAX_IMBALANCE = 1.5  # largest accepted size of a cell, as a multiple of the mean
 _MAX_SPLITS = 2  # maximum splits per planned cell
-# If the ratio of the planned to the earlier number of cells is larger, the cells are trained anew.
+# If the ratio of planned to earlier cells is larger than this, the cells are trained anew.
 MAX_CELL_RATIO = 2
 
 CellIds = npt.NDArray[np.int64]
@@ -55,10 +55,10 @@ class Cells:
     """The trained partition of a corpus."""
 
     centroids: Vectors  # (c, d) float32, c <= the plan's cells; any further cells are empty
-    # A vector joins another cell if its margin is smaller. The margin is the difference between its
-    # similarities to the centroids of its own cell and of the other cell.
+    # A vector joins another cell if its margin is smaller than this. The margin is the difference
+    # between its similarities to the centroids of its own cell and of the other cell.
     border: float
-    linked: float  # other vectors are linked into a cell if their margin is smaller
+    linked: float  # other vectors are linked into a cell if their margin is smaller than this
 
     def to_arrays(self) -> list[Array]:
         """Return the cells as arrays."""
@@ -135,8 +135,8 @@ def count_cell_sample(plan: VectorPlan) -> int:
 def split_large_cells(plan: VectorPlan, cells: Cells, sample: Vectors) -> Cells:
     """Split the cells that have grown beyond the limit.
 
-    If there are enough cells, each split removes the smallest one, whose number one half gets. All
-    other cells keep their numbers, and only those near a change get or lose vectors.
+    If there are enough cells, each split removes the smallest cell, and one half gets its number.
+    All other cells keep their numbers, and only those near a change get or lose vectors.
 
     Raises:
         ResourceError: memory ran out.

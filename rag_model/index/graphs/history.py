@@ -66,8 +66,8 @@ class CellQuality:
         return cls(mean_degree, unreachable, recall)
 
     def explain_decay(self, built: "CellQuality") -> str | None:
-        """Return the reason to build the cell again, or None; `built` is the quality when it
-        was built.
+        """Return the reason to build the cell again, or None; `built` is its quality after its
+        build.
         """
         if self.degree < _MIN_DEGREE * built.degree:
             return f"its vectors have fewer links, {self.degree:.1f} instead of {built.degree:.1f}"
@@ -123,7 +123,7 @@ class CellHistory:
     def after_update(self, old_members: Rows, members: CellVectors, sources: CellVectors) -> Self:
         """Return the history after an update to other vectors.
 
-        `old_members` has the number that each member had before, or -1.
+        `old_members` has the previous number of each member; -1 if it was added.
         """
         is_original = np.append(self.is_original, False)[old_members]
         return type(self)(

@@ -43,12 +43,12 @@ class ReachabilityTree:
         return reachable_mask
 
     def link(self, node: int, sources: Rows) -> None:
-        """Link `node` from one of `sources` (reachable, nearest first); continue the walk there.
+        """Add a link from one of `sources` to `node`, and continue the walk at `node`.
 
-        The chosen source is the first one with an empty slot, or else the first one with a link
-        outside the tree. So no other node becomes unreachable, and few nodes lose a link to a near
-        node. If there is no such source, the node reached last is chosen: it is a leaf of the tree,
-        so all its links can be replaced.
+        The sources are reachable nodes, nearest first. The chosen source is the first one with an
+        empty slot, or else the first one with a link outside the tree. So no other node becomes
+        unreachable, and few nodes lose a link to a near node. If there is no such source, the node
+        reached last is chosen: it is a leaf of the tree, so all its links can be replaced.
         """
         candidates = [*sources.tolist(), self._last_node]
         link_lists = self._graph.read_links(np.array(candidates))

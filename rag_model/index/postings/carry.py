@@ -273,8 +273,8 @@ def _load_term(dictionary, lists_size, n_rows, state, term):
 
 @inlined
 def _compare_terms(state, term, text, term_ends):
-    """Return a number below, equal to or above 0: the previous term sorts before, equals or sorts
-    after the next new term.
+    """Compare the previous term with the next new term; return a number below, equal to or above
+    0.
     """
     next_new = state[NEXT_NEW]
     if next_new == len(term_ends):

@@ -76,7 +76,7 @@ class ImpactKind(PostingsKind):
         return postings.write(out, scatter_stamp(plan, trained, number))
 
     def build_postings(self, entry: IndexEntry, batches: Iterator[SparseVectors]) -> "PartPostings":
-        """Sort weighted terms by term; their weights must have the scale of a previous file."""
+        """Sort weighted terms by term; the weights must have the scale of the previous file."""
         return _sort_terms(entry["factory"], batches)
 
     def scale(self, plan: IndexPlan, rows: Sequence[Path]) -> int:

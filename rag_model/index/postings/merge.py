@@ -39,18 +39,18 @@ from rag_model.index.postings.part import PartReader
 Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]
 _KEY_BYTES = 8
-# Status of `take_terms`: no term is left, the batch is full, a window is empty.
+# Status of `take_terms`: no term is left, the batch is full, or a window is empty.
 DONE, FULL, EMPTY = range(3)
 # Elements of `Batch.numbers`.
 _HEAP_SIZE, _TEXT_SIZE, _TERM_COUNT, _SHARE_COUNT, _POSTING_COUNT = range(5)
 _WINDOW_TERMS = 2_048  # maximum terms in the window of a part
-# Maximum terms in all windows together, unless that is less than `_MIN_WINDOW_TERMS` per part.
+# Maximum terms in all windows together; with many parts, `_MIN_WINDOW_TERMS` per part if more.
 _MAX_WINDOW_TERMS = 1 << 20
 _MIN_WINDOW_TERMS = 1_024
-# Maximum postings of a batch, unless that is less than `_BATCH_POSTINGS_PER_PART` per part.
+# Maximum postings of a batch; with many parts, `_BATCH_POSTINGS_PER_PART` per part if more.
 _BATCH_POSTINGS = 1 << 20
 _BATCH_POSTINGS_PER_PART = 1 << 11
-# Postings read ahead of all parts together, unless that is less than `_MIN_READ_AHEAD` per part.
+# Maximum postings that are read ahead; with many parts, `_MIN_READ_AHEAD` per part if more.
 _READ_AHEAD = 1 << 23
 _MIN_READ_AHEAD = 1 << 12
 _BATCH_TERMS = 1 << 16
@@ -145,9 +145,7 @@ def count_terms(batch: Batch) -> int:
 
 @bare
 def _compare_parts(windows, a, b):
-    """Return a number below, equal to or above 0: the next term of part `a` sorts before, equals or
-    sorts after that of `b`.
-    """
+    """Compare the next terms of parts `a` and `b`; return a number below, equal to or above 0."""
     if windows.keys[a] != windows.keys[b]:
         return -1 if windows.keys[a] < windows.keys[b] else 1
     length_a, length_b = windows.lengths[a], windows.lengths[b]

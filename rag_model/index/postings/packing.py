@@ -21,7 +21,7 @@ from rag_model.compiled import bare, bit_length, inlined, load64, store64
 
 BLOCK = 128  # postings of a full block
 PADDING = 8  # bytes after the last block, so that whole words can be read
-_EXCEPTIONS = 128  # flag in a width byte: the block has exceptions
+_EXCEPTIONS = 128  # flag in a width byte, set if the block has exceptions
 _MAX_BITS = 32
 # Unsigned: loops over such indices are vectorized.
 _NONE, _ONE, _FOUR, _EIGHT = map(np.uint64, (0, 1, 4, 8))

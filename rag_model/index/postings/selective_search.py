@@ -1,7 +1,8 @@
 """Search posting lists of a remote file, and read only the blocks that can change the result.
 
 The lists of the most frequent terms have most of the bytes, but contribute least to a score. In a
-query that also has rarer terms, they are *optional*; the lists of the rarer terms are *required*.
+query that also has rarer terms, the lists of frequent terms are *optional*, and the lists of the
+rarer terms are *required*.
 
 1. The first round of requests reads the required lists and the headers of the optional lists.
 2. The scores in the required lists are summed. The k-th best sum is a lower bound of the k-th best
@@ -138,7 +139,8 @@ class SelectiveSearch:
     def rank(self, weighting: Weighting, scores: Ints, rows: Ints) -> int | None:
         """Fill in the best scores, in units, and rows, and return their number.
 
-        Return None if `find_candidates` returned all lists: they are searched with `maxscore`.
+        Return None if `find_candidates` returned all lists, which are then searched with
+        `maxscore`.
 
         Raises:
             InputError: the file is damaged.
