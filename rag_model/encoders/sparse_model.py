@@ -97,8 +97,8 @@ def top_terms(
     int64 each, in descending order of weight.
 
     A weight of 1 is `n_units` units, clipped at `max_units`; an entry with 0 units is empty. Terms
-    of equal weight are in the order of their ids. `always_kept`, (b, V) bool, marks terms that are
-    returned regardless of their weight.
+    of equal weight are in the order of their ids. `always_kept`, (b, V) bool, selects terms that
+    are returned regardless of their weight.
     """
     vocabulary_size = weights.shape[1]
     weight_units = (weights * n_units).round().clamp(max=max_units).long()

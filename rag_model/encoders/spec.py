@@ -263,8 +263,8 @@ def read_encoder_spec(folder: Path, overrides: Mapping[str, Any] | None = None) 
     # Last-token pooling needs the end token. A recorded spec is not changed.
     if spec.pooling == "last" and not spec.end_token and not read_optional_json(folder / RECORD_FILE).get("spec"):
         spec = replace(spec, end_token=read_missing_end_token(folder))
-    # A recorded length may slightly exceed the number of positions, because the tokenizer
-    # truncates.
+    # A recorded length may slightly exceed the number of positions, because the tokenizer truncates
+    # inputs to that number.
     is_explicit = "max_length" in (overrides or {})
     limit = (
         read_position_limit(folder) if is_explicit else read_json_object(folder / CONFIG).get("max_position_embeddings")

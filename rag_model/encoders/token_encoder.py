@@ -70,11 +70,11 @@ def cluster_tokens(vectors: Vectors, n_clusters: int) -> npt.NDArray[np.int64]:
     """Return the (t,) cluster number of each token; clusters are numbered from 0 in the order of
     their first tokens.
 
-    Every token starts as one cluster. Each step merges the two clusters whose union increases the
-    sum of squared distances from the means least (Ward 1963), until `n_clusters` clusters are left;
-    ties go to the first pair. The new distances follow from the old ones (Lance and Williams 1967),
-    with cluster sizes k, i and j: d(k, i+j) = ((k + i) d(k, i) + (k + j) d(k, j) - k d(i, j)) / (k
-    + i + j).
+    Every token starts as one cluster. Each step merges two clusters so that the sum of squared
+    distances from the means increases least (Ward 1963), until `n_clusters` clusters are left; ties
+    go to the first pair. The new distances follow from the old ones (Lance and Williams 1967), with
+    cluster sizes k, i and j: d(k, i+j) = ((k + i) d(k, i) + (k + j) d(k, j) - k d(i, j)) / (k + i +
+    j).
     """
     n = len(vectors)
     float64_vectors = vectors.astype(np.float64)

@@ -195,7 +195,9 @@ def _pad_lists(scores: Vectors, rows: Rows, n_columns: int) -> tuple[Vectors, Ro
 
 
 def _find_repeats(rows: Rows, scores: Vectors) -> npt.NDArray[np.bool_]:
-    """Return a (q, w) mask of the entries whose row also occurs in a better or an earlier entry."""
+    """Return a (q, w) mask of entries whose row is also in a better, or equal and earlier,
+    entry.
+    """
     order = np.lexsort((-scores, rows), axis=1)
     sorted_rows = np.take_along_axis(rows, order, 1)
     is_repeated = np.zeros(rows.shape, bool)

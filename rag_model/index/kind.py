@@ -502,7 +502,7 @@ def get_kind_of_entry(entry: Mapping[str, Any]) -> "IndexKind":
 
 @runtime_checkable
 class RangedKind(Protocol):
-    """A kind that can be searched while only ranges of its file are on this disk.
+    """A kind that can be searched while only byte ranges of its file are on this disk.
 
     The kind's `open` pins what every search reads, and its searches load the ranges that they read,
     if `IndexFiles.ranges` is given.

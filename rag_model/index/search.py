@@ -132,8 +132,8 @@ class FaissFileIndex:
             path: a faiss file of a graph, of inverted lists, or of plain vectors.
             mmap: map the file: it opens at once, and processes that search it share its memory.
             defaults: search parameters for calls without any; None uses those in the file.
-            vectors: the corpus's `.npy` files, in row order; rows of `RemoteRowFiles` are read by
-                range. If they are given, `refine` times k candidates per query are reranked with
+            vectors: the corpus's `.npy` files, in row order; of `RemoteRowFiles`, only byte ranges
+                are read. If they are given, `refine` times k candidates per query are reranked with
                 them; otherwise the index's own scores rank.
             ranges: loads ranges of the file, if it is one of inverted lists and is not completely
                 on this disk.

@@ -58,7 +58,8 @@ class FusedRetriever(SnapshotRetriever):
 
 
 def fuse(lists: Sequence[Rows], k: int, weights: Sequence[float]) -> tuple[Rows, Scores]:
-    """Rank the rows of several lists by RRF(d) = sum of w / (k + rank), best first; ties by row.
+    """Rank the rows of several lists by RRF(d) = sum of w / (k + rank), best first; ties are
+    ordered by row.
 
     A list adds nothing to the score of a row that it does not contain.
 
@@ -94,8 +95,8 @@ def fuse(lists: Sequence[Rows], k: int, weights: Sequence[float]) -> tuple[Rows,
 
 
 def interpolate(first: RankedRows, second: RankedRows, alpha: float, *, normalize: bool = False) -> tuple[Rows, Scores]:
-    """Rank the rows of two lists by score(d) = first(d) + alpha * second(d), best first; ties by
-    row.
+    """Rank the rows of two lists by score(d) = first(d) + alpha * second(d), best first; ties are
+    ordered by row.
 
     If a row is missing in a list, its score there is the list's lowest score for the query, or 0 if
     the list is empty.

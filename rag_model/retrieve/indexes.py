@@ -149,7 +149,7 @@ def get_index_files(snapshot: Snapshot, name: str) -> IndexFiles:
 
 
 def can_read_by_ranges(snapshot: Snapshot, name: str) -> bool:
-    """Return whether an index can be searched by reading ranges of its files in the store."""
+    """Return whether an index can be searched by reading byte ranges of its files in the store."""
     content, file_ranges = snapshot.manifest.content, snapshot.ranges
     if file_ranges is None or name not in content.indexes:
         return False

@@ -56,7 +56,8 @@ class RerankedRetriever(SnapshotRetriever):
         return list_model_files(self._scorer)
 
     def find(self, queries: Queries, k: int) -> RankedRows:
-        """Search the child retriever, and rank its hits by the model's scores; ties by row.
+        """Search the child retriever, and rank its hits by the model's scores; ties are ordered by
+        row.
 
         All pairs of all queries are scored in one call, so that the model can batch them by length.
 
@@ -145,8 +146,8 @@ class MaxSimRetriever(SnapshotRetriever):
         return size_by_path if self._graph is None else size_by_path | get_index_sizes(self.snapshot, self._graph.name)
 
     def find(self, queries: Queries, k: int) -> RankedRows:
-        """Retrieve candidates, add their neighbours, and rank all of them by MaxSim; ties by
-        row.
+        """Retrieve candidates, add their neighbours, and rank all of them by MaxSim; ties are
+        ordered by row.
         """
         # The candidates may have few neighbours, so at least k candidates are retrieved.
         child_depth = max(self._depth // 2, min(k, self._depth)) if self._rounds else self._depth
@@ -196,7 +197,7 @@ class MaxSimRetriever(SnapshotRetriever):
 
 
 def _rank_rows(name: str, lists: Sequence[tuple[Rows, Vectors]], inputs: tuple[RankedRows, ...] = ()) -> RankedRows:
-    """Rank the scored rows of each query, best first; ties by row."""
+    """Rank the scored rows of each query, best first; ties are ordered by row."""
     n_columns = max(len(query_rows) for query_rows, _ in lists)
     rows, scores = (
         np.full((len(lists), n_columns), -1, np.int64),

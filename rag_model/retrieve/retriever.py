@@ -389,7 +389,7 @@ class RetrieverStage:
         return {} if self.retriever is None else self.retriever.files
 
     def iter_stages(self) -> Iterator["RetrieverStage"]:
-        """Yield the stages of its inputs at every level, inputs first, then itself."""
+        """Yield the stages of the inputs at every level, inputs first, and then this stage."""
         for input_stage in self.legs:
             yield from input_stage.iter_stages()
         yield self

@@ -30,7 +30,7 @@ import numpy.typing as npt
 from rag_model.arrays import RowLists
 
 _BLOCK_NODES = 1 << 18  # number of nodes that are checked at once; they take a few megabytes
-_MAX_LINKS = 1 << 12  # slots of a node at one level; bookwheel's graphs have up to 256
+_MAX_LINKS = 1 << 12  # maximum slots of a node at one level; bookwheel's graphs have up to 256
 
 Require = Callable[[object], None]
 _HEADER = "iqqqBi"  # fields after the fourcc: d, n, two unused fields, is trained, metric

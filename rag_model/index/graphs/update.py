@@ -220,7 +220,7 @@ def _select_directions(
     links: ScoredLinks,
     candidates: Links,
 ) -> ScoredLinks:
-    """Return (a, w) keys of the candidates that lead in directions without a link, or `NO_LINK`.
+    """Return (a, w) keys of the candidates in directions without a link; `NO_LINK` for all others.
 
     As in an insertion, a candidate is compared with those neighbours of the member (remaining or
     already selected) that are nearer to the member than the candidate. It is selected if it is

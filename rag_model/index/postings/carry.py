@@ -106,7 +106,7 @@ def move_block(gaps, weights_less_one, count, row_before, row_words, new_words, 
 
 @inlined
 def _merge_new(new_words, next_new, end_new, words, begin, end):
-    """Merge the new words that are smaller than the last of words[begin:end] into that range.
+    """Merge into words[begin:end] the new words that are smaller than the last word of this range.
 
     Returns:
         The new `next_new`, and the end of the words.

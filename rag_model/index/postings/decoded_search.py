@@ -514,7 +514,7 @@ class DecodedListCache:
         *,
         may_decode: bool = True,
     ) -> Ints | None:
-        """Find the best rows of several queries, for whose lists there is capacity.
+        """Find the best rows of several queries; the cache must have capacity for their lists.
 
         See `maxscore.search`.
 
@@ -528,8 +528,8 @@ class DecodedListCache:
             may_decode: False only searches lists that are decoded already, and reads no file.
 
         Returns:
-            The number of hits of each query, (q,); None if a list is damaged, or must be decoded
-            but may not be.
+            The number of hits of each query, (q,); None if a list is damaged, or if it is not
+            decoded and `may_decode` is False.
         """
         with self._lock:
             if not may_decode and not self._are_decoded(entries, weighting):
