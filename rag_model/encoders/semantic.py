@@ -2,9 +2,8 @@
 
 The distance of two adjacent sentences is 1 - cos of their vectors. An article is split where the
 distance exceeds a percentile of the distances in the article (Kamradt's method), at headings, and
-where a passage would be too long. Because it encodes every sentence, this chunker costs several
-times as much as the embedding of the passages. The chunker is in this package because it needs an
-encoder.
+where a passage would be too long. This chunker encodes every sentence, which takes several times
+longer than embedding the passages. The chunker is in this package because it needs an encoder.
 """
 
 from collections.abc import Iterator, Sequence

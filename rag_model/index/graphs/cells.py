@@ -40,7 +40,7 @@ _MAX_OTHER_CELLS = 3
 _KMEANS_SHARE = 0.75  # share of the cells from k-means; the others come from splitting the largest
 _MAX_IMBALANCE = 1.5  # largest accepted size of a cell, as a multiple of the mean
 _MAX_SPLITS = 2  # maximum splits per planned cell
-# If the ratio of planned to earlier cells is larger than this, the cells are trained anew.
+# If the ratio of planned to earlier cells is larger than this, the cells are trained again.
 MAX_CELL_RATIO = 2
 
 CellIds = npt.NDArray[np.int64]

@@ -23,7 +23,7 @@ from rag_model.index.quality.results import compute_recall
 
 # A cell is built again when this share of its vectors was replaced since its build.
 MAX_REPLACED = 0.75
-_MAX_INSERTED = 0.5  # share of new members at which an update costs as much as a build
+_MAX_INSERTED = 0.5  # with a larger share of new members, a build is cheaper than an update
 # Minimum degree of an updated cell, as a share of its degree when it was built: 100 updates of 2 %
 # leave .97.
 _MIN_DEGREE = 0.65

@@ -486,9 +486,9 @@ def _iter_candidates(plan: VectorPlan, cells: Sequence[GraphShard], width: int) 
 def _choose_block_rows(n_cells: int) -> int:
     """Return the number of rows whose candidates are collected at once.
 
-    Every block has a few rows of each cell, and opening a cell costs as much as collecting a
-    hundred rows. With a fixed number of rows, the time of the merge would be quadratic in the size
-    of the corpus. More than eight times `BLOCK` rows would need too much memory.
+    Every block has a few rows of each cell, and opening a cell takes the time of a hundred rows.
+    With a fixed number of rows, the time of the merge would be quadratic in the size of the corpus.
+    More than eight times `BLOCK` rows would need too much memory.
     """
     return BLOCK * min(_MAX_BLOCKS, max(1, n_cells // 16))
 
