@@ -29,7 +29,7 @@ class QuestionFloor:
     """The minimum metric of a retriever on a question file: `[gate.questions.NAME]` in a recipe."""
 
     file: str  # path, URL or BEIR folder of the questions, as for `evaluate`
-    floor: float  # minimum of the measure's mean over the questions
+    floor: float  # minimum of the mean of the measure over the questions
     # name of the measure, such as RR@k, or nDCG@k and R@k for judged pages
     measure: str = "Success@20"
     retriever: str = ""  # retriever expression; empty means the snapshot's default
@@ -49,9 +49,9 @@ class GateRecipe:
     k: int = 20  # number of hits over which recall is computed, as in DPR
     queries: int = 256  # number of sampled queries; with 256, the mean recall is exact to about .01
     seed: int = 0  # random seed of the sample
-    # Recall floors by index name, which override the defaults of the index kinds.
+    # Minimum recall by index name; it overrides the default of the kind of index.
     floors: Mapping[str, RecallFloor] = field(default_factory=dict)
-    # Floors on question files of the user, by name.
+    # Minimum metrics on question files of the user, by name.
     questions: Mapping[str, QuestionFloor] = field(default_factory=dict)
     # Maximum share of the parent snapshot's passages that may be missing. The edits of a month
     # remove far fewer passages of Wikipedia.
@@ -93,7 +93,7 @@ class RetrieverScore:
     """The metric of a retriever on a question file."""
 
     retriever: str  # retriever expression
-    estimate: Estimate  # value of the measure that the floor names
+    estimate: Estimate  # value of the measure that the `QuestionFloor` names
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +135,7 @@ def check_snapshot(
         summary: the properties of the new snapshot.
         recalls: the recall@k of each sampled query against exact search, by index name.
         parent: the properties of the ref's current snapshot; None if the ref is new.
-        scores: the metric of each retriever with a question floor, by the floor's name.
+        scores: the metrics to compare with `recipe.questions`, by the same names.
     """
     checks = [_check_passages(summary), *_check_recall(recipe, recalls), *_check_question_floors(recipe, scores or {})]
     if parent is not None:

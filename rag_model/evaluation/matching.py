@@ -23,7 +23,7 @@ from rag_model.errors import InputError
 from rag_model.extras import require
 
 _SEPARATOR = "\n"  # a control character, which is never part of a token
-_MAX_PATTERN_LENGTH = 10_000  # characters; the patterns of CuratedTREC have a few hundred
+_MAX_PATTERN_LENGTH = 10_000  # maximum characters; patterns of CuratedTREC have a few hundred
 _TIMEOUT_SECONDS = 5.0  # time limit of one pattern on one text; most patterns take microseconds
 _MIN_KEY_SHARE = 0.75  # minimum share of a statement's key tokens, without numbers, in the texts
 _STOP_WORDS = (

@@ -44,7 +44,7 @@ _INVALID_BYTE = re.compile("[\udc80-\udcff]")
 
 LineParser = Callable[[Iterator[str], str], Iterator["Question"]]
 _SENTENCE_END = re.compile(r"(?<=[.!?…])\s+(?=\S)|(?<=[。！？।؟])\s*")
-_MIN_SENTENCE_LENGTH = 20  # characters; shorter sentences are fragments such as "See p. 3."
+_MIN_SENTENCE_LENGTH = 20  # minimum characters; shorter sentences are often like "See p. 3."
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,8 @@ class Question:
     evidence: tuple[frozenset[str], ...] = ()  # alternative sets of page ids, as in KILT
     passages: tuple[str, ...] = ()  # ids of the passages that answer the question
     source: str = ""  # name of the question's data set; reports group questions by it
-    own_document: str = ""  # id of the document whose text is the question; removed from its hits
+    # id of the document that is the question itself, which is removed from the question's hits
+    own_document: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +152,7 @@ def _parse_questions(file: TextIO, name: str) -> tuple[Question, ...]:
         first_line = next(lines, "").removeprefix("\ufeff")
         parse_lines = _PARSERS.get(_get_format_suffix(name)) or _guess_parser(first_line)
         questions = tuple(parse_lines(chain([first_line], lines), name))
-    except UnicodeDecodeError as error:  # a stream that was read before could not be reconfigured
+    except UnicodeDecodeError as error:  # A stream that was read before has another error handler.
         raise InputError(f"{name} is not UTF-8 text ({error}): convert it") from error
     if not questions:
         raise InputError(f"{name} contains no questions: give a file with at least one")
@@ -241,7 +242,7 @@ def _parse_python_list(text: str, location: str) -> tuple[str, ...]:
     It is parsed only as a literal, so no code in it can run.
     """
     try:
-        with warnings.catch_warnings(action="ignore"):  # for patterns such as `['\\d+']`
+        with warnings.catch_warnings(action="ignore"):  # Patterns such as `['\\d+']` cause a warning.
             python_value = ast.literal_eval(text.strip()) if len(text) <= _MAX_LIST_LENGTH else None
     except (ValueError, SyntaxError, RecursionError, MemoryError):
         python_value = None

@@ -68,7 +68,7 @@ ANSWERS_VERSION = 4
 # Questions per cached record. They fill a batch of a generator; a killed run loses at most these.
 _BATCH_SIZE = 32
 _READINGS_FILE = "readings.jsonl"
-# arguments: number of finished questions, number of all questions
+# The arguments are the number of finished questions and the number of all questions.
 ProgressCallback = Callable[[int, int], None]
 # A corpus with more passages is never tried as a single prompt.
 _MAX_WHOLE_PASSAGES = 2_000

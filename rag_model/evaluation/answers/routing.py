@@ -162,7 +162,7 @@ class RoutedAnswers:
         """
         self._answer_questions, self._route, self._subject = answer_questions, route, subject
         self._kind, self._resampling = kind, resampling
-        self.report: RoutingReport | None = None  # report on the first condition
+        self.report: RoutingReport | None = None  # report on the first condition that was answered
 
     def __call__(self, condition: EvalCondition, on_progress: Callable[[int, int], None]) -> list[Reading]:
         """Return the routed answers to all questions of a condition, in order.

@@ -7,7 +7,7 @@ have BLEU and n-gram diversity. Questions with evidence also have the measures o
 
 The citation measures are those of ALCE (Gao et al. 2023, section 3):
 
-* `cited`: the share of answers with a citation, over the answers with a statement.
+* `cited`: the share of the answers with a statement that have a citation.
 * `citation-recall`: the share of statements that are supported by all their cited entries together.
   A statement without citations is not supported.
 * `citation-precision`: the share of correct citations, over the answers with a citation. A citation

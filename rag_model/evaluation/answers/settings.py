@@ -31,7 +31,7 @@ class EvaluationSettings(RetrieverChoice):
     retriever: str | None = None
     index: str | None = None  # name of an index, or `exact`; a short form of `retriever`
     decoding: DecodingSettings = field(default_factory=DecodingSettings)
-    # Names of readers, of which the first is used for ablations; empty means the model's default.
+    # Names of readers; the first reader is used for ablations. Empty means the model's default.
     readers: tuple[ReaderName, ...] = ()
     # settings of the reader `concat`
     concat: PromptSettings = field(default_factory=PromptSettings)
@@ -40,7 +40,7 @@ class EvaluationSettings(RetrieverChoice):
     # limits beyond which retrieval is considered collapsed
     limits: CollapseLimits = COLLAPSE_LIMITS
     resampling: Resampling = DEFAULT_RESAMPLING  # settings of the confidence intervals
-    # Word that the model generates for each label; empty means the model writes its answers.
+    # Word that the model generates for each label; if empty, the model generates free text.
     labels: Mapping[str, str] = field(default_factory=dict)
     # maximum risk for the choice of a threshold; if None, no threshold is chosen
     risk: float | None = None

@@ -1,9 +1,9 @@
 """Measures of answers: exact match, token F1, labels, BLEU, ROUGE-L, Q-BLEU-1 and distinct n-grams.
 
 An answer is compared with every gold answer, and the best value is used. Exact match and F1 are
-SQuAD's (Rajpurkar et al. 2016) with its normalization, as in the papers on DPR and RAG. FEVER's
-answers are labels (Thorne et al. 2018). BLEU and ROUGE-L come from sacrebleu and rouge-score. All
-values are in [0, 1], although sacrebleu itself uses percent.
+computed as in SQuAD (Rajpurkar et al. 2016), with its normalization of texts, as in the papers on
+DPR and RAG. The answers of FEVER are labels (Thorne et al. 2018). BLEU and ROUGE-L are computed by
+sacrebleu and rouge-score. All values are in [0, 1], although sacrebleu itself uses percent.
 """
 
 import math
@@ -30,11 +30,11 @@ FEVER_2WAY = FEVER_3WAY[:2]  # labels of the RAG paper's two-way accuracy on FEV
 
 BleuCounts: TypeAlias = npt.NDArray[np.float64]
 
-# SQuAD's script removes only ASCII punctuation, too
+# The script of SQuAD, too, removes only ASCII punctuation.
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _QUESTION_WORDS = frozenset(["what", "which", "why", "who", "whom", "whose", "where", "when", "how"])
-_OPEN_QUESTION_WORDS = ("what", "which")  # question words whose next word belongs to them
+_OPEN_QUESTION_WORDS = ("what", "which")  # The next word belongs to these, as in `what year`.
 _FUNCTION_WORDS = (
     "a about above after again against all am an and any are as at be because been before being "
     "below between both but by can did do does doing don down during each few for from further had "
@@ -137,7 +137,7 @@ def _create_rouge_scorer() -> Any:
 
 
 def bleu_counts(prediction: str, golds: Sequence[str], order: int = 4) -> BleuCounts:
-    """Return the (2 order + 2,) counts of one answer for corpus BLEU; zeros without gold answers.
+    """Return the (2 order + 2,) counts of one answer for corpus BLEU; 0 if it has no gold answers.
 
     The counts are, in this order: the clipped n-gram matches for each n, the n-grams of the answer
     for each n, the length of the answer, and the length of the gold answer that is closest in

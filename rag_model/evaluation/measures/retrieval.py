@@ -1,4 +1,4 @@
-"""Measures of retrieval: rankings, KILT's provenance, and spans of chunking strategies.
+"""Measures of ranked results: Success, nDCG, R and RR, and provenance measures as in KILT.
 
 Success and RR depend on the first relevant result; the package `ir_measures` computes nDCG and R.
 
@@ -6,10 +6,6 @@ KILT's provenance measures (Petroni et al. 2021) compare distinct retrieved page
 the *evidence sets* of a question. Each evidence set is a set of Wikipedia page ids whose pages
 together contain the answer. KILT's variants of the answer measures count an answer only if
 R-precision is 1.
-
-Span measures count characters (Smith & Troynikov 2024, "Evaluating Chunking Strategies for
-Retrieval", Chroma). Passages may overlap, so several passages may contain the same answer. A
-character that is retrieved twice counts as one match.
 """
 
 from collections.abc import Iterable, Sequence

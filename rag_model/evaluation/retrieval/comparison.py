@@ -216,8 +216,8 @@ class RetrieverComparison:
 
     measured: RetrieverMetrics
     overall: GroupMetrics
-    ranks: Mapping[str, float]  # RR@k of answers and KILT's page measures; see `rank_metrics`
-    # estimates of the measures of each stage of `measured`
+    ranks: Mapping[str, float]  # RR@k and page measures; see `rank_metrics`
+    # for each stage of `measured`, the mean of each measure with its interval
     stages: Sequence[Mapping[str, Estimate]]
     groups: Mapping[str, GroupMetrics] = field(default_factory=dict)
     # Share of questions by the kind of the first relevant hit; empty if all hits are prose.

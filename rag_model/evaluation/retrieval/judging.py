@@ -79,14 +79,14 @@ def drop_own_document(question: Question, hits: Sequence[Hit]) -> list[Hit]:
 
 
 def choose_search_depth(questions: Sequence[Question], k: int, max_depth: int) -> int:
-    """Return how deep to search so that `k` hits remain if one passage of a question's own document
-    is removed.
+    """Return how deep to search so that `k` hits remain if one hit is the question itself and is
+    removed.
     """
     return min(k + 1, max_depth) if any(question.own_document for question in questions) else k
 
 
 def deepen_search(depth: int, max_depth: int, n_missing: int) -> int | None:
-    """Return a greater search depth if `n_missing` of `k` hits were removed as own documents.
+    """Return a greater search depth if `n_missing` hits are missing because hits were removed.
 
     Return None if no hit is missing or if the retriever cannot search deeper.
     """
@@ -94,7 +94,7 @@ def deepen_search(depth: int, max_depth: int, n_missing: int) -> int | None:
 
 
 def search_questions(retriever: Retriever, questions: Sequence[Question], k: int) -> list[list[Hit]]:
-    """Return up to `k` hits of each question, without passages of the question's own document.
+    """Return up to `k` hits of each question, without the document that is the question itself.
 
     Raises:
         UsageError: See `Retriever.search`.

@@ -175,7 +175,7 @@ def _load_examples(store: Store, blob: BlobRef) -> list[ScoringExample]:
 
 @lru_cache(maxsize=1)  # A worker process loads the generator only once.
 def load_stored_generator(store_url: str, files: Files, dtype: str, cpu: bool = False) -> Generator:
-    """Load the generator whose files `put_generator` stored; `cpu` keeps it off the GPU."""
+    """Load the generator whose files `put_generator` stored; `cpu` means not to use a GPU."""
     blobs = Store.open(store_url).blobs
     folder = build_link_tree({name: blobs.get_local_path(ref) for name, ref in files})
     return load_generator(folder, device="cpu" if cpu else None, dtype=dtype)

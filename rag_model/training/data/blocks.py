@@ -25,7 +25,7 @@ Content = TypeVar("Content")
 Block = TypeVar("Block")
 TORCH_LIBRARIES = "torch", "transformers", "tokenizers"
 ONNX_LIBRARIES = "onnxruntime", "tokenizers"
-# libraries that several distributions provide, such as onnxruntime-gpu
+# libraries that may be installed under several names: onnxruntime is also in onnxruntime-gpu
 _MULTIPLE_DISTRIBUTIONS = {"onnxruntime"}
 _THREADS = 32  # Many threads are useful, because requests to an object store mostly wait.
 _TOKENS_PER_CONTEXT = 320  # upper bound for a passage, an input and an output together

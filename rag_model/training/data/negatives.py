@@ -68,8 +68,8 @@ class MiningSettings:
     negatives: int = 30
     # number of top passages that are not negatives, because they may answer in other words; DPR: 0
     skip: int = 0
-    # whether an example without a positive gets the first passage with an answer, as in DPR,
-    # section 4.2
+    # whether the first passage with an answer becomes the positive of an example without one, as in
+    # DPR, section 4.2
     find_positives: bool = True
 
     def __post_init__(self) -> None:

@@ -144,7 +144,7 @@ class OnlineJudging:
 
 @dataclass(frozen=True, slots=True)
 class OnlineLabels:
-    """The positive and the negative of a question that were found online."""
+    """The positive and the negative of a question that were found during a training step."""
 
     positive: Passage | None
     negative: Passage | None

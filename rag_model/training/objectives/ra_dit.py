@@ -177,7 +177,7 @@ def _build_retriever_task(job: Job[RaDitTraining], tuned_folder: Path | None, on
 def _draw_texts(job: Job[RaDitTraining], n_labelled: int) -> list[PassageList]:
     recipe, n_texts, seed = job.settings.retriever, job.settings.count_texts(n_labelled), job.settings.ra_dit.seed
     if not n_texts:
-        return []  # The generator's tokenizer need not be loaded.
+        return []  # Without plain texts, the generator's tokenizer need not be loaded.
     # LM-ft does not change the tokenizer, so the tokenizer of the initial generator can be used.
     tokenizer = load_generator_tokenizer(job.origins.names["generator"])
     drawn_texts = draw_text_examples(job.snapshot, tokenizer, n_texts, recipe.text_tokens, seed, job.runner)

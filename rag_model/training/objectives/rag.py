@@ -440,7 +440,7 @@ class RagObjective(Objective[RagTraining]):
     tempered = "rag"
 
     def __init__(self, marginal: Variant, when_summed: str) -> None:
-        """Set the variant of RAG; `when_summed` is shown in help texts, such as `once an answer`."""
+        """Set the variant of RAG; help texts show `when_summed`, such as `once an answer`."""
         self._marginal = marginal
         self.name = f"rag-{marginal}"
         self.summary = f"a question encoder and a generator, passages summed over {when_summed}"

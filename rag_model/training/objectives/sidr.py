@@ -194,7 +194,7 @@ class TrainableSidr(nn.Module):
 
         Raises:
             InputError: the model cannot be loaded.
-            UsageError: the folder is a sparse encoder, but not a SiDR.
+            UsageError: the folder has a sparse encoder that is not a SiDR encoder.
         """
         if is_sparse_encoder(folder):
             spec = read_sparse_spec(folder)
