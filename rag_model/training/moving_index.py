@@ -5,7 +5,7 @@ current encoders are saved in the training's folder, and a rebuild encodes the s
 with them. Between two steps, the trainer opens the new snapshot next to the current snapshot and
 switches to it. A service that follows a ref does more: it pulls the snapshot, tests its indexes in
 a child process and warms them up. The trainer does none of this, because the rebuild has just
-measured the indexes on the same store, and only one training step waits.
+measured the indexes, and only one training step has to wait for the switch.
 
 * synchronous: the trainer waits for the rebuild. The searched snapshot depends only on the step, so
   a run that was killed and resumed on the same CPU has the same losses. A rebuild that was killed

@@ -59,7 +59,7 @@ class PassageTask(PartTask):
 
 
 def open_passages(store: Store, file: BlobRef) -> PassageFile:
-    """Open the passages of a part to read some of them; from an object store, only byte ranges."""
+    """Open the passages of a part; from an object store, only the needed byte ranges are read."""
     return PassageFile(store.blobs.get_local_path(file) if store.files.is_local else store.blobs.open(file))
 
 

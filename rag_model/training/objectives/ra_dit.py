@@ -1,7 +1,7 @@
 """RA-DIT: tune a generator on retrieved passages, then the retriever on the generator's scores.
 
-Lin et al. 2023, "RA-DIT: Retrieval-Augmented Dual Instruction Tuning", arXiv 2310.01352. The two
-stages are independent: LM-ft (`LmTask`) uses the passages of the initial retriever, and R-ft
+Lin et al. 2023, "RA-DIT: Retrieval-Augmented Dual Instruction Tuning", arXiv 2310.01352. By
+default, the stages are independent: LM-ft (`LmTask`) uses passages of the initial retriever, R-ft
 (`RetrieverTask`) uses the scores of the initial generator. In the paper (section 5.2), scores of
 the tuned generator or passages of the tuned retriever gave no further gain. With
 `scored_by = "tuned"`, the tuned generator scores the passages. The setting `stages` can select a
