@@ -33,7 +33,7 @@ class QuestionFloor:
     # name of the measure, such as RR@k, or nDCG@k and R@k for judged pages
     measure: str = "Success@20"
     retriever: str = ""  # retriever expression; empty means the snapshot's default
-    # what makes a passage relevant; None means that the judgements of the questions decide
+    # how the relevance of passages is judged; None means that it depends on the question file
     judged_by: JudgedBy | None = None
     patterns: bool = False  # whether the answers are regular expressions
 

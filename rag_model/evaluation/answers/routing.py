@@ -138,7 +138,7 @@ def choose_route(
 
 
 class RoutedAnswers:
-    """A function that routes like the reader `auto`, between the two answers of another reader.
+    """A function that chooses between answers with and without passages, like the reader `auto`.
 
     If no route is given, it is chosen on the questions of the first condition.
     """
@@ -242,7 +242,7 @@ def _score_questions(signal: RouteSignal, closed_book: Sequence[Reading], open_b
 
 
 def _choose_reading(route: Route, score: float, closed_book: Reading, open_book: Reading) -> Reading:
-    """Return the answer that the route chooses, with the costs of every answer it needed."""
+    """Return the answer that the route chooses; its costs are those of all answers it needed."""
     is_from_weights = route.chooses_weights(score)
     is_open_book_read = not (is_from_weights and route.signal == "weights")
     readings = [closed_book, open_book] if is_open_book_read else [closed_book]

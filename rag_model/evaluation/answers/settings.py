@@ -25,7 +25,7 @@ class EvaluationSettings(RetrieverChoice):
     kind: AnswerKind = "spans"  # kind of the answers, which selects the measures
     k: int | None = None  # number of passages per answer; None means as many as in training
     depth: int = 20  # maximum number of passages per question in retrieval measures
-    # what makes a passage relevant; None means that the judgements of the questions decide
+    # how the relevance of passages is judged; None means that it depends on the question file
     judged_by: JudgedBy | None = None
     # Retriever expression such as rrf(hnsw, ivfpq); None means the snapshot's default.
     retriever: str | None = None

@@ -214,8 +214,8 @@ def q_bleu(prediction: str, golds: Sequence[str], weights: QBleuWeights = SQUAD_
         Q-BLEU-1 = δ A + (1 - δ) BLEU-1,    A = Σ_i w_i 2 P(S_i) R(S_i) / (P(S_i) + R(S_i))
 
     where P and R are the precision and recall of the words of kind i: named entities, question
-    words, other content words, and function words. A kind of which neither text has words adds
-    nothing, so a perfect text may score below 1. The default weights and δ are those of the
+    words, other content words, and function words. If neither text has words of a kind, this kind
+    adds nothing, so a perfect text may score below 1. The default weights and δ are those of the
     authors' script for SQuAD (.6, .2, .1, .1 and .7), because the RAG paper measures Jeopardy
     questions with a version tuned on SQuAD.
 
@@ -272,7 +272,7 @@ def _group_words(words: Sequence[str]) -> tuple[list[str], list[str], list[str],
 
 
 def _find_question_words(words: Sequence[str], position: int) -> list[int]:
-    """Return the position of a question word, and of the next word if it is part of the first."""
+    """Return the position of a question word, and of the next word if they form a phrase."""
     word = words[position].lower()
     if word not in _QUESTION_WORDS:
         return []

@@ -51,8 +51,8 @@ def recall_at(pages: Sequence[str], evidence: Evidence, k: int) -> float:
 
 
 def _rank_evidence(ranked_pages: Sequence[str], sets: Sequence[frozenset[str]]) -> list[bool | int]:
-    """Return what is at each rank: True for a complete evidence set, False for a page that is in no
-    set, and n for the incomplete set at position n - 2 of `sets`.
+    """Return a list with one item per rank: True for a complete evidence set, False for a page that
+    is in no set, and n for the incomplete set at position n - 2 of `sets`.
     """
     ranking: list[bool | int] = []
     missing_pages = [set(evidence_pages) for evidence_pages in sets]

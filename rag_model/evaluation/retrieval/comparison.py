@@ -1,9 +1,9 @@
 """Compare retrievers on the same questions, for all questions and by group, and recommend one.
 
 Each retriever is compared with the first one question by question, which gives the narrowest
-intervals. There is one group per source of the questions, and one of the questions that share few
-words with their relevant passages. BM25 has an advantage on the other questions: people who write a
-question while they look at a passage repeat its words.
+intervals. There is a group for each source of questions, and a group of the questions that share
+few words with their relevant passages. On all other questions BM25 has an advantage, because people
+who write a question while they look at a passage repeat its words.
 """
 
 import json

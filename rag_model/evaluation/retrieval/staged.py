@@ -252,7 +252,7 @@ def _build_stage_results(
 
 
 def _count_missing(candidates: RankedRows, results: Sequence[RetrievalResult], depth: int, k: int) -> int:
-    """Return by how many hits a question has fewer than `k`, at most over all questions.
+    """Return the maximum over the questions of `k` minus the number of hits.
 
     Questions with fewer than `depth` candidates are ignored: a deeper search finds no more hits.
     """

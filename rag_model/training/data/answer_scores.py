@@ -114,7 +114,7 @@ def put_generator(store: Store, generator: TransformersGenerator) -> Files:
 
 @torch.inference_mode()
 def score_example(generator: Generator, example: ScoringExample) -> AnswerScores:
-    """Score one example. All its passages are one batch, so its scores do not depend on others.
+    """Score one example. Its passages form one batch, so its scores depend on no other example.
 
     The end token is scored after an answer, but not after a plain text, because the text goes on.
 

@@ -180,7 +180,7 @@ class PassageMemory:
 
 
 def _choose_padding_rows(hit_rows: Sequence[int], k: int) -> list[int]:
-    """Return as many of the lowest rows that are not in `hit_rows` as are missing from `k` rows."""
+    """Return the lowest rows that are not in `hit_rows`, as many as are needed for `k` in total."""
     return [row for row in range(k) if row not in hit_rows][: k - len(hit_rows)]
 
 

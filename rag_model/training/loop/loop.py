@@ -64,7 +64,8 @@ _NO_CLIPPING = 1e30  # maximum gradient norm that is never reached, so that noth
 def _is_transformers_model(model: nn.Module) -> bool:
     """Return whether a module is a model of the library transformers.
 
-    If this library has not been imported, which takes seconds, the module cannot be from it.
+    The library is not imported here, because this takes seconds. If it has not been imported
+    before, the module cannot be from it.
     """
     modeling_utils = sys.modules.get("transformers.modeling_utils")
     return modeling_utils is not None and isinstance(model, modeling_utils.PreTrainedModel)

@@ -307,7 +307,7 @@ class Colbert(Objective[ColbertTraining]):
         return {**examples, "train": add_teacher_scores(examples["train"], teacher, n_negatives)}
 
     def task(self, job: Job[ColbertTraining]) -> ColbertTask:
-        """Build the task; passages of the snapshot are ranked, too, for dev questions."""
+        """Build the task; for dev questions, it also ranks passages of the snapshot."""
         settings = job.settings
         initial = InitialColbert.load(resolve_folder(job.origins.names[PART]), settings.colbert)
         corpus = sample_passages(job.snapshot, settings.negatives.ranked, job.runner)

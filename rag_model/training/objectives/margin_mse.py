@@ -138,7 +138,7 @@ class MarginMse(Objective[MarginMseTraining]):
         }
 
     def task(self, job: Job[MarginMseTraining]) -> MarginMseTask:
-        """Build the task; passages of the snapshot are ranked, too, for dev questions."""
+        """Build the task; for dev questions, it also ranks passages of the snapshot."""
         model_names, settings = job.origins.names, job.settings
         recipe, corpus = settings.margin_mse, sample_passages(job.snapshot, settings.negatives.ranked, job.runner)
         encoders = recipe.load_encoders(model_names["question"], model_names["passage"])

@@ -212,7 +212,7 @@ class Objective(Protocol[S]):
         return
 
     def space(self, job: Job[S], folder: Path) -> Space | None:
-        """Return the vector space that the saved model's questions search; None if there are none.
+        """Return the vector space that the model's questions search; None if it encodes none.
 
         It is the space of the model's own passage encoder or, if it has none, of the snapshot.
         """

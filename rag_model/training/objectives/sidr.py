@@ -382,7 +382,7 @@ class Sidr(MiningObjective[SidrTraining]):
     )
 
     def task(self, job: Job[SidrTraining]) -> SidrTask:
-        """Build the task; passages of the snapshot are ranked, too, for dev questions."""
+        """Build the task; for dev questions, it also ranks passages of the snapshot."""
         settings = job.settings
         corpus = sample_passages(job.snapshot, settings.negatives.ranked, job.runner)
         encoder_folders = resolve_folder(job.origins.names["question"]), resolve_folder(job.origins.names["passage"])
@@ -399,7 +399,7 @@ class Sidr(MiningObjective[SidrTraining]):
 def estimate_sidr_costs(
     job: Job[Any], recipe: SidrRecipe, n_ranked: int, models: Mapping[str, Architecture]
 ) -> TrainingCosts:
-    """Return the costs to compute the term weights of a batch: each token with each term."""
+    """Return the costs to compute term weights, which are products of all tokens and terms."""
     question, passage = models["question"], models["passage"]
     n_passages = recipe.batch_size * (1 + recipe.hard_negatives)
     trained_models = [passage] if recipe.shared else [question, passage]
@@ -425,7 +425,7 @@ def estimate_sidr_costs(
 
 
 def count_token_operations(model: Architecture) -> float:
-    """Return the operations per token, of the transformer and to compute all term weights."""
+    """Return the operations per token: those of the transformer plus those for term weights."""
     return model.operations_per_token + 2.0 * model.hidden * model.vocabulary
 
 
