@@ -1,6 +1,6 @@
 """Beam jobs whose elements are small descriptions of parts and shards. Prefect is not imported.
 
-* `chunk`, `embed`, `index`, `gate`: one module for each job; `index_work` holds the tasks of the
+* `chunk`, `embed`, `index`, `gate`: one module for each job; `index_work` contains the tasks of the
   index jobs. `corpus` has the smaller jobs over a snapshot, such as deltas and redaction.
 * `job`, `tasks`, `pipeline`: run the tasks of a job, in this process or on Beam's workers.
 * `launch`, `options`, `workers`: the settings of a run, and its workers.

@@ -3,9 +3,9 @@
 All indexes of a snapshot share the four jobs. The trained file of the parent is reused while it
 fits: the training job then only tests it with some new vectors, or moves lists that fit these
 vectors badly. Apart from the trained file, a piece (the vectors of one part, sorted by shard)
-depends only on its part, and a shard only on its slices of the pieces. So both are reused from the
-memo if their part or slices are unchanged. An inverted index is derived from that of the parent
-where possible (`derive`).
+depends only on its part, and a shard only on its slices of the pieces. So pieces and shards are
+reused from the memo if their part or slices are unchanged. An inverted index is derived from that
+of the parent where possible (`derive`).
 
 `index_work` contains the functions that workers run.
 """

@@ -290,7 +290,7 @@ def scatter_one(task: ScatterTask, store: Store) -> Report:
 
 
 def _get_scatter_inputs(rows_ref: BlobRef, trained_blob: BlobRef, number: int) -> dict[str, Any]:
-    """Return the inputs that determine the piece of a part, without those from the plan."""
+    """Return the inputs that determine the piece of a part, without the inputs from the plan."""
     return {"vectors": rows_ref.id, "trained": trained_blob.id, "number": number}
 
 
@@ -325,7 +325,7 @@ def build_shard(task: ShardTask, store: Store) -> Report:
     inputs = {"slices": task.slices, "trained": trained.id, "number": task.number}
     if task.parent is not None:
         # The id is recorded without its prefix, so that `gc` does not take it for a reference: the
-        # shards of earlier builds hold traces of removed vectors.
+        # shards of earlier builds contain traces of removed vectors.
         inputs["parent"] = task.parent.id.partition(":")[2]
     return asdict(_memoize(store, "shard", piece_inputs(plan), write_file, **inputs))
 

@@ -1,4 +1,4 @@
-"""Prefect flows and the `bookwheel` command line. This package holds no algorithm and no DoFn.
+"""Prefect flows and the `bookwheel` command line. This package contains no algorithm and no DoFn.
 
 Command line:
     cli: the `bookwheel` command and its settings.

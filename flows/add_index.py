@@ -117,7 +117,7 @@ def choose_indexes(recipe: Recipe, names: Sequence[str]) -> dict[str, IndexRecip
 def read_results(
     store: Store, content: Content, launch: Launch
 ) -> tuple[list[ChunkResult], dict[str, list[EmbedResult]]]:
-    """Return the chunk and embed results of a snapshot's parts, read from its files."""
+    """Read the files of a snapshot; return the chunk and embed results of its parts."""
     return read_stage_results(store, content, partial(corpus.run, launch=launch))
 
 

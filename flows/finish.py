@@ -223,7 +223,7 @@ def find_parent_indexes(build: Build) -> dict[str, ParentIndex]:
 def train_indexes(
     build: Build, parent_indexes: Mapping[str, ParentIndex], on_progress: OnProgress
 ) -> list[IndexInProgress]:
-    """Derive indexes from the parent's; train the others, or reuse the parent's training."""
+    """Derive indexes from the parent's where possible; train others, or reuse trained files."""
     store, launch = build.store, build.launch
     row_files, reused_trainings = list_row_files(build.passages, build.embeddings), build.reused_trainings
     index_builds = [

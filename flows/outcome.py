@@ -64,8 +64,8 @@ class TakedownOutcome:
     moves: int  # number of refs that moved
     # ids of old snapshots that a running writer still needs; the next takedown retires them
     waiting: tuple[str, ...]
-    # unsigned replacements: ids of snapshots and moves of refs, because no trusted key had signed
-    # the old ones
+    # ids of new snapshots and moves of refs that are unsigned, because no trusted key had signed
+    # the old snapshots
     unsigned: tuple[str, ...]
     # ids of evaluations of these snapshots; they were deleted because their rows contain passages
     evaluations: tuple[str, ...] = ()

@@ -520,7 +520,7 @@ def _describe_path(file: DataFile, path: Path) -> str:
 
 
 def _fetch_from_hub(url: str, folder: Path, fraction: float | None) -> None:
-    """Download the files of a data set from the Hub; for a sample, only the first ones.
+    """Download the files of a data set from the Hub; for a sample, only the first files.
 
     The folder gets its final name when all files are complete.
 
@@ -654,7 +654,8 @@ def build_library(run: ReproductionRun, name: str) -> None:
     if len(indexes) == 1:
         run.index_failures.update({(name, index_name): failures[name] for index_name in indexes})
     else:
-        # Build one index at a time to learn which ones fail. Files of finished indexes are reused.
+        # Build one index at a time to learn which indexes fail. Files of finished indexes are
+        # reused.
         for index_name in indexes:
             with _record_failure(run.index_failures, (name, index_name)):
                 build_with_indexes([index_name])

@@ -5,7 +5,7 @@ that was never free). The record is written first. From then on no build include
 snapshot with them can be published. Then each snapshot with such a page, whether or not a ref names
 it, is built without the page: its rows are removed from passages, vectors and article logs. Graphs
 are updated by deletion: a cell loses the page's vectors, their links and their digests, and
-centroids near these vectors become means of the remaining ones. Inverted indexes of words and of
+centroids near these vectors become means of the remaining vectors. Inverted indexes of words and of
 weighted terms are derived from the old indexes, with the same bytes as in a build without the
 pages. The jobs of a build make all other indexes again, without reusing a trained file that was
 computed from the page's vectors, and measure all indexes. The gate is not applied, since the old

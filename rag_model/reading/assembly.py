@@ -14,8 +14,8 @@ added in the order of their rank until the budget is used; the last one may be t
 ends with an ellipsis. The same hits and settings always give the same context.
 
 Two passages of a revision are adjacent if the second one starts at or before the end of the first
-one. If passages overlap, the overlap must be the same in both texts; otherwise the passages remain
-separate, so that no text is lost.
+one. If two passages overlap, the overlap must be the same in both texts; otherwise the passages
+remain separate, so that no text is lost.
 """
 
 import re
