@@ -39,7 +39,7 @@ class CrossEncoderRecipe(GroupRecipe):
     # number of questions per batch and process; 4 in one process instead of 1 on each of 4 GPUs,
     # because a step then has the same number of questions
     batch_size: int = 4
-    # number of negatives per question, drawn anew in each epoch; code: train_group_size 8, which
+    # number of negatives per question, drawn again in each epoch; code: train_group_size 8, which
     # includes the positive
     negatives: int = 7
     # number of hard negatives that are ranked together with the positive of a dev question; mining

@@ -35,8 +35,8 @@ from rag_model.training.origins import InitialModels, NamedModels, choose_models
 UNIT_TEMPERATURE = 0.05
 # numbers in memory per trained weight: the weight, its gradient, and the two moments of Adam
 TRAINED_COPIES = 4
-# A training step costs as much as three forward passes, because a backward pass costs as much as
-# two (Kaplan et al. 2020, section 2.1).
+# The cost of a training step is that of three forward passes: one forward pass, and a backward pass
+# with the cost of two (Kaplan et al. 2020, section 2.1).
 TRAINING_PASSES = 3
 
 Option = Literal["encoder", "generator", "teacher"]
