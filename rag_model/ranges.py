@@ -385,7 +385,7 @@ class RangeCache:
     def _create_file(self, identity: str) -> int:
         """Open the sparse file of an identity, or a private one if another process uses it."""
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            self.folder.parent.mkdir(parents=True, exist_ok=True)
             if shutil.disk_usage(self.folder.parent).free < _MIN_FREE_BYTES:
                 return self._create_in_memory(identity)
             descriptor = self._open_file(self.folder / f"{identity}{RANGES_SUFFIX}")
@@ -393,7 +393,8 @@ class RangeCache:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 os.close(descriptor)
-                descriptor, temporary_name = tempfile.mkstemp(dir=self.folder)
+                # An eviction of another process may delete the folder while it is empty.
+                descriptor, temporary_name = tempfile.mkstemp(dir=self.folder.parent)
                 Path(temporary_name).unlink()
         except OSError as error:
             with suppress(OSError):
@@ -404,7 +405,7 @@ class RangeCache:
     def _open_file(self, path: Path) -> int:
         """Open or create a file in the folder; other processes may delete the folder if empty."""
         for _ in range(_MAX_FOLDER_TRIES - 1):
-            with suppress(FileNotFoundError):
+            with suppress(FileNotFoundError, FileExistsError):  # `mkdir` raises both in this race
                 self.folder.mkdir(parents=True, exist_ok=True)
                 return os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         return os.open(path, os.O_RDWR | os.O_CREAT, 0o600)

@@ -82,12 +82,14 @@ def test_empty_folders_are_deleted_while_another_process_creates_files_in_them(t
 
     with ThreadPoolExecutor(1) as pool:
         eviction = pool.submit(evict)
-        for _ in range(200):
-            cache = RangeCache(folder, 1 << 20)
-            file = open_file(cache, bytes(6000), [0, 6000])
-            assert not str(file.path.readlink()).startswith("/memfd:"), "the cache is in memory, not on the disk"
-            cache.close()
-        is_done.set()
+        try:
+            for _ in range(200):
+                cache = RangeCache(folder, 1 << 20)
+                file = open_file(cache, bytes(6000), [0, 6000])
+                assert not str(file.path.readlink()).startswith("/memfd:"), "the cache is in memory, not on the disk"
+                cache.close()
+        finally:
+            is_done.set()
         eviction.result()
     evict_unused_files(folder.parent, 0)
     assert not list(folder.parent.iterdir())

@@ -177,6 +177,7 @@ class RefFollower(FollowerThread):
         self.taken_down: frozenset[str] = frozenset()  # ids of snapshots, as of the last poll
         self._refused_version: tuple[_TargetVersion | None, Refusal] | None = None
         self._has_served = False  # whether any version was served since the start
+        self._thread_id: int | None = None  # of the follower's own thread, once it runs
         self._retry_time = 0.0  # when to retry the refused version; monotonic clock
         # when a running pull checks the store again; monotonic clock
         self._next_check_time = 0.0
@@ -197,8 +198,9 @@ class RefFollower(FollowerThread):
     def poll(self) -> None:
         """Poll the ref once, serve a new version, and withdraw snapshots that were taken down."""
         try:
-            self._store = self._store or Store.open(self._target_ref.url)
-            store = self._store.make_interruptible(self._check_stop)
+            if self._store is None:
+                self._store = Store.open(self._target_ref.url).make_interruptible(self._check_stop)
+            store = self._store
             self.taken_down = store.takedowns.list_replaced()
             target = self._resolve_target(store)
         except FollowerStoppedError:
@@ -279,9 +281,7 @@ class RefFollower(FollowerThread):
             _LOG.info("snapshot %s was taken down: its files are deleted", snapshot_id[:12])
 
     def _run(self) -> None:
-        # Not every system has priorities for single threads.
-        with suppress(OSError, AttributeError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _FOLLOWER_NICENESS)
+        self._thread_id = threading.get_native_id()
         while True:
             try:
                 self.poll()
@@ -314,6 +314,8 @@ class RefFollower(FollowerThread):
             self._on_fatal(error)
         try:
             move_numbers = [] if self._store is None else self._store.refs.list_numbers(self._target_ref.ref)
+        except FollowerStoppedError:
+            raise
         except BookwheelError:
             move_numbers = []
         if move_numbers:
@@ -498,6 +500,11 @@ class RefFollower(FollowerThread):
         notify(self._observer.on_swap, loaded_snapshot, seconds)
         self._slot.swap(loaded_snapshot)
         self._has_served = True
+        # Before the first swap there is no request to yield to, and at a lower priority the
+        # compilation of the first search, 10 s of CPU time, would take minutes on a busy machine.
+        if self._thread_id == threading.get_native_id():
+            with suppress(OSError, AttributeError):  # not every system has priorities for threads
+                os.setpriority(os.PRIO_PROCESS, self._thread_id, _FOLLOWER_NICENESS)
 
     def _open_warm(
         self, folder: Path, served_ref: ServedRef, model: ServedModel | None, current: LoadedSnapshot | None

@@ -564,7 +564,7 @@ class SnapshotLease:
         try:
             # The snapshot may have been deleted before the intent existed.
             self._store.snapshots.get(snapshot)
-        except StoreError:
+        except BaseException:
             intent.close()
             raise
         previous_intent, self._intent = self._intent, intent

@@ -3,6 +3,7 @@
 import os
 import secrets
 import shutil
+import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -33,8 +34,10 @@ class Log(Observer):
         self.told: list[str] = []
         self.refusals: list[Refusal] = []
         self.problems: list[str] = []
+        self.priorities: list[int] = []  # of the follower before each swap
 
     def on_swap(self, edition: object, seconds: float) -> None:
+        self.priorities.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
         self.told.append(f"serves {edition.id}")  # type: ignore[attr-defined]
 
     def on_ref_moved(self, edition: object, named: object) -> None:
@@ -67,6 +70,8 @@ def test_it_changes_to_what_the_ref_names(library: Library, dest: Path) -> None:
     red, blue = library.red, library.blue
     assert log.told == [f"serves {red}", f"serves {blue}", f"freed {red}", f"freed {blue}"]
     assert set(log.problems) == {""}
+    usual_priority = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+    assert log.priorities == [usual_priority, max(usual_priority, 10)], "the first version is opened at once"
 
 
 def test_a_ref_that_names_the_same_again_changes_its_number_alone(library: Library, dest: Path) -> None:
