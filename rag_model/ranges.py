@@ -388,27 +388,26 @@ class RangeCache:
             self.folder.parent.mkdir(parents=True, exist_ok=True)
             if shutil.disk_usage(self.folder.parent).free < _MIN_FREE_BYTES:
                 return self._create_in_memory(identity)
-            descriptor = self._open_file(self.folder / f"{identity}{RANGES_SUFFIX}")
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                os.close(descriptor)
-                # An eviction of another process may delete the folder while it is empty.
-                descriptor, temporary_name = tempfile.mkstemp(dir=self.folder.parent)
-                Path(temporary_name).unlink()
+            for _ in range(_MAX_FOLDER_TRIES - 1):
+                # another process deleted the folder while it was empty
+                with suppress(FileNotFoundError, FileExistsError):
+                    return self._open_file(identity)
+            return self._open_file(identity)
         except OSError as error:
             with suppress(OSError):
                 return self._create_in_memory(identity)
             raise _build_write_error(self.folder, error) from error
-        return descriptor
 
-    def _open_file(self, path: Path) -> int:
-        """Open or create a file in the folder; other processes may delete the folder if empty."""
-        for _ in range(_MAX_FOLDER_TRIES - 1):
-            with suppress(FileNotFoundError, FileExistsError):  # `mkdir` raises both in this race
-                self.folder.mkdir(parents=True, exist_ok=True)
-                return os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-        return os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    def _open_file(self, identity: str) -> int:
+        self.folder.mkdir(exist_ok=True)
+        descriptor = os.open(self.folder / f"{identity}{RANGES_SUFFIX}", os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(descriptor)
+            descriptor, temporary_name = tempfile.mkstemp(dir=self.folder)
+            Path(temporary_name).unlink()
+        return descriptor
 
     def _create_in_memory(self, identity: str) -> int:
         self.max_bytes = min(self.max_bytes, _MAX_MEMORY_BYTES)
