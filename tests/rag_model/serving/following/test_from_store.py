@@ -157,6 +157,26 @@ def test_a_response_of_s3_that_stops_delays_neither_the_next_version_nor_the_end
     assert not (tmp_path / "pulled" / "current").exists()
 
 
+def test_moves_that_the_store_fails_to_list_and_then_holds_do_not_delay_the_end_of_the_service(
+    far: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    list_folder, listings, is_held, may_list = Far.ls, list[str](), threading.Event(), threading.Event()
+
+    def hold(self: Far, path: str, detail: bool = True, **other: Any) -> list[Any]:
+        if path.endswith("refs/latest"):
+            listings.append(path)
+            if len(listings) == 1:
+                raise OSError
+            is_held.set()
+            may_list.wait()
+        return list_folder(self, path, detail, **other)
+
+    monkeypatch.setattr(Far, "ls", hold)
+    with serving(far.url, tmp_path / "pulled", ready=False):
+        assert is_held.wait(PATIENCE)
+    may_list.set()
+
+
 def test_without_a_pull_a_folder_that_was_pulled_before_is_followed_by_ranges(
     far: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
