@@ -45,7 +45,7 @@ def test_each_setting_is_described_and_none_has_a_default_to_fill_in() -> None:
     assert list(form["properties"]) == ["loop", "dpr", "negatives"]
     mining = form["properties"]["negatives"]["properties"]["mining"]
     assert mining["additionalProperties"] is False
-    said = "retrieved passages per question; DPR, section 4.2: 100; by default 100"
+    said = "number of retrieved passages per question; DPR, section 4.2: 100; by default 100"
     assert mining["properties"]["depth"] == {"title": "Depth", "type": "integer", "description": said}
     assert "$ref" not in str(form)
     assert "'default'" not in str(form)

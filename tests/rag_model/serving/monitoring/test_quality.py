@@ -95,7 +95,7 @@ def test_a_healthy_service_has_figures_of_everything(
     assert figures.drift is not None
     assert abs(figures.drift) < 0.05
     assert figures.collapse["search"].questions == SETTINGS.window
-    assert figures.collapse["search"].reason() == ""
+    assert figures.collapse["search"].describe_collapse() == ""
 
 
 def test_nothing_is_said_of_too_few(quality: QualityMonitor, snapshot: Snapshot, tiny: Encoder) -> None:

@@ -155,7 +155,9 @@ def test_the_best_of_more_candidates_are_read_by_the_encoder_as_it_is_now(given:
             parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
     batch = answered(task.batches(0)[0])
     asked = task.module.embed_questions([pair.example.question for pair in batch])
-    wide = task._memory.retrieve([pair.example.question for pair in batch], asked.detach().numpy(), SETTINGS.candidates)
+    wide = task._memory.retrieve(
+        [pair.example.question for pair in batch], asked.detach().numpy(), SETTINGS.n_candidates
+    )
     now = np.stack([task._passage.encode([(one.title, one.text) for one in passage]) for passage in wide.passages])
     scores = np.einsum("bd,bcd->bc", asked.detach().numpy(), now)
     best = [
