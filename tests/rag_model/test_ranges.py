@@ -101,15 +101,14 @@ def test_a_cache_closes_while_the_store_holds_a_response(tmp_path: Path, monkeyp
 
     def hold(start: int, end: int) -> bytes:
         is_held.set()
-        may_answer.wait(300)
+        may_answer.wait()
         return b""
 
     cache = RangeCache(tmp_path, 1 << 20)
     file = cache.open("lists", "lists", BlockLayout(_PAGE, _PAGE), bytes(16), hold)
     cache.load_later([(file, np.array([0]), np.array([_PAGE]))])
     assert is_held.wait(300)
-    cache.close()
-    assert not may_answer.is_set()
+    cache.close()  # A cache that waited for the response would never return.
     may_answer.set()
 
 

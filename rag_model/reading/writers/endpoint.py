@@ -65,7 +65,7 @@ class EndpointWriter:
 
     @property
     def id(self) -> str:
-        """The name of the model as a user gives it, with the prefix `openai:`."""
+        """The name of the model, with the prefix of endpoint models, as a user gives it."""
         return f"{ENDPOINT_PREFIX}{self.model}"
 
     @property
