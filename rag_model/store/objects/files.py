@@ -185,14 +185,16 @@ def _start_read(fs: Any, method: str, path: str, options: Mapping[str, Any]) -> 
     request: Future[Any] = Future()
     request.set_running_or_notify_cancel()
 
-    def run() -> None:
+    def run(request: "Future[Any]") -> None:
         try:
             request.set_result(getattr(fs, method)(path, **options))
         except BaseException as error:
             request.set_exception(error)
+        finally:
+            del request  # The error holds this frame: a cycle, which would keep the caller's objects.
 
     # The threads of a pool would keep the process from exiting while the store does not answer.
-    threading.Thread(target=run, name="read", daemon=True).start()
+    threading.Thread(target=run, args=(request,), name="read", daemon=True).start()
     return request
 
 
@@ -488,9 +490,10 @@ class Files:
         try:
             while not wait([request], _CHECK_SECONDS).done:
                 self._check()
+            return request.result()
         finally:
             request.cancel()  # has no effect on a request that has ended
-        return request.result()
+            del request  # An error of the request holds this frame and its callers' objects.
 
     def _upload_remote(self, source: Path, path: str) -> None:
         """Upload a file, in parts if it is large; with the default limits of s3fs, an upload would

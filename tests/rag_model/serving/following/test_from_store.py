@@ -1,9 +1,11 @@
 """A service that answers from the store by ranges: before its pull ends, and without a pull."""
 
 import asyncio
+import gc
 import math
 import os
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
@@ -80,6 +82,19 @@ def test_answers_before_the_pull_ends_and_then_from_the_pulled_files(
         assert [ask_both(served, question) for question in list_questions()] == from_store
         assert served.client.post("/search", json={"questions": ["bada"], "retriever": "exact"}).status_code == 200
         assert (tmp_path / "pulled" / "current").exists()
+
+
+def test_a_replaced_snapshot_leaves_the_memory_without_a_garbage_collection(far: Store, tmp_path: Path) -> None:
+    content = far.snapshots.get(far.snapshots.resolve("latest")).content
+    second = far.snapshots.publish(Manifest(replace(content, retriever="ivf")))
+    gc.disable()  # its files stay mapped, and on the disk after a takedown, as long as a cycle holds it
+    try:
+        with serving(far.url, tmp_path / "pulled", replace(FROM_STORE, pull=False)) as served:
+            replaced = weakref.ref(served.service.slot.current)
+            tag(far, second, "latest")
+            until(lambda: replaced() is None)
+    finally:
+        gc.enable()
 
 
 def test_takedowns_and_moves_of_the_ref_interrupt_a_pull(
