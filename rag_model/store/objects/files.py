@@ -191,7 +191,8 @@ def _start_read(fs: Any, method: str, path: str, options: Mapping[str, Any]) -> 
         except BaseException as error:
             request.set_exception(error)
         finally:
-            del request  # The error holds this frame: a cycle, which would keep the caller's objects.
+            # An error refers to this frame; with the request here, they would form a cycle.
+            del request
 
     # The threads of a pool would keep the process from exiting while the store does not answer.
     threading.Thread(target=run, args=(request,), name="read", daemon=True).start()
@@ -493,7 +494,9 @@ class Files:
             return request.result()
         finally:
             request.cancel()  # has no effect on a request that has ended
-            del request  # An error of the request holds this frame and its callers' objects.
+            # An error refers to this frame and to those of the callers. The cycle would keep all
+            # objects that they use, such as a replaced snapshot, in memory.
+            del request
 
     def _upload_remote(self, source: Path, path: str) -> None:
         """Upload a file, in parts if it is large; with the default limits of s3fs, an upload would
