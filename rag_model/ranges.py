@@ -12,6 +12,7 @@ its blocks again, so neither a crash nor another program can make the results of
 
 import base64
 import ctypes
+import errno
 import fcntl
 import hashlib
 import io
@@ -35,7 +36,7 @@ import numpy.typing as npt
 
 from rag_model.errors import ResourceError, StoreError
 
-RANGES_SUFFIX = ".ranges"  # suffix of the names of sparse files
+_RANGES_SUFFIX = ".ranges"  # suffix of the names of sparse files
 DIGEST_BYTES = 16  # the first bytes of a block's SHA-256
 MAX_REQUESTS = 64  # concurrent requests of a cache
 _MAX_RUN_BYTES = 1 << 20  # bytes per request; longer ranges are read by parallel requests
@@ -45,7 +46,6 @@ _MIN_FREE_BYTES = 64 << 20  # on a disk with less free space, blocks are kept in
 _MAX_MEMORY_BYTES = 256 << 20  # maximum bytes of all blocks that are kept in memory
 _HEADROOM_DIVISOR = 8  # an eviction frees an additional eighth of the maximum
 _DISK_PAGE_BYTES = 4 << 10  # allocation unit of the disk
-_MAX_FOLDER_TRIES = 10  # attempts to create a file in a folder that other processes delete
 _LOG = logging.getLogger(__name__)
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2  # flags of `fallocate`, in `linux/falloc.h`
 Numbers = npt.NDArray[np.int64]
@@ -199,6 +199,7 @@ class RangeCache:
         self._used_bytes = 0
         self._clock = 1
         self._is_silent = False  # whether no request was answered since a search gave up
+        self._is_in_memory = False  # whether a file could not be created on the disk
         self._search_starts = set[int]()  # the clock at the start of each running search
         self._pool = ThreadPoolExecutor(MAX_REQUESTS, "ranges")
         self._background = ThreadPoolExecutor(1, "ranges-later")
@@ -383,43 +384,52 @@ class RangeCache:
             self._used_bytes -= file.layout.count_disk_bytes(blocks[i : i + 1])
 
     def _create_file(self, identity: str) -> int:
-        """Open the sparse file of an identity, or a private one if another process uses it."""
+        """Open the sparse file of an identity on the disk or, if this is impossible, in memory."""
         try:
-            self.folder.parent.mkdir(parents=True, exist_ok=True)
-            if shutil.disk_usage(self.folder.parent).free < _MIN_FREE_BYTES:
-                return self._create_in_memory(identity)
-            for _ in range(_MAX_FOLDER_TRIES - 1):
-                # another process deleted the folder while it was empty
-                with suppress(FileNotFoundError, FileExistsError):
-                    return self._open_file(identity)
-            return self._open_file(identity)
+            self.folder.mkdir(parents=True, exist_ok=True)
+            if shutil.disk_usage(self.folder).free >= _MIN_FREE_BYTES:
+                return self._open_file(identity)
+            reason = f"less than {_MIN_FREE_BYTES / 1e6:.0f} MB of its disk are free"
+            return self._create_in_memory(identity, OSError(errno.ENOSPC, reason))
         except OSError as error:
-            with suppress(OSError):
-                return self._create_in_memory(identity)
-            raise _build_write_error(self.folder, error) from error
+            return self._create_in_memory(identity, error)
 
     def _open_file(self, identity: str) -> int:
-        self.folder.mkdir(exist_ok=True)
-        descriptor = os.open(self.folder / f"{identity}{RANGES_SUFFIX}", os.O_RDWR | os.O_CREAT, 0o600)
+        """Open a sparse file, or a private one if another process uses it.
+
+        Another process may evict the file before it is locked here, which makes it private too.
+        """
+        descriptor = os.open(self.folder / f"{identity}{_RANGES_SUFFIX}", os.O_RDWR | os.O_CREAT, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             os.close(descriptor)
-            descriptor, temporary_name = tempfile.mkstemp(dir=self.folder)
-            Path(temporary_name).unlink()
+            with tempfile.TemporaryFile(dir=self.folder) as temporary:
+                return os.dup(temporary.fileno())
         return descriptor
 
-    def _create_in_memory(self, identity: str) -> int:
-        self.max_bytes = min(self.max_bytes, _MAX_MEMORY_BYTES)
-        return os.memfd_create(identity)
+    def _create_in_memory(self, identity: str, disk_error: OSError) -> int:
+        write_error = _build_write_error(self.folder, disk_error)
+        try:
+            descriptor = os.memfd_create(identity)
+        except OSError:
+            raise write_error from disk_error
+        with self._lock:
+            is_first, self._is_in_memory = not self._is_in_memory, True
+            self.max_bytes = min(self.max_bytes, _MAX_MEMORY_BYTES)
+        if is_first:
+            _LOG.warning("%s; up to %.0f MB are cached in memory instead", write_error, self.max_bytes / 1e6)
+        return descriptor
 
 
 def evict_unused_files(folder: Path, max_bytes: int) -> None:
     """Delete sparse files that no process has open, until all files below a folder take at most
-    `max_bytes`. Files without blocks and empty folders are deleted too.
+    `max_bytes`. Files without blocks are deleted too.
+
+    Folders are not deleted, because another process may be about to create a file in them.
     """
     with suppress(OSError):
-        paths_with_stats = [(path, path.stat()) for path in folder.rglob(f"*{RANGES_SUFFIX}")]
+        paths_with_stats = [(path, path.stat()) for path in folder.rglob(f"*{_RANGES_SUFFIX}")]
         files = [(stat.st_mtime, 512 * stat.st_blocks, path) for path, stat in paths_with_stats]
         total_bytes = sum(size for _, size, _ in files)
         for _, size, path in sorted(files):
@@ -429,9 +439,6 @@ def evict_unused_files(folder: Path, max_bytes: int) -> None:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 path.unlink()
                 total_bytes -= size
-        for entry in folder.iterdir():
-            with suppress(OSError):  # the entry is a file, or a folder with files
-                entry.rmdir()
 
 
 @dataclass(frozen=True, slots=True)

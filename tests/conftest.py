@@ -8,6 +8,7 @@ import os
 import re
 import secrets
 import shutil
+import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -230,3 +231,18 @@ def s3_store_url(s3_endpoint: str, s3_bucket: Callable[[str], AbstractContextMan
     """An unused `s3://` URL on the real server, the environment set so that it is reached."""
     with s3_bucket(s3_endpoint) as url:
         yield url
+
+
+@pytest.fixture
+def on_a_disk_of() -> Callable[[str, Path], list[str]]:
+    """Return the words before a command that give it a disk of a size at a folder, in a namespace of its own."""
+
+    def within(size: str, folder: Path) -> list[str]:
+        folder.mkdir(exist_ok=True)
+        mounted = f"mount -t tmpfs -o size={size} none '{folder}' && "
+        words = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c"]
+        if not shutil.which("unshare") or subprocess.run([*words, f"{mounted} true"], check=False).returncode:
+            pytest.skip("this kernel gives no namespace to mount a small disk in; another test still runs")
+        return [*words, mounted + 'exec "$0" "$@"']
+
+    return within

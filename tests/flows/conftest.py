@@ -238,18 +238,3 @@ def lists_only(mini_dump: Path, tiny: Path, tmp_path_factory: pytest.TempPathFac
     given = ["--dump", mini_dump, "--encoder", tiny, "--recipe", recipe, "--store", store]
     assert cli.run(["reindex", *map(str, given)]) == 0
     return store
-
-
-@pytest.fixture
-def on_a_disk_of() -> Callable[[str, Path], list[str]]:
-    """Return the words before a command that give it a disk of a size at a folder, in a namespace of its own."""
-
-    def within(size: str, folder: Path) -> list[str]:
-        folder.mkdir(exist_ok=True)
-        mounted = f"mount -t tmpfs -o size={size} none '{folder}' && "
-        words = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c"]
-        if not shutil.which("unshare") or subprocess.run([*words, f"{mounted} true"], check=False).returncode:
-            pytest.skip("this kernel gives no namespace to mount a small disk in; another test still runs")
-        return [*words, mounted + 'exec "$0" "$@"']
-
-    return within

@@ -1,7 +1,10 @@
 """The cache of ranges with blocks that have boundaries of their own and share pages of the disk."""
 
 import os
+import subprocess
+import sys
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -73,12 +76,12 @@ def test_eviction_of_a_block_keeps_its_neighbour_that_is_being_written(
         assert file.read_loaded(6000, 12_000) == data[6000:]
 
 
-def test_empty_folders_are_deleted_while_another_process_creates_files_in_them(tmp_path: Path) -> None:
-    folder, is_done = tmp_path / "ranges" / "snapshot", threading.Event()
+def test_files_are_deleted_while_another_process_creates_them(tmp_path: Path) -> None:
+    folder, is_done = tmp_path / "ranges", threading.Event()
 
     def evict() -> None:
         while not is_done.is_set():
-            evict_unused_files(folder.parent, 0)
+            evict_unused_files(folder, 0)
 
     with ThreadPoolExecutor(1) as pool:
         eviction = pool.submit(evict)
@@ -91,8 +94,30 @@ def test_empty_folders_are_deleted_while_another_process_creates_files_in_them(t
         finally:
             is_done.set()
         eviction.result()
-    evict_unused_files(folder.parent, 0)
-    assert not list(folder.parent.iterdir())
+    evict_unused_files(folder, 0)
+    assert not list(folder.iterdir())
+
+
+def test_a_cache_on_a_full_disk_warns_once_that_it_is_in_memory(
+    tmp_path: Path, on_a_disk_of: Callable[[str, Path], list[str]]
+) -> None:
+    code = """if True:
+        import sys
+        from pathlib import Path
+        from tests.rag_model.test_ranges import RangeCache, open_file
+
+        cache = RangeCache(Path(sys.argv[1]), 1 << 30)
+        for name in ("lists", "passages"):
+            assert open_file(cache, bytes(6000), [0, 6000], name).read(0, 6000) == bytes(6000)
+    """
+    folder = tmp_path / "small"
+    command = [*on_a_disk_of("1m", folder), sys.executable, "-c", code, str(folder / "ranges")]
+    result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    assert (result.returncode, result.stderr) == (
+        0,
+        f"cannot write the cache of ranges in {folder}/ranges (less than 67 MB of its disk are free): free some space, "
+        "or set BOOKWHEEL_CACHE to a folder of another disk; up to 268 MB are cached in memory instead\n",
+    )
 
 
 def test_a_cache_closes_while_the_store_holds_a_response(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,7 +29,6 @@ import numpy as np
 from rag_model.errors import StoreError, UsageError
 from rag_model.ranges import (
     DIGEST_BYTES,
-    RANGES_SUFFIX,
     BlockLayout,
     Bytes,
     CachedFile,
@@ -56,7 +55,7 @@ class SnapshotRanges:
     def __init__(self, store: Store, manifest: Manifest, table: Mapping[str, Any], cache: RangeCache) -> None:
         """Use a table that the caller has checked; callers use `open` instead."""
         self.cache = cache
-        self._store, self._blobs, self._files = store, store.blobs, manifest.content.files
+        self._id, self._files, self._blobs = manifest.id, manifest.content.files, store.blobs
         self._entries: Mapping[str, Any] = table["files"]
         self._digest_pages = base64.b64decode(table["pages"])
         self._file_by_path: dict[str, CachedFile] = {}
@@ -76,7 +75,7 @@ class SnapshotRanges:
         """
         max_bytes = get_cache_limit(get_cache_folder()) if max_bytes is None else max_bytes
         evict_unused_files(_get_cache_folder(), max_bytes)
-        cache = RangeCache(_get_cache_folder() / manifest.id, max_bytes)
+        cache = RangeCache(_get_cache_folder(), max_bytes)
         files = manifest.content.files
         table: dict[str, Any] = {"version": VERSION, "files": {}, "pages": ""}
         if RANGE_TABLE in files:
@@ -150,15 +149,16 @@ class SnapshotRanges:
         return self._open_blob(path, ref, get_layout(entry, ref.size), stored_digests)
 
     def _open_blob(self, path: str, ref: BlobRef, layout: BlockLayout, digests: bytes | StoredDigests) -> CachedFile:
-        name, identity = f"{path} (blob {ref.id})", Path(ref.path).name
+        name, identity = f"{path} (blob {ref.id})", f"{self._id}-{Path(ref.path).name}"
         return self.cache.open(name, identity, layout, digests, partial(self._blobs.read_range, ref))
 
 
 def delete_cached_ranges(snapshots: Collection[str]) -> None:
     """Delete the cached ranges of snapshots, including those that other processes have cached.
 
-    Files of earlier versions of this package are in no snapshot's folder, so they are deleted too.
-    A process that has such files open can read them until it closes them.
+    Files of earlier versions of this package, whose names do not begin with the id of a snapshot,
+    and folders of earlier versions are deleted too. A process that has such files open can read
+    them until it closes them.
 
     Raises:
         OSError: a file cannot be deleted; the next call continues.
@@ -167,14 +167,15 @@ def delete_cached_ranges(snapshots: Collection[str]) -> None:
         return
     with suppress(FileNotFoundError, RuntimeError):  # RuntimeError: there is no home directory
         for entry in _get_cache_folder().iterdir():
-            if entry.name in snapshots:
+            snapshot_id, separator, _ = entry.name.partition("-")
+            if entry.is_dir():
                 shutil.rmtree(entry)
-            elif entry.suffix == RANGES_SUFFIX:
-                entry.unlink()
+            elif snapshot_id in snapshots or not separator:
+                entry.unlink(missing_ok=True)
 
 
 def _get_cache_folder() -> Path:
-    """Return the folder of the range caches, which has a folder for each snapshot."""
+    """Return the folder of the range caches; names of its files begin with the id of a snapshot."""
     return get_cache_folder() / "ranges"
 
 

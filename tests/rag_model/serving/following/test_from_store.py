@@ -6,6 +6,7 @@ import math
 import os
 import threading
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
@@ -128,7 +129,7 @@ def test_takedowns_and_moves_of_the_ref_interrupt_a_pull(
         url = f"/retrieve?snapshot={second}"
         until(lambda: served.client.post(url, json=request).status_code == 200)
         passages = Path(content.files["passages/part-0.parquet"].path).name
-        cached_path = tmp_path / "cache" / "ranges" / second / f"{passages}.ranges"
+        cached_path = tmp_path / "cache" / "ranges" / f"{second}-{passages}.ranges"
         cached_file = stack.enter_context(cached_path.open("rb"))
         far.takedowns.record_replacement(second, third)
         move(third)
@@ -221,18 +222,22 @@ def test_takedowns_delete_the_cached_ranges_of_all_versions_that_were_served(far
     content = far.snapshots.get(far.snapshots.resolve("latest")).content
     versions = [far.snapshots.publish(Manifest(replace(content, retriever=name))) for name in ("ivf", "rotated")]
     first, second, third = far.snapshots.resolve("latest"), *versions
-    settings = replace(FROM_STORE, pull=False)
+    settings, cache_folder = replace(FROM_STORE, pull=False), tmp_path / "cache" / "ranges"
 
     def list_cached() -> dict[str, bool]:
         """Return whether there are cached bytes, for each snapshot."""
-        folders = (path for path in (tmp_path / "cache" / "ranges").iterdir() if path.is_dir())
-        return {folder.name: any(path.stat().st_blocks for path in folder.iterdir()) for folder in folders}
+        cached_bytes = Counter[str]()
+        for path in cache_folder.glob("*-*"):
+            cached_bytes[path.name.partition("-")[0]] += path.stat().st_blocks
+        return {snapshot: bool(size) for snapshot, size in cached_bytes.items()}
 
     with serving(far.url, tmp_path / "pulled", settings) as served:
         served.search("bada")
         assert list_cached() == {first: True}
-    earlier_file = tmp_path / "cache" / "ranges" / "0a1b.ranges"  # earlier versions had no folders
-    earlier_file.write_bytes(bytes(8192))
+    earlier_files = cache_folder / "0a1b.ranges", cache_folder / first / "0a1b.ranges"
+    earlier_files[1].parent.mkdir()
+    for file in earlier_files:
+        file.write_bytes(bytes(8192))
     tag(far, second, "latest")
     with serving(far.url, tmp_path / "pulled", settings) as served:
         served.search("bada")
@@ -240,10 +245,10 @@ def test_takedowns_delete_the_cached_ranges_of_all_versions_that_were_served(far
         served.until_served(third)
         served.search("bada")
         assert list_cached() == {first: True, second: True, third: True}
-        assert earlier_file.exists()
+        assert all(file.exists() for file in earlier_files)
         far.takedowns.record_replacement(first, third)
         far.takedowns.record_replacement(second, third)
-        until(lambda: list_cached() == {third: True} and not earlier_file.exists())
+        until(lambda: list_cached() == {third: True} and not any(file.exists() for file in earlier_files))
         far.takedowns.record_replacement(third, "")
         until(lambda: served.service.slot.current is None)
         until(lambda: list_cached() == {})
