@@ -224,6 +224,7 @@ def _set_malloc_options(settings: Mapping[int, int]) -> bool:
     return libc is not None and all(libc.mallopt(name, value) for name, value in settings.items())
 
 
+@cache
 def _load_glibc() -> Any:
     """Return the C library of this process, or None if it is not glibc."""
     try:

@@ -32,6 +32,7 @@ _HEALTHY_SECONDS = 60.0  # run time after which the restart pause is reset
 # Seconds between thread switches. With Python's default of 5 ms, requests would wait too long for
 # another thread.
 _SWITCH_INTERVAL = 0.001
+_COLLECTION_THRESHOLDS = 700, 10, 10  # Python's defaults, see `gc.set_threshold`
 _MIN_CPU_SHARE = 0.75  # of CPU time in wall time of the calling thread; 0.95 on idle cores
 # Number of requests with the usual threads before more threads are tried again: first value and
 # maximum.
@@ -137,13 +138,17 @@ def prepare_process(log_prefix: str = "") -> None:
 
 
 def freeze_loaded_objects() -> None:
-    """Exclude all objects of this process from later garbage collections.
+    """Exclude all objects of this process from later garbage collections, and collect as often as
+    Python does by default.
 
-    A full collection visits every object of torch and transformers, which pauses all requests for a
-    fifth of a second.
+    A full collection would visit every object of torch and transformers, which pauses all requests
+    for a fifth of a second. The command line collects rarely, which would let a service keep tens
+    of megabytes of garbage after many swaps.
     """
     gc.collect()
     gc.freeze()
+    gc.collect()  # resets the number of old objects, a quarter of which makes a full collection due
+    gc.set_threshold(*_COLLECTION_THRESHOLDS)
 
 
 class LoneRequestThreads:

@@ -4,6 +4,7 @@ import asyncio
 import gc
 import socket
 import sys
+import weakref
 from collections.abc import Callable
 
 import pytest
@@ -71,9 +72,22 @@ def test_a_worker_accepts_once_the_others_have_as_many_connections(monkeypatch: 
     assert next(leads, None) is None
 
 
-def test_objects_of_a_ready_service_are_left_out_of_later_collections() -> None:
-    freeze_loaded_objects()
+class Cycle:
+    def __init__(self) -> None:
+        self.itself = self
+
+
+def test_a_ready_service_collects_garbage_often_and_visits_no_older_objects() -> None:
+    usual_thresholds = gc.get_threshold()
+    gc.set_threshold(250_000, 10, 10)  # as the command line sets it
     try:
+        freeze_loaded_objects()
         assert gc.get_freeze_count() > len(sys.modules)
+        garbage = weakref.ref(Cycle())
+        new_objects: list[object] = []
+        while garbage() is not None and len(new_objects) < 100_000:
+            new_objects.append([])
+        assert garbage() is None
     finally:
         gc.unfreeze()
+        gc.set_threshold(*usual_thresholds)
