@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -20,11 +22,14 @@ from rag_model.errors import InputError, StoreError
 from rag_model.index import build as stages
 from rag_model.index.files.pieces import SLICE_LOCATION_DTYPE, SliceTable
 from rag_model.index.kind import get_kind_for_factory
+from rag_model.index.quality.results import PROCESS_BYTES
 from rag_model.index.recipe import IndexRecipe, VectorPlan, resolve
 from rag_model.index.search import open_index
 from rag_model.store.objects.blobs import BlobRef, Blobs
 from rag_model.store.objects.files import Files
 from rag_model.store.store import Store
+from rag_model.training.data.examples import build_passage
+from tests.fixtures.bm25_index import write_parts
 
 N, D, PARTS = 1200, 16, 3
 
@@ -314,3 +319,36 @@ def test_vectors_have_one_local_worker_a_gpu(
     builds = index.train(started(store, plans, files), Launch.new(store.url, ["--direct_num_workers=8"]))
     assert [build.trained is not None for build in builds] == [True, True]
     assert started_jobs == [("train", 2, ("--direct_num_workers=3",)), ("train", 0, ("--direct_num_workers=8",))]
+
+
+_MEMORY_OF_A_WORKER = """
+import sys
+from pathlib import Path
+
+from beam_jobs.local_worker import serve_requests
+from rag_model.index.kind import get_kind
+from rag_model.index.recipe import IndexRecipe
+
+
+def read_peak():
+    (line,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM:")]
+    return 1024 * int(line.split()[1])
+
+
+serve_requests()  # its input is empty, so it only imports the jobs
+print(read_peak())
+part, kind = Path(sys.argv[1]), get_kind("bm25")
+plan = kind.plan(IndexRecipe("BM25"), 40, 0)
+kind.scatter(plan, part, part, 0, part.with_suffix(".piece"))
+print(read_peak(), kind.estimate(plan).stages["scatter"])
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="Linux reports the memory")
+def test_estimates_count_the_imports_of_a_worker_and_the_compiled_functions(tmp_path: Path) -> None:
+    (part,) = write_parts([build_passage(f"title {number}", "A text of pigs.") for number in range(40)], [], tmp_path)
+    command = [sys.executable, "-c", _MEMORY_OF_A_WORKER, str(part)]
+    output = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, check=True).stdout
+    imported, scattered, estimate = map(int, output.split())
+    assert 0.8 * PROCESS_BYTES < imported < PROCESS_BYTES
+    assert 0.8 * estimate < scattered < estimate

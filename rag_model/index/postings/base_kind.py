@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 # Bytes per passage for windows of terms and postings, while parts of 3,500 passages are merged.
 _MERGE_BYTES = 13
+_COMPILED_BYTES = 128 << 20  # memory of numba and the compiled functions; 127 MB were measured
 _CARRY_BYTES = 30  # memory per passage while postings are copied from a previous index
 # queries of the gate that are also searched without skipping, which reads every posting
 EXHAUSTIVE_QUERIES = 64
@@ -62,7 +63,7 @@ class PostingsKind(UntrainedKind, ABC):
         part_size, size = part_rows or min(plan.n, 100_000), plan.n * self.bytes_per_passage(plan)
         bytes_by_stage = {
             "train": PROCESS_BYTES,
-            "scatter": PROCESS_BYTES + part_size * self.part_bytes,
+            "scatter": PROCESS_BYTES + _COMPILED_BYTES + part_size * self.part_bytes,
             "merge": 2 * PROCESS_BYTES + plan.n * _MERGE_BYTES,
         }
         search_bytes = size + estimate_decoded_bytes(plan.n, size) + PROCESS_BYTES
@@ -70,7 +71,8 @@ class PostingsKind(UntrainedKind, ABC):
 
     def derive_memory_bytes(self, n: int) -> int:
         """Return the estimated memory for all rows and for the terms of new passages."""
-        return PROCESS_BYTES + n * _CARRY_BYTES + min(n, self.max_new_passages) * self.part_bytes
+        new_bytes = min(n, self.max_new_passages) * self.part_bytes
+        return PROCESS_BYTES + _COMPILED_BYTES + n * _CARRY_BYTES + new_bytes
 
     @abstractmethod
     def scatter(self, plan: IndexPlan, trained: Path, rows: Path, number: int, out: Path) -> IndexStats:
