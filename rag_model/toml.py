@@ -1,6 +1,7 @@
 """Read TOML files, and convert tables of TOML or JSON to dataclasses; check every key and type."""
 
 import difflib
+import json
 import math
 import tomllib
 from collections.abc import Mapping
@@ -43,7 +44,7 @@ def from_table(dataclass_type: type[T], table: Any, where: str) -> T:
         UsageError: A key is unknown, a value has the wrong type, or the dataclass rejects it.
     """
     if not isinstance(table, Mapping):
-        raise UsageError(f"{where} must be a table of settings, not {table!r}")
+        raise UsageError(f"{where} must be a table of settings, not {quote_value(table)}")
     hints = _get_type_hints(dataclass_type)  # type: ignore[arg-type]
     field_names = [field.name for field in fields(dataclass_type)]  # type: ignore[arg-type]
     settings: dict[str, Any] = {}
@@ -79,7 +80,7 @@ def _check_value(hint: Any, value: Any, where: str) -> Any:
         return None if value is None and type(None) in arguments else _check_value(kind, value, where)
     if origin is Literal:
         if value not in arguments:
-            raise UsageError(f"{where} is {value!r}: choose one of {', '.join(map(str, arguments))}")
+            raise UsageError(f"{where} is {quote_value(value)}: choose one of {', '.join(map(str, arguments))}")
         return value
     if isinstance(origin, type):
         return _check_items(origin, arguments, value, where)
@@ -88,7 +89,7 @@ def _check_value(hint: Any, value: Any, where: str) -> Any:
     if type(value) is _ACCEPTED_TYPES.get(hint):
         return hint(value)
     if hint is not Any and isinstance(hint, type) and type(value) is not hint:
-        raise UsageError(f"{where} must be {_describe_type(hint)}, not {value!r}")
+        raise UsageError(f"{where} must be {_describe_type(hint)}, not {quote_value(value)}")
     return value
 
 
@@ -96,13 +97,13 @@ def _check_items(origin: type, arguments: tuple[Any, ...], value: Any, where: st
     """Check a table with arbitrary keys or a list, item by item; lists become tuples."""
     if issubclass(origin, Mapping):
         if not isinstance(value, Mapping):
-            raise UsageError(f"{where} must be a table, not {value!r}")
+            raise UsageError(f"{where} must be a table, not {quote_value(value)}")
         return {name: _check_value(arguments[1], item, f"{where}.{name}") for name, item in value.items()}
     if not isinstance(value, list | tuple):
-        raise UsageError(f"{where} must be a list, not {value!r}")
+        raise UsageError(f"{where} must be a list, not {quote_value(value)}")
     hints = arguments if origin is tuple and arguments[-1] is not Ellipsis else arguments[:1] * len(value)
     if len(value) != len(hints):
-        raise UsageError(f"{where} must be a list of {len(hints)} items, not {value!r}")
+        raise UsageError(f"{where} must be a list of {len(hints)} items, not {quote_value(value)}")
     return tuple(
         _check_value(hint, item, f"{where}, item {position}")
         for position, (hint, item) in enumerate(zip(hints, value, strict=True), start=1)
@@ -112,3 +113,12 @@ def _check_items(origin: type, arguments: tuple[Any, ...], value: Any, where: st
 def _describe_type(python_type: type) -> str:
     type_descriptions = {int: "a whole number", float: "a number", str: "a text", bool: "true or false", Path: "a path"}
     return type_descriptions.get(python_type, python_type.__name__)
+
+
+def quote_value(value: Any) -> str:
+    """Quote a value in an error message; lists and truth values as TOML writes them.
+
+    >>> quote_value(["a", True]), quote_value("a")
+    ('["a", true]', "'a'")
+    """
+    return repr(value) if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)

@@ -81,7 +81,7 @@ def test_recall_that_nothing_reaches_in_so_much_memory_or_disk_is_refused() -> N
 
 
 def test_error_names_the_smallest_if_nothing_fits() -> None:
-    with pytest.raises(ResourceError, match=r"^OPQ48.* 1\.7 GB .* 1\.0 GB are available: add memory, since no index"):
+    with pytest.raises(ResourceError, match=r"^OPQ48.* 1\.8 GB .* 1\.0 GB are available: add memory, since no index"):
         fit_into_memory(list_alternatives(OPEN, 768), *WIKIPEDIA, GB, serving=True)
     with pytest.raises(ResourceError, match="no index is smaller"):
         fit_into_memory([IndexRecipe("HNSW32")], *WIKIPEDIA, GB, serving=True)
