@@ -20,7 +20,6 @@ import fcntl
 import os
 import re
 import shlex
-import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -32,7 +31,7 @@ import pyarrow as pa
 
 from rag_model.errors import UsageError
 from rag_model.extras import get_versions, hide_modules
-from rag_model.process import count_cores, limit_by_environment
+from rag_model.process import count_cores, limit_by_environment, temporary_folder
 
 CPU_FLOAT32 = "cpu float32"
 PRECISIONS = (CPU_FLOAT32, "cpu bfloat16", "cuda bfloat16")  # defaults of encoders, by machine
@@ -226,13 +225,9 @@ def _read_available_bytes() -> int:
 @contextmanager
 def hold_lease() -> Iterator[Path]:
     """Hold a new lease while the block runs; yield the path that workers wait on."""
-    descriptor, name = tempfile.mkstemp(prefix="bookwheel-lease-")
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield Path(name)
-    finally:
-        Path(name).unlink(missing_ok=True)
-        os.close(descriptor)
+    with temporary_folder("lease") as folder, (folder / "lock").open("x") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield Path(file.name)
 
 
 def exit_with_holder(lease: Path) -> None:

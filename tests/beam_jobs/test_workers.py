@@ -1,5 +1,10 @@
 """A form may set Beam's sizes, and nothing that runs code or names a file, a host or a credential."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 from apache_beam.options.pipeline_options import PipelineOptions
 
@@ -114,3 +119,33 @@ def test_the_command_line_is_free_but_takes_no_secret() -> None:
         with pytest.raises(UsageError, match="environment") as refused:
             check_flags([flag])
         assert "s3cret" not in str(refused.value)
+
+
+_HOLD_A_LEASE = """
+import sys
+from beam_jobs.workers import hold_lease
+with hold_lease() as lease:
+    print(lease, flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_the_next_run_removes_what_a_killed_launcher_left_of_its_lease(tmp_path: Path) -> None:
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+
+    def start() -> tuple[subprocess.Popen[str], Path]:
+        command = [sys.executable, "-c", _HOLD_A_LEASE]
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
+        assert process.stdout is not None
+        return process, Path(process.stdout.readline().strip())
+
+    (killed, _), (living, used) = start(), start()
+    killed.kill()
+    killed.communicate()
+    for left in tmp_path.iterdir():
+        os.utime(left, (0, 0))
+    later, own = start()
+    assert {path for path in tmp_path.rglob("*") if path.is_file()} == {used, own}
+    for process in (living, later):
+        process.communicate()  # its input ends
+    assert not [*tmp_path.iterdir()]
