@@ -171,18 +171,11 @@ def check_versions() -> Iterator[Finding]:
 
 def _check_faiss(specifier: SpecifierSet) -> Finding:
     """Report the distribution that provides the module faiss."""
-    packages = list_faiss_packages()
-    description = " and ".join(f"{name} {installed}" for name, installed in packages.items())
-    if len(packages) > 1:
-        advice = f"pip uninstall --yes {' '.join(packages)}, then pip install --no-deps '{[*packages][-1]}{specifier}'"
-        return Finding("faiss", False, f"{description}, installed over each other", advice)
-    are_versions_allowed = all(specifier.contains(installed, prereleases=True) for installed in packages.values())
-    return Finding(
-        "faiss",
-        are_versions_allowed and bool(packages),
-        description or "none",
-        f"pip install '{next(iter(packages), 'faiss-cpu')}{specifier}'",
-    )
+    # Two packages at once end the command before its checks: see `check_single_faiss`.
+    name, installed = next(iter(list_faiss_packages().items()), ("faiss-cpu", ""))
+    is_version_allowed = bool(installed) and specifier.contains(installed, prereleases=True)
+    description = f"{name} {installed}" if installed else "none"
+    return Finding("faiss", is_version_allowed, description, f"pip install '{name}{specifier}'")
 
 
 def _check_memory() -> Finding:
