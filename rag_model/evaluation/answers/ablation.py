@@ -143,7 +143,7 @@ def iter_conditions(outcomes: Sequence[RetrievalResult], k: int, settings: Ablat
             yield EvalCondition(f"{OPEN_BOOK}, k = {depth}", depth, swept_book.questions, swept_book.hits)
 
 
-def build_retriever_book(
+def build_retriever_condition(
     name: str, questions: Sequence[Question], hits: Sequence[Sequence[Hit]], k: int
 ) -> EvalCondition:
     """Return the questions with the first `k` passages of another retriever."""
@@ -151,10 +151,10 @@ def build_retriever_book(
     return replace(_build_condition(name, pairs), other_retriever=name)
 
 
-def build_corpus_book(questions: Sequence[Question], corpus: Sequence[Hit], reader: str = "") -> EvalCondition:
+def build_corpus_condition(questions: Sequence[Question], corpus: Sequence[Hit], reader: str = "") -> EvalCondition:
     """Return each question with all passages of the corpus; `reader` names another reader."""
-    book = _build_condition(WHOLE_CORPUS, [(question, tuple(corpus)) for question in questions])
-    return replace(book, name=f"{reader}, {WHOLE_CORPUS}", reader=reader) if reader else book
+    condition = _build_condition(WHOLE_CORPUS, [(question, tuple(corpus)) for question in questions])
+    return replace(condition, name=f"{reader}, {WHOLE_CORPUS}", reader=reader) if reader else condition
 
 
 def _build_condition(name: str, pairs: Sequence[tuple[Question, tuple[Hit, ...]]]) -> EvalCondition:

@@ -26,9 +26,9 @@ from rag_model.evaluation.answers.ablation import (
     AblationResult,
     EvalCondition,
     build_closed_book,
-    build_corpus_book,
+    build_corpus_condition,
     build_open_book,
-    build_retriever_book,
+    build_retriever_condition,
     describe_retrieval_benefit,
     iter_conditions,
     measure_condition,
@@ -299,11 +299,11 @@ class AnswerEvaluation:
             replace(book, name=f"{name}, {OPEN_BOOK}", reader=name) for name in self._answer_functions if name
         ]
         retriever_conditions = [
-            build_retriever_book(name, book.questions, hits, book.k) for name, hits in self._other_hits.items()
+            build_retriever_condition(name, book.questions, hits, book.k) for name, hits in self._other_hits.items()
         ]
         reader = self._whole_corpus.reader if self._whole_corpus.reader in self._answer_functions else ""
         corpus_conditions = (
-            [build_corpus_book(book.questions, self._whole_corpus.hits, reader)] if self._whole_corpus.hits else []
+            [build_corpus_condition(book.questions, self._whole_corpus.hits, reader)] if self._whole_corpus.hits else []
         )
         ablation_conditions = list(iter_conditions(self.outcomes, self.k, ablations)) if ablations else []
         if not ablations and self._routed_answers is not None:

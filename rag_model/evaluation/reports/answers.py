@@ -20,13 +20,13 @@ from rag_model.evaluation.reports.page import (
     ChartPoint,
     Child,
     Node,
+    chart_row,
     header,
     iter_lineage_sections,
     join,
     legend,
     line_chart,
     note,
-    put_in_row,
     render_document,
     run_summary,
     section,
@@ -189,7 +189,7 @@ def _render_costs(report: AnswerReport) -> Iterator[Node]:
     ]
     points_by_series = {"reading": curve_points}
     cost_charts = (
-        (put_in_row(line_chart(points_by_series, "milliseconds", "passages per question", log=True)),)
+        (chart_row(line_chart(points_by_series, "milliseconds", "passages per question", log=True)),)
         if len(curve_points) > 1
         else ()
     )
@@ -230,7 +230,7 @@ def _render_abstention(report: AbstentionReport) -> Node:
         describe_abstention(report),
         note(explanation),
         legend(points_by_series),
-        put_in_row(line_chart(points_by_series, "risk", "coverage")),
+        chart_row(line_chart(points_by_series, "risk", "coverage")),
     )
 
 
@@ -248,7 +248,7 @@ def _render_sweep_chart(results: Sequence[AblationResult]) -> tuple[Node, Node]:
         ]
         for name in measures
     }
-    return legend(points_by_series), put_in_row(
+    return legend(points_by_series), chart_row(
         line_chart(points_by_series, "measures", "passages per question", log=True)
     )
 

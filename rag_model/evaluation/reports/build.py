@@ -9,6 +9,7 @@ from rag_model.evaluation.reports.page import (
     Child,
     Node,
     bar_chart,
+    chart_row,
     doubling_histogram,
     format_bytes,
     header,
@@ -17,10 +18,9 @@ from rag_model.evaluation.reports.page import (
     legend,
     line_chart,
     note,
-    place_in_columns,
-    put_in_row,
     render_document,
     section,
+    section_columns,
     table,
     tag,
     tiles,
@@ -107,7 +107,7 @@ def _iter_sections(report: BuildReport) -> Iterator[Node]:
         yield _render_recalls(report.curves, report.settings, report.k)
     if report.health:
         yield _render_health(report.health, report.build_metrics)
-    yield place_in_columns(
+    yield section_columns(
         _render_lengths(report.lengths),
         _render_stages(report.stages),
         _render_sizes(report.sizes),
@@ -153,7 +153,7 @@ def _render_recalls(
     return section(
         "Recall of each index against exact search, and its cost",
         legend(curves),
-        put_in_row(
+        chart_row(
             trade_off_chart(curves, k, "distances", settings), trade_off_chart(curves, k, "milliseconds", settings)
         ),
         note(
@@ -174,7 +174,7 @@ def _render_health(health: Mapping[str, IndexHealth], build_metrics: Mapping[str
         if any(statistic_name in statistics for statistics in statistics_by_index.values())
     ]
     charts = [chart for name, index_health in health.items() for chart in _render_distributions(name, index_health)]
-    return section("Inside each index", table(("", *statistics_by_index), rows), put_in_row(*charts))
+    return section("Inside each index", table(("", *statistics_by_index), rows), chart_row(*charts))
 
 
 def _format_statistic(statistic: float | int | None) -> str:
@@ -232,7 +232,7 @@ def _render_history(history: Sequence[PastBuild]) -> Node:
     return section(
         "The last builds",
         *(note("Warning: ", warning, ".") for warning in list_warnings(history)),
-        put_in_row(*history_charts),
+        chart_row(*history_charts),
         note("Builds that changed more than half of the passages are not in the line of the cost."),
         tag("details", tag("summary", "the numbers"), table(titles, table_rows)),
     )

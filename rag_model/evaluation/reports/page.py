@@ -122,12 +122,12 @@ def iter_lineage_sections(lineage: Mapping[str, str]) -> Iterator[Node]:
         yield section("Lineage", table(("", ""), [(name, tag("code", value)) for name, value in lineage.items()]))
 
 
-def put_in_row(*pictures: Node) -> Node:
+def chart_row(*pictures: Node) -> Node:
     """Return charts side by side, if the page is wide enough."""
     return tag("div", *pictures, class_="pair")
 
 
-def place_in_columns(*sections: Node | None) -> Node:
+def section_columns(*sections: Node | None) -> Node:
     """Return sections in two columns, if the page is wide enough; None is left out."""
     return tag("div", *(section_node for section_node in sections if section_node is not None), class_="columns")
 

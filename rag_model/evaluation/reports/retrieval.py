@@ -14,6 +14,7 @@ from rag_model.evaluation.reports.page import (
     ChartPoint,
     Child,
     Node,
+    chart_row,
     format_bytes,
     header,
     iter_lineage_sections,
@@ -21,7 +22,6 @@ from rag_model.evaluation.reports.page import (
     legend,
     line_chart,
     note,
-    put_in_row,
     render_document,
     run_summary,
     section,
@@ -140,7 +140,7 @@ def _render_trade_off(report: RetrievalReport) -> Node:
         "Each line is a retriever. Each point is the result list of a stage, at the time until it is "
         "known. A whisker is the interval."
     )
-    return section("Quality over time", legend(expressions), put_in_row(*charts), note(explanation))
+    return section("Quality over time", legend(expressions), chart_row(*charts), note(explanation))
 
 
 def _iter_stage_points(retriever: RetrieverComparison, measure: str, without_encoder: bool) -> Iterator[ChartPoint]:

@@ -10,11 +10,11 @@ from typing import Any
 from rag_model.evaluation.reports.page import (
     ChartPoint,
     Node,
+    chart_row,
     header,
     legend,
     line_chart,
     note,
-    put_in_row,
     render_document,
     section,
     tag,
@@ -92,12 +92,12 @@ def iter_training_sections(curves: TrainingCurves) -> Iterator[Node]:
     is_moving = _AGE_CURVE in curves.series
     index_curves = {name for name in curves.series if is_moving and (name in _INDEX_CURVES or name.startswith("dev "))}
     if is_moving:
-        yield section("The moving index", _render_refresh_note(curves), put_in_row(*_render_index_charts(curves)))
+        yield section("The moving index", _render_refresh_note(curves), chart_row(*_render_index_charts(curves)))
     other_curves = [name for name, points in curves.series.items() if points and name not in index_curves]
     if other_curves:
         yield section(
             "Training",
-            put_in_row(
+            chart_row(
                 *(_render_line_chart(name, {name: curves.series[name]}, curves.index_moves) for name in other_curves)
             ),
         )
