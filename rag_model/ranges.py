@@ -22,6 +22,7 @@ import os
 import shutil
 import tempfile
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -269,31 +270,39 @@ class RangeCache:
             self.rounds += 1
         digest_pages = self._find_missing([file._locate_digests(blocks) for file, blocks in missing])
         fetches = [self._start_fetch(file, file._verify_stored(blocks)) for file, blocks in [*digest_pages, *missing]]
-        for fetch in fetches:  # digests come first, because they are needed to verify other blocks
-            try:
-                run_data = [future.result() if is_patient else self._wait(future) for _, future in fetch.runs]
-            except TimeoutError as error:
-                for _, future in [run for fetch in fetches for run in fetch.runs]:
-                    future.cancel()
-                problem = f"cannot read ranges of {fetch.file.name}: the store does not answer"
-                raise StoreError(problem) from error
-            fetch.file._store_runs([(run, run_bytes) for (run, _), run_bytes in zip(fetch.runs, run_data, strict=True)])
+        try:
+            for fetch in fetches:  # digests come first, because they are needed to verify other blocks
+                fetch.file._store_runs([(run, self._wait(fetch, is_patient)) for run in fetch.runs])
+        except TimeoutError as error:
+            raise StoreError(f"cannot read ranges of {fetch.file.name}: the store does not answer") from error
+        finally:
+            for fetch in fetches:
+                for request in fetch.requests:
+                    request.cancel()
 
-    def _wait(self, future: "Future[bytes]") -> bytes:
-        """Return the bytes of a request.
+    def _wait(self, fetch: "_Fetch", is_patient: bool) -> bytes:
+        """Remove the first request of a fetch, and return its bytes.
 
         Raises:
             TimeoutError: no request was answered for some seconds. The search must then end and
                 free its thread for searches that find their ranges in the cache.
         """
-        while True:
-            requests_before, max_seconds = self.requests, _MAX_PROBE_SECONDS if self._is_silent else _MAX_SILENT_SECONDS
-            try:
-                return future.result(max_seconds)
-            except TimeoutError:
-                if self.requests == requests_before:
-                    self._is_silent = True
-                    raise
+        request = fetch.requests.popleft()
+        try:
+            while True:
+                requests_before = self.requests
+                max_seconds = _MAX_PROBE_SECONDS if self._is_silent else _MAX_SILENT_SECONDS
+                try:
+                    return request.result(None if is_patient else max_seconds)
+                except TimeoutError:
+                    if self.requests == requests_before:
+                        self._is_silent = True
+                        raise
+        finally:
+            request.cancel()
+            # The error of a request refers to this frame; with the request here, they would form a
+            # cycle, which would keep the objects of all callers in memory.
+            del request
 
     def load_later(self, ranges: Sequence[tuple["CachedFile", Numbers, Numbers]]) -> None:
         """Load ranges in the background, after the ranges of earlier calls.
@@ -334,13 +343,13 @@ class RangeCache:
     def _start_fetch(self, file: "CachedFile", blocks: Numbers) -> "_Fetch":
         """Start requests for blocks, one for each run of adjacent blocks."""
         if not len(blocks):
-            return _Fetch(file, [])
+            return _Fetch(file, [], deque())
         starts, is_first = file.layout.get_starts(blocks), np.append(True, np.diff(blocks) > 1)
         run_starts = starts[np.maximum.accumulate(np.where(is_first, np.arange(len(blocks)), 0))]
         # number of the request within the run
         request_numbers = (starts - run_starts) // _MAX_RUN_BYTES
         runs = np.split(blocks, np.flatnonzero(is_first[1:] | (np.diff(request_numbers) > 0)) + 1)
-        return _Fetch(file, [(run, self._pool.submit(self._fetch, file, run)) for run in runs])
+        return _Fetch(file, runs, deque(self._pool.submit(self._fetch, file, run) for run in runs))
 
     def _fetch(self, file: "CachedFile", run: Numbers) -> bytes:
         data = file._read_remote(int(run[0]), int(run[-1]) + 1)
@@ -454,7 +463,8 @@ class _Fetch:
     """The pending requests for blocks of a file; each request reads a run of adjacent blocks."""
 
     file: "CachedFile"
-    runs: list[tuple[Numbers, "Future[bytes]"]]
+    runs: list[Numbers]
+    requests: deque["Future[bytes]"]  # of the last runs; earlier ones were answered
 
 
 class CachedFile:

@@ -1,9 +1,11 @@
 """The cache of ranges with blocks that have boundaries of their own and share pages of the disk."""
 
+import gc
 import os
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,7 +13,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from rag_model.errors import StoreError
 from rag_model.ranges import BlockLayout, CachedFile, RangeCache, digest_ranges, evict_unused_files, pack_bounds
+from tests.fixtures.serving import until
 
 _PAGE = 4096
 
@@ -118,6 +122,22 @@ def test_a_cache_on_a_full_disk_warns_once_that_it_is_in_memory(
         f"cannot write the cache of ranges in {folder}/ranges (less than 67 MB of its disk are free): free some space, "
         "or set BOOKWHEEL_CACHE to a folder of another disk; up to 268 MB are cached in memory instead\n",
     )
+
+
+def test_a_read_that_fails_leaves_no_cycle_of_objects(tmp_path: Path) -> None:
+    def fail(start: int, end: int) -> bytes:
+        raise StoreError("the network is down")
+
+    file = RangeCache(tmp_path, 1 << 20).open("lists", "lists", BlockLayout(_PAGE, _PAGE), bytes(16), fail)
+    gc.disable()  # the error refers to the objects of all callers
+    try:
+        try:
+            file.read(0, _PAGE)
+        except StoreError as error:
+            failure = weakref.ref(error)
+        until(lambda: failure() is None)  # the thread that read may still hold it
+    finally:
+        gc.enable()
 
 
 def test_a_cache_closes_while_the_store_holds_a_response(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
