@@ -317,6 +317,7 @@ class Batcher(Generic[_Reply]):
             raise
         finally:
             timer.cancel()
+            del request  # an error refers to this frame, so they would form a cycle
 
     def close(self) -> None:
         """Refuse new requests; return when all queued requests are answered."""
@@ -447,11 +448,11 @@ class Batcher(Generic[_Reply]):
         try:
             return self._run_batch(requests)
         except BaseException as failure:  # a panic of a native library is not an Exception
-            if len(requests) > 1:
-                return [reply for request in requests for reply in self._compute_replies([request])]
-            if not isinstance(failure, BookwheelError):
-                _LOG.exception("%s failed", threading.current_thread().name)
-            return [failure if isinstance(failure, Exception) else _create_crash_error(failure)]
+            if len(requests) == 1:
+                if not isinstance(failure, BookwheelError):
+                    _LOG.exception("%s failed", threading.current_thread().name)
+                return [failure if isinstance(failure, Exception) else _create_crash_error(failure)]
+        return [reply for request in requests for reply in self._compute_replies([request])]
 
 
 def _create_deadline_error(seconds: float) -> DeadlineError:
@@ -463,6 +464,11 @@ def _create_crash_error(failure: BaseException) -> LibraryCrashError:
 
 
 def _deliver_replies(requests: Sequence[QueuedRequest[_Reply]], replies: Sequence[_Reply | Exception]) -> None:
+    for reply in replies:
+        # The frames of a traceback refer to the requests and the snapshot. With their replies, they
+        # would form a cycle, which would keep a replaced snapshot in memory.
+        if isinstance(reply, Exception):
+            reply.with_traceback(None)
     for loop in {request.loop for request in requests}:
         scheduled_replies = [
             (request, reply) for request, reply in zip(requests, replies, strict=True) if request.loop is loop

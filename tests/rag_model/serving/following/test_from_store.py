@@ -85,12 +85,23 @@ def test_answers_before_the_pull_ends_and_then_from_the_pulled_files(
         assert (tmp_path / "pulled" / "current").exists()
 
 
-def test_a_replaced_snapshot_leaves_the_memory_without_a_garbage_collection(far: Store, tmp_path: Path) -> None:
+def test_a_replaced_snapshot_leaves_the_memory_without_a_garbage_collection(
+    far: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     content = far.snapshots.get(far.snapshots.resolve("latest")).content
     second = far.snapshots.publish(Manifest(replace(content, retriever="ivf")))
+    words = " ".join(WORDS)
     gc.disable()  # its files stay mapped, and on the disk after a takedown, as long as a cycle holds it
     try:
         with serving(far.url, tmp_path / "pulled", replace(FROM_STORE, pull=False)) as served:
+            with monkeypatch.context() as patched:
+                patched.setattr(Far, "cat_file", _fail)
+                for url, request, status in [
+                    ("/search", {"questions": [words], "retriever": "bm25"}, 503),
+                    ("/search", {"questions": [words], "retriever": "rotated"}, 400),  # this index is not served
+                    ("/retrieve?retriever=bm25", {"queries": [words]}, 503),
+                ]:
+                    assert served.client.post(url, json=request).status_code == status
             replaced = weakref.ref(served.service.slot.current)
             tag(far, second, "latest")
             until(lambda: replaced() is None)
