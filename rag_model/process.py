@@ -327,6 +327,7 @@ class ChildWorker:
         """
         self._module, self._request, self._memory = module, {"state": state, "memory": memory}, memory
         self._process: subprocess.Popen[bytes] | None = None
+        self._granted_seconds = 0.0  # CPU seconds that the calls of the process were allowed
         self._lock = threading.Lock()
         self._finalizer: Any = None
 
@@ -340,7 +341,12 @@ class ChildWorker:
             ChildDiedError: The child crashed or exceeded a limit.
         """
         with self._lock:
+            # The user's limit (`ulimit -t`) counts the CPU seconds of all calls of a process. It must
+            # not end a call that stays within its own limit.
+            if resource.RLIM_INFINITY != _get_hard_cpu_limit() < self._granted_seconds + seconds:
+                self.close()
             process = self._process or self._start()
+            self._granted_seconds += seconds
             is_late = threading.Event()
             timer = threading.Timer(_ELAPSED_FACTOR * seconds, _kill_late_process, (process, is_late))
             timer.start()
@@ -387,7 +393,7 @@ class ChildWorker:
         """End the child; another call starts another child."""
         if self._finalizer is not None:
             self._finalizer()
-        self._process = None
+        self._process, self._granted_seconds = None, 0.0
 
 
 def _kill_late_process(process: "subprocess.Popen[bytes]", is_late: threading.Event) -> None:
@@ -455,12 +461,16 @@ def _limit_time(seconds: float) -> None:
 
     `run_in_child` describes the limits. `signal.alarm(0)` removes the limit of elapsed time.
     """
-    hard_limit = resource.getrlimit(resource.RLIMIT_CPU)[1]
+    hard_limit = _get_hard_cpu_limit()
     cpu_limit = max(ceil(time.process_time() + seconds), 1)
     if hard_limit != resource.RLIM_INFINITY:
         cpu_limit = min(cpu_limit, hard_limit)
     resource.setrlimit(resource.RLIMIT_CPU, (cpu_limit, hard_limit))
     signal.alarm(ceil(_ELAPSED_FACTOR * seconds) + 1)
+
+
+def _get_hard_cpu_limit() -> int:
+    return resource.getrlimit(resource.RLIMIT_CPU)[1]
 
 
 def _limit_resources(memory: int) -> None:
