@@ -17,6 +17,7 @@ from rag_model.reading.settings import ReaderSettings
 from rag_model.secrets import LOOPBACK
 from rag_model.serving.following.follower import FollowedRef, PulledFolder
 from rag_model.serving.following.group import LeaderStatePublisher, WorkerFollower
+from rag_model.serving.following.snapshot_slot import FollowerStoppedError
 from rag_model.serving.http.app import MetricsExposition, create_app, create_health_app
 from rag_model.serving.http.guard import BearerTokens
 from rag_model.serving.http.server import (
@@ -114,7 +115,10 @@ def run(
         )
     bearer_tokens = None if bind_settings.tokens is None else BearerTokens(bind_settings.tokens)
     certificate = None if bind_settings.certificate is None else ReloadingCertificate(bind_settings.certificate)
-    target.check()
+    try:
+        target.check(lambda: _check_stop(link))
+    except FollowerStoppedError:
+        return
 
     with ExitStack() as stack:
         listener = stack.enter_context(
@@ -166,6 +170,15 @@ def run(
             service.close()
     if fatal_errors:
         raise fatal_errors[0]
+
+
+def _check_stop(link: WorkerLink | None) -> None:
+    """Raise an error if the supervisor stops this worker.
+
+    A single process has no handlers of signals before it listens, so a signal ends it at once.
+    """
+    if link is not None and link.stop_signals:
+        raise FollowerStoppedError("the service is shutting down")
 
 
 def _share_state(link: WorkerLink, service: Service, metrics: ServiceMetrics) -> None:

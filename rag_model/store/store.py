@@ -124,10 +124,11 @@ class Store:
         return build_link_tree({path: self.blobs.get_local_path(ref) for path, ref in files.items()})
 
     @classmethod
-    def open(cls, url: str, *, create: bool = False) -> "Store":
+    def open(cls, url: str, *, create: bool = False, check: Callable[[], None] | None = None) -> "Store":
         """Open the store at a URL (`s3://bucket/prefix`, `gs://`, `az://`, `hf://`) or a path.
 
-        With `create`, a new store is created if there is none.
+        With `create`, a new store is created if there is none. `check` can interrupt all reads, as
+        in `Files.make_interruptible`.
 
         Raises:
             StoreError: there is no store and `create` is not set, or it cannot be read or written,
@@ -136,7 +137,7 @@ class Store:
             UsageError: the URL may contain a secret.
         """
         refuse_secret(url)
-        files = Files(url)
+        files = Files(url) if check is None else Files(url).make_interruptible(check)
         format_record = files.read_json(_FORMAT_FILE)
         if format_record is None and create:
             files.create(_FORMAT_FILE, encode_json({"format": FORMAT}))

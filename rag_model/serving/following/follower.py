@@ -95,15 +95,17 @@ class FollowedRef:
         """
         return find_ref_folder(self.dest, Files(self.url).url, self.ref)
 
-    def check(self) -> None:
+    def check(self, check_stop: Callable[[], None] = lambda: None) -> None:
         """Check that the snapshot and the model exist; for a pulled snapshot no store is needed.
+
+        An error that `check_stop` raises interrupts reading from the store.
 
         Raises:
             StoreError: The store does not have the snapshot or the model, or it is unreachable and
                 no snapshot of this ref was pulled before.
         """
         if self.find_last_pulled() is None:
-            store = Store.open(self.url)
+            store = Store.open(self.url, check=check_stop)
             store.snapshots.resolve_trusted(self.ref)
             if self.model is not None:
                 resolve_model_id(store, self.model)
@@ -199,7 +201,7 @@ class RefFollower(FollowerThread):
         """Poll the ref once, serve a new version, and withdraw snapshots that were taken down."""
         try:
             if self._store is None:
-                self._store = Store.open(self._target_ref.url).make_interruptible(self._check_stop)
+                self._store = Store.open(self._target_ref.url, check=self._check_stop)
             store = self._store
             self.taken_down = store.takedowns.list_replaced()
             target = self._resolve_target(store)
@@ -579,8 +581,8 @@ class PulledFolder:
     folder: Path
     model: None = None  # passages only
 
-    def check(self) -> None:
-        """Check that the folder contains a snapshot.
+    def check(self, check_stop: Callable[[], None] = lambda: None) -> None:
+        """Check that the folder contains a snapshot; this takes no time, so nothing interrupts it.
 
         Raises:
             StoreError: Nothing was pulled there, or the manifest is damaged.

@@ -300,7 +300,7 @@ class WorkerFollower(FollowerThread):
     def _open_ranged(
         self, served_ref: ServedRef, settings: ServiceSettings, current: LoadedSnapshot | None
     ) -> LoadedSnapshot:
-        store = Store.open(self._get_ref().url).make_interruptible(self._check_stop)
+        store = Store.open(self._get_ref().url, check=self._check_stop)
         snapshot = Snapshot.from_manifest(
             store, store.snapshots.get(served_ref.snapshot), by_ranges=True, cache_bytes=self._settings.cache_bytes
         )
@@ -311,7 +311,7 @@ class WorkerFollower(FollowerThread):
         if model_id is None or (current is not None and current.model is not None and current.model.id == model_id):
             return current.model if current is not None and model_id is not None else None
         followed_ref = self._get_ref()
-        store = None if followed_ref.is_model_local else Store.open(followed_ref.url)
+        store = None if followed_ref.is_model_local else Store.open(followed_ref.url, check=self._check_stop)
         return ServedModel.load(
             store, model_id, followed_ref.reader_settings, followed_ref.passage_encoder, self._settings.batch_answers
         )

@@ -8,6 +8,7 @@ import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -17,8 +18,9 @@ import pytest
 
 from rag_model import ranges
 from rag_model.errors import StoreError
-from rag_model.serving.following.follower import PulledFolder
+from rag_model.serving.following.follower import FollowedRef, PulledFolder
 from rag_model.serving.following.pins import SnapshotOpeningError
+from rag_model.serving.following.snapshot_slot import FollowerStoppedError
 from rag_model.serving.service import Service
 from rag_model.store.store import Store
 from rag_model.store.versions.manifest import Manifest
@@ -182,6 +184,27 @@ def test_a_response_of_s3_that_stops_delays_neither_the_next_version_nor_the_end
             assert is_ranged(served)
         until(lambda: faulty_server.abandoned == 2)
     assert not (tmp_path / "pulled" / "current").exists()
+
+
+def test_a_store_that_stops_within_its_first_response_delays_neither_a_check_nor_the_end_of_the_service(
+    tmp_path: Path, faulty_server: FaultyServer, s3_bucket: Callable[[str], AbstractContextManager[str]]
+) -> None:
+    must_stop = threading.Event()
+
+    def check_stop() -> None:
+        if must_stop.is_set():
+            raise FollowerStoppedError
+
+    with s3_bucket(faulty_server.url) as url:
+        Store.open(url, create=True)
+        faulty_server.fault = lambda request: "hold" if request.method == "GET" else None
+        with serving(url, tmp_path / "pulled", ready=False), ThreadPoolExecutor(1) as pool:
+            checking = pool.submit(FollowedRef(url, "latest", tmp_path / "pulled").check, check_stop)
+            until(lambda: faulty_server.held == 2)
+            must_stop.set()
+            with pytest.raises(FollowerStoppedError):
+                checking.result()
+        until(lambda: faulty_server.abandoned == 2)
 
 
 def test_moves_that_the_store_fails_to_list_and_then_holds_do_not_delay_the_end_of_the_service(
