@@ -238,9 +238,10 @@ class Service:
     def close(self) -> None:
         """Answer the requests in progress, then free everything."""
         self.is_draining = True
-        self.follower.stop()
+        # The follower ends last, because its end interrupts all reads from the store.
         for batcher in self._batchers:
             batcher.close()
+        self.follower.stop()
         current = self.slot.current
         self.pins.close()
         self.slot.close()

@@ -18,6 +18,8 @@ import pytest
 
 from rag_model import ranges
 from rag_model.errors import StoreError
+from rag_model.serving.answering.batcher import ShuttingDownError
+from rag_model.serving.answering.execution import SearchResult
 from rag_model.serving.following.follower import FollowedRef, PulledFolder
 from rag_model.serving.following.pins import SnapshotOpeningError
 from rag_model.serving.following.snapshot_slot import FollowerStoppedError
@@ -326,6 +328,37 @@ def test_a_takedown_of_another_snapshot_only_delays_one_that_requests_name(
         replies: list[tuple[int, str]] = []
         until(lambda: replies.append(ask()) or replies[-1] != opening)
         assert replies[-1] == (200, "")
+
+
+def test_a_service_that_closes_answers_the_requests_that_it_has_accepted(
+    far: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, is_held, may_read = Far.cat_file, threading.Event(), threading.Event()
+
+    def hold(self: Far, path: str, start: int | None = None, end: int | None = None) -> bytes:
+        is_held.set()
+        may_read.wait(PATIENCE)
+        return read(self, path, start, end)
+
+    service = Service(FollowedRef(far.url, "latest", tmp_path / "pulled"), replace(FROM_STORE, pull=False))
+    service.start()
+    until(lambda: service.is_ready)
+
+    async def search_while_closing() -> SearchResult:
+        accepted = asyncio.create_task(service.search([" ".join(WORDS)], 100))
+        await asyncio.to_thread(is_held.wait, PATIENCE)
+        closing = asyncio.create_task(asyncio.to_thread(service.close))
+        later: list[Any] = []
+        while not later or isinstance(later[0], TimeoutError):  # while it is queued behind the accepted request
+            later = await asyncio.gather(asyncio.wait_for(service.search(["bada"]), 0.01), return_exceptions=True)
+        assert isinstance(later[0], ShuttingDownError)
+        may_read.set()
+        await closing
+        return await accepted
+
+    monkeypatch.setattr(Far, "cat_file", hold)
+    (hits,) = asyncio.run(search_while_closing()).hits
+    assert len(hits) == 100
 
 
 def test_a_request_waits_for_a_snapshot_that_it_names_no_longer_than_for_its_reply(
