@@ -6,6 +6,7 @@ child process.
 """
 
 import re
+from collections.abc import Sequence, Set
 from datetime import date, datetime, time
 from io import BytesIO
 from pathlib import Path
@@ -30,12 +31,13 @@ _MODIFIED_TIME = re.compile(rb"<(?:dcterms:modified|dc:date)\b[^>]*>([^<]{1,40})
 _PROPERTY_FILES = "docProps/core.xml", "meta.xml"
 _WORD_STYLES = "p[style-name='Title'] => h1:fresh"  # mammoth's style map: a title becomes a heading
 _MAX_GROUP_DEPTH = 20  # maximum depth of nested groups of shapes
+_MAX_STYLE_DEPTH = 20  # maximum number of styles that are based on each other
 
 
 class Office(IsolatedFiles):
     """Files of Microsoft Office and LibreOffice: .docx, .odt, .pptx and .xlsx."""
 
-    version = f"3, {format_versions('mammoth', 'odfdo', 'python-pptx', 'openpyxl', 'lxml', 'markdown-it-py')}"
+    version = f"4, {format_versions('mammoth', 'odfdo', 'python-pptx', 'openpyxl', 'lxml', 'markdown-it-py')}"
     libraries: ClassVar = {".docx": "mammoth", ".odt": "odfdo", ".pptx": "pptx", ".xlsx": "openpyxl"}
     endings = frozenset(libraries)
     max_bytes = 64 << 20
@@ -78,24 +80,55 @@ def _read_word(path: Path) -> ParsedFile:
 def _drop_hidden_runs(path: Path) -> BytesIO:
     """Return a copy of a Word file without images and hidden text; mammoth drops deleted text."""
     etree, file = require("lxml.etree", extra="office"), BytesIO()
-    with ZipFile(path) as source_archive, ZipFile(file, "w") as target_archive:
-        for name in filter(re.compile(r"\.(xml|rels)$").search, source_archive.namelist()):
-            member_bytes = source_archive.read(name)
-            if b"vanish" in member_bytes:
-                root = etree.fromstring(member_bytes, etree.XMLParser(resolve_entities=False, no_network=True))
-                hidden_runs = {
-                    vanish.getparent().getparent() for vanish in root.iter("{*}vanish") if _is_enabled(vanish)
-                }
-                for run in hidden_runs:  # a set, because a run may contain the property twice
-                    if etree.QName(run).localname == "r":
-                        run.getparent().remove(run)
-                member_bytes = etree.tostring(root)
-            target_archive.writestr(name, member_bytes)
+    parser = etree.XMLParser(resolve_entities=False, no_network=True)
+    with ZipFile(path) as archive:
+        members = {name: archive.read(name) for name in filter(re.compile(r"\.(xml|rels)$").search, archive.namelist())}
+    # A member may have two bytes for each character.
+    if any(b"vanish" in member_bytes.replace(b"\0", b"") for member_bytes in members.values()):
+        roots = {name: etree.fromstring(members[name], parser) for name in members if re.match(r"word/.*\.xml", name, re.I)}
+        hidden_styles = _list_hidden_styles([style for root in roots.values() for style in root.iter("{*}style")])
+        for name, root in roots.items():
+            for run in [run for run in root.iter("{*}r") if _is_hidden(run, hidden_styles)]:
+                run.getparent().remove(run)
+            members[name] = etree.tostring(root)
+    with ZipFile(file, "w") as archive:
+        for name, member_bytes in members.items():
+            archive.writestr(name, member_bytes)
     return file
 
 
-def _is_enabled(toggle_property: Any) -> bool:
-    return not {*toggle_property.attrib.values()} & {"0", "false", "off"}
+def _list_hidden_styles(styles: Sequence[Any]) -> set[str]:
+    """Return the ids of the styles of a Word file that hide text."""
+    style_by_id = {_get_attribute(style, "styleId"): style for style in styles}
+    hidden_styles = set()
+    for style_id, style in style_by_id.items():
+        for _ in range(_MAX_STYLE_DEPTH):  # a style may be based on itself
+            if style is None or _read_vanish(style) is not None:
+                break
+            style = style_by_id.get(_get_attribute(style.find("{*}basedOn"), "val"))
+        if style is not None and _read_vanish(style):
+            hidden_styles.add(style_id)
+    return hidden_styles
+
+
+def _is_hidden(run: Any, hidden_styles: Set[str]) -> bool:
+    is_hidden, paragraph = _read_vanish(run), next(run.iterancestors("{*}p"), run)
+    if is_hidden is None:
+        styles = run.find("{*}rPr/{*}rStyle"), paragraph.find("{*}pPr/{*}pStyle")
+        return any(_get_attribute(style, "val") in hidden_styles for style in styles)
+    return is_hidden
+
+
+def _read_vanish(element: Any) -> bool | None:
+    """Return whether the own properties of a run or style hide text; None if they do not say."""
+    values = [_get_attribute(vanish, "val") for vanish in element.iterfind("{*}rPr/{*}vanish")]
+    return any(value not in ("0", "false", "off") for value in values) if values else None
+
+
+def _get_attribute(element: Any, name: str) -> str:
+    """Return an attribute in any namespace; "" if it is missing."""
+    attributes = {} if element is None else element.attrib
+    return next((str(value) for key, value in attributes.items() if key.rpartition("}")[2] == name), "")
 
 
 def _read_open_document(path: Path) -> ParsedFile:

@@ -559,13 +559,14 @@ def test_a_pdf_that_crashes_its_parser_is_dropped_and_the_next_is_read() -> None
     assert PDF.parse(data, "a.pdf").sections
 
 
-WORD = """<w:document xmlns:w="http://schemas.openxmlformats.org/wordprocessingml/2006/main"><w:body>{}</w:body>
+WORD_NAMESPACE = "http://schemas.openxmlformats.org/wordprocessingml/2006/main"
+WORD = f"""<w:document xmlns:w="{WORD_NAMESPACE}"><w:body>{{}}</w:body>
 </w:document>"""
 WORD_TYPE = "application/vnd.openxmlformats-officedocument.wordprocessingml.document.main+xml"
 RELATIONS = "http://schemas.openxmlformats.org/package/2006/relationships"
 
 
-def build_docx(*paragraphs: str, prolog: str = "") -> bytes:
+def build_docx(*paragraphs: str, prolog: str = "", encoding: str = "utf-8", styles: str = "") -> bytes:
     """Return a Word file; a paragraph that starts with `#` is a heading, one with `|` a row of a table."""
     body = ""
     for text in paragraphs:
@@ -578,7 +579,8 @@ def build_docx(*paragraphs: str, prolog: str = "") -> bytes:
         f'<Override PartName="/word/document.xml" ContentType="{WORD_TYPE}"/></Types>',
         "_rels/.rels": f'<Relationships xmlns="{RELATIONS}"><Relationship Id="r1" Target="word/document.xml" '
         'Type="http://schemas.openxmlformats.org/officeDocument/2006/relationships/officeDocument"/></Relationships>',
-        "word/document.xml": prolog + WORD.format(body),
+        "word/document.xml": (prolog + WORD.format(body)).encode(encoding),
+        "word/styles.xml": f'<w:styles xmlns:w="{WORD_NAMESPACE}">{styles}</w:styles>',
         "docProps/core.xml": '<p><dcterms:modified xsi:type="a">2026-11-01T12:00:00Z</dcterms:modified></p>',
     }
     file = io.BytesIO()
@@ -603,6 +605,32 @@ def test_hidden_and_deleted_text_of_a_word_file_is_left_out() -> None:
     )
     document = OFFICE.parse(build_docx(f"Text.</w:t></w:r></w:p><w:p>{runs}<w:r><w:t>"), "a.docx")
     assert document.sections == [("", "Text.\n\nShown. Inserted.")]
+
+
+def test_text_that_a_style_of_a_word_file_hides_is_left_out() -> None:
+    hides, shows = "<w:rPr><w:vanish/></w:rPr>", '<w:rPr><w:vanish w:val="false"/></w:rPr>'
+    styles = "".join(
+        f'<w:style w:type="character" w:styleId="{name}"><w:basedOn w:val="{base}"/>{properties}</w:style>'
+        for name, base, properties in [
+            ("Note", "Normal", hides),
+            ("Aside", "Note", ""),
+            ("Reply", "Note", shows),
+            ("Loop", "Loop", ""),
+        ]
+    )
+    runs = "".join(
+        f'<w:r><w:rPr><w:rStyle w:val="{style}"/>{vanish}</w:rPr><w:t>{style} </w:t></w:r>'
+        for style, vanish in [("Note", ""), ("Aside", ""), ("Reply", ""), ("Loop", ""), ("Note", "<w:vanish w:val='0'/>")]
+    )
+    hidden = '<w:p><w:pPr><w:pStyle w:val="Aside"/></w:pPr><w:r><w:t>Hidden.</w:t></w:r></w:p>'
+    file = build_docx(f"Text.</w:t></w:r></w:p>{hidden}<w:p>{runs}<w:r><w:t>", styles=styles)
+    assert OFFICE.parse(file, "a.docx").sections == [("", "Text.\n\nReply Loop Note")]
+
+
+def test_hidden_text_of_a_word_file_in_utf_16_is_left_out() -> None:
+    hidden_run = "<w:r><w:rPr><w:vanish/></w:rPr><w:t>Hidden.</w:t></w:r>"
+    file = build_docx(f"Text.</w:t></w:r>{hidden_run}<w:r><w:t>", encoding="utf-16")
+    assert OFFICE.parse(file, "a.docx").sections == [("", "Text.")]
 
 
 def test_a_workbook_has_a_table_per_visible_sheet() -> None:
