@@ -99,9 +99,8 @@ def evaluate(
             no text is generated.
         beams: With --model: beams of the search for an answer; 1 means greedy decoding.
         ablations: With --model: also measure closed book, the gold passage, shuffled passages,
-            several k, the hits of BM25 and of the frozen retriever for this same model (the
-            paper trains one with each), and all passages if they fit into one prompt; and say
-            whether retrieval is worth its cost.
+            several k, the hits of BM25 and of the snapshot's own encoder (`frozen retriever`), and
+            all passages if they fit into one prompt; and report whether retrieval is worth its cost.
         abstain: With --model: choose on these questions the score below which the model gives no
             answer, so that --risk is not exceeded, and write it to this file.
         risk: With --abstain: maximum share of wrong answers among those given; by default 0.2.

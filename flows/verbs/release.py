@@ -45,13 +45,14 @@ def release(
     Args:
         retriever: Retriever expression, as for `evaluate`; by default the snapshot's default
             retriever.
-        k: Passages per question that are measured, by default 20; or that the model reads.
+        k: Passages per question: with a model those that it reads, otherwise those that are
+            measured, by default 20.
         judge: How relevance is judged, as for `evaluate`.
         answers: The kind of the answers, as for `evaluate`.
         floor: A measure's minimum, below which the release is refused: `--floor Success@20=0.6`;
             repeat it for more.
-        tolerance: Refuse if the metric may be lower than the current version's by more than this;
-            negative: do not compare.
+        tolerance: The largest accepted loss of a compared measure against the current version; a
+            negative number switches the comparison off.
         measure: Measure to compare; repeat it for more. By default Success@20, nDCG@10 or EM.
     """
     model = arguments["model"]

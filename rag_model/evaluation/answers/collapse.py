@@ -27,13 +27,14 @@ class CollapseLimits:
     `least_spread = 0.0` and `most_unchanged = 1.0` disable them.
     """
 
-    questions: int = 20  # minimum number of questions; fewer may be similar by chance
-    # Minimum spread. For 300 questions and k = 5, the spread of MiniLM is .88 for questions about
-    # the 1,581 passages and .65 for other topics. Moving all question vectors by 90 % towards their
-    # mean lowers it to .50, and moving them by 95 % lowers it to .18.
+    # number of questions from which on the limits apply; fewer questions may be similar by chance
+    questions: int = 20
+    # Minimum spread of the retrieved passages, from 0 (the same passages for all questions) to 1.
+    # It is .88 for MiniLM with 300 questions about 1,581 passages and k = 5, .65 for questions
+    # about other topics, and .18 if all question vectors are moved by 95 % towards their mean.
     least_spread: float = 0.3
-    # Maximum share of unchanged answers. Most answers change if a model uses its passages, but none
-    # if it ignores them. With two labels (yes, no), half of the answers stay the same by chance.
+    # Maximum share of answers that stay the same if a question gets the passages of another. It is
+    # 1 if a model ignores its passages, and about 0.5 by chance with two labels (yes, no).
     most_unchanged: float = 0.9
 
     def __post_init__(self) -> None:

@@ -213,9 +213,9 @@ class End2EndRecipe:
 class ReconstructionSettings:
     """Settings of the auxiliary task to generate a statement from passages; paper, section 3.2."""
 
-    # Source of the statements: `leads` takes the first sentences of the corpus's pages, `none`
-    # switches the task off, and anything else is a JSON-lines file with a `statement` per line. The
-    # paper uses summaries, which a snapshot does not have.
+    # Source of the statements: `leads` (the first sentences of the corpus's pages), `none` (no
+    # auxiliary task), or the path of a JSON-lines file with a `statement` per line. The paper uses
+    # summaries, which a snapshot does not have.
     statements: str = LEADS
     most: int = 20_000  # maximum number of leads that are sampled from the corpus
     batch_size: int = 1  # number of statements per batch and process

@@ -48,7 +48,7 @@ class MarginMseRecipe(PairRecipe):
 
     # number of questions per batch and process; code: batch_size_train 32
     batch_size: int = 32
-    # number of negatives per question; 1 of the `scored` negatives, drawn again in each epoch,
+    # number of negatives per question, drawn in each epoch from the `scored` ones; 1 of several
     # instead of the fixed triples of a file, because negatives are mined
     negatives: int = 1
     scored: int = 8  # number of the hardest negatives per question that the teacher scores

@@ -88,8 +88,8 @@ class OpenRagRecipe(GroupRecipe):
 
     # number of passages per question that the generator judges before the training; paper: 100
     depth: int = 100
-    # retriever expression that retrieves these passages; None uses the bag index with the initial
-    # encoder
+    # retriever expression that retrieves these passages; if not set, the bag index with the initial
+    # encoder is used
     retriever: str | None = None
     # maximum number of passages per pool; passages with the likeliest gold answers are kept; 30
     # instead of an unpublished number, because the paper does not state it

@@ -125,7 +125,7 @@ class RaDitRecipe(RetrieverChoice):
     # divisor of the inner products in the softmax that gives p_R; 0.05 for vectors of unit length
     # instead of 1, because a softmax over cosines, which lie in [-1, 1], is almost uniform
     temperature: float = 1.0
-    retriever: str | None = None  # retriever expression; None uses the snapshot's default
+    retriever: str | None = None  # retriever expression; if not set, the snapshot's default is used
     index: str | None = None  # name of an index, as a short form of `retriever`
     refuse_collapse: bool = True  # whether to fail if retrieval collapses, as `limits` define it
     limits: CollapseLimits = COLLAPSE_LIMITS  # limits beyond which retrieval has collapsed

@@ -97,7 +97,7 @@ class RealmRecipe(RetrieverChoice):
     # share of a text's wordpieces that are masked if masks are random; BERT: 15 %
     random_share: float = 0.15
     dev_texts: int = 256  # number of passages that are held out for the evaluation
-    retriever: str | None = None  # retriever expression; None uses the snapshot's default
+    retriever: str | None = None  # retriever expression; if not set, the snapshot's default is used
     index: str | None = None  # name of an index, as a short form of `retriever`
     # whether only the masked language model is trained; the paper trains all three models
     freeze_encoders: bool = False

@@ -46,7 +46,7 @@ def test_a_line_says_the_default_its_source_and_what_it_depends_on() -> None:
 
 def test_comments_are_those_of_the_class_and_of_what_it_inherits() -> None:
     assert parse_field_comments(CollapseLimits)["most_unchanged"].startswith(
-        "Maximum share of unchanged answers. Most answers change if a model uses its passages"
+        "Maximum share of answers that stay the same if a question gets the passages of another."
     )
     said = parse_field_comments(DprRecipe)
     assert said["seed"] == "random seed of the example order and of the negatives"  # of the base
