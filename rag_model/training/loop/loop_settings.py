@@ -28,8 +28,8 @@ class LoopSettings:
     accumulation: int = 1
     learning_rate: float = 2e-5  # peak learning rate; DPR code: 2e-5 (the paper says 1e-5)
     schedule: ScheduleKind = "linear"  # course of the learning rate after the warm-up; DPR: linear
-    # length of the warm-up as a share of all steps, which suits data sets of any size; DPR code:
-    # 1,237 of about 18,400 steps
+    # length of the warm-up; DPR code: 1,237 of about 18,400 steps; a share of all steps instead of
+    # a number of steps, because a number suits only one data set
     warmup_share: float = 0.067
     adam_beta1: float = 0.9  # decay rate of Adam's mean of gradients; DPR code: 0.9
     adam_beta2: float = 0.999  # decay rate of Adam's mean of squared gradients; DPR code: 0.999
