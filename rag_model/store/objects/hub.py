@@ -13,6 +13,7 @@ import random
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Never, TypeVar
 from urllib.parse import quote
@@ -28,7 +29,6 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
-from huggingface_hub.hf_api import RepoFile
 from huggingface_hub.utils import (
     HfUri,
     get_session,
@@ -109,18 +109,25 @@ class Hub(Bucket):
 
     def list_objects(self, bucket: str, prefix: str, *, deep: bool) -> Iterator[dict[str, Any]]:
         """List files in pages of a thousand."""
-        repository, folder = parse_repository(bucket), prefix.rstrip("/") or None
-        options = {"revision": repository.revision, "repo_type": repository.type, "recursive": deep}
+        # `HfApi.list_repo_tree` would wait for a reply without a limit.
+        repository, headers, tree_items = parse_repository(bucket), self.client._build_hf_headers(), list[Any]()
+        revision = quote(repository.revision or constants.DEFAULT_REVISION, safe="")
+        tree_url = f"{self.client.endpoint}/api/{repository.type}s/{repository.id}/tree/{revision}"
+        folder_path = f"/{quote(prefix.rstrip('/'), safe='')}" if prefix else ""
+        page_url: str | None = f"{tree_url}{folder_path}?recursive={str(deep).lower()}"
         try:
             with guard_request():
-                tree_items = _retry(lambda: list(self.client.list_repo_tree(repository.id, folder, **options)))
+                while page_url is not None:
+                    response = _retry(partial(_http_get, page_url, headers))
+                    tree_items += ((item["type"], item["path"], item["size"]) for item in response.json())
+                    page_url = response.links.get("next", {}).get("url")
         except FileNotFoundError:  # git has no empty folders
             return
-        for item in tree_items:
-            if isinstance(item, RepoFile):
-                yield build_file_entry(bucket, item.path, item.size, None)
+        for kind, path, size in tree_items:
+            if kind == "file":
+                yield build_file_entry(bucket, path, size, None)
             elif not deep:
-                yield build_folder_entry(bucket, item.path)
+                yield build_folder_entry(bucket, path)
 
     def read_object(self, bucket: str, key: str, start: int | None, end: int | None) -> bytes:
         """Download a file or a range; large files are read from the address to which the Hub

@@ -3,10 +3,12 @@
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from threading import Event
 from typing import Never
 
 import fsspec
 import pytest
+from huggingface_hub import constants
 
 from flows.cli import run
 from rag_model.corpus.dump_formats.parquet import FORMAT as PARQUET
@@ -151,6 +153,23 @@ def test_a_passing_failure_is_waited_for(hub: Hub) -> None:
             hub.refusals.append(AnswerError(status, headers=limit))
             assert ask()
             assert not hub.refusals
+
+
+@pytest.mark.parametrize("path", ["store.json", "refs"])
+def test_a_request_without_a_reply_is_sent_again(path: str, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub.add("datasets/me/library", {**STORE, "refs/x": b""})
+    files, is_held, may_reply = Store.open(URL).files, Event(), Event()
+
+    def hold_first(asked: str) -> None:
+        if not is_held.is_set():
+            is_held.set()
+            may_reply.wait()
+
+    hub.before = hold_first
+    monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 0.5)
+    assert files.read(path) if path == "store.json" else files.list_names(path)
+    assert is_held.is_set()
+    may_reply.set()
 
 
 def test_a_limit_of_requests_is_told(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
