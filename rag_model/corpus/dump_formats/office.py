@@ -85,7 +85,8 @@ def _drop_hidden_runs(path: Path) -> BytesIO:
         members = {name: archive.read(name) for name in filter(re.compile(r"\.(xml|rels)$").search, archive.namelist())}
     # A member may have two bytes for each character.
     if any(b"vanish" in member_bytes.replace(b"\0", b"") for member_bytes in members.values()):
-        roots = {name: etree.fromstring(members[name], parser) for name in members if re.match(r"word/.*\.xml", name, re.I)}
+        names = [name for name in members if name.startswith("word/")]
+        roots = {name: etree.fromstring(members[name], parser) for name in names}
         hidden_styles = _list_hidden_styles([style for root in roots.values() for style in root.iter("{*}style")])
         for name, root in roots.items():
             for run in [run for run in root.iter("{*}r") if _is_hidden(run, hidden_styles)]:
@@ -102,11 +103,12 @@ def _list_hidden_styles(styles: Sequence[Any]) -> set[str]:
     style_by_id = {_get_attribute(style, "styleId"): style for style in styles}
     hidden_styles = set()
     for style_id, style in style_by_id.items():
+        ancestor = style
         for _ in range(_MAX_STYLE_DEPTH):  # a style may be based on itself
-            if style is None or _read_vanish(style) is not None:
+            if ancestor is None or _read_vanish(ancestor) is not None:
                 break
-            style = style_by_id.get(_get_attribute(style.find("{*}basedOn"), "val"))
-        if style is not None and _read_vanish(style):
+            ancestor = style_by_id.get(_get_attribute(ancestor.find("{*}basedOn"), "val"))
+        if ancestor is not None and _read_vanish(ancestor):
             hidden_styles.add(style_id)
     return hidden_styles
 

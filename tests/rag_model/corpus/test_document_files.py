@@ -608,19 +608,14 @@ def test_hidden_and_deleted_text_of_a_word_file_is_left_out() -> None:
 
 
 def test_text_that_a_style_of_a_word_file_hides_is_left_out() -> None:
-    hides, shows = "<w:rPr><w:vanish/></w:rPr>", '<w:rPr><w:vanish w:val="false"/></w:rPr>'
+    names, hides, shows = ("Note", "Aside", "Reply", "Loop"), "<w:vanish/>", '<w:vanish w:val="false"/>'
     styles = "".join(
-        f'<w:style w:type="character" w:styleId="{name}"><w:basedOn w:val="{base}"/>{properties}</w:style>'
-        for name, base, properties in [
-            ("Note", "Normal", hides),
-            ("Aside", "Note", ""),
-            ("Reply", "Note", shows),
-            ("Loop", "Loop", ""),
-        ]
+        f'<w:style w:type="character" w:styleId="{name}"><w:basedOn w:val="{base}"/><w:rPr>{vanish}</w:rPr></w:style>'
+        for name, base, vanish in zip(names, ("", "Note", "Note", "Loop"), (hides, "", shows, ""), strict=True)
     )
     runs = "".join(
         f'<w:r><w:rPr><w:rStyle w:val="{style}"/>{vanish}</w:rPr><w:t>{style} </w:t></w:r>'
-        for style, vanish in [("Note", ""), ("Aside", ""), ("Reply", ""), ("Loop", ""), ("Note", "<w:vanish w:val='0'/>")]
+        for style, vanish in [*((name, "") for name in names), ("Note", "<w:vanish w:val='0'/>")]
     )
     hidden = '<w:p><w:pPr><w:pStyle w:val="Aside"/></w:pPr><w:r><w:t>Hidden.</w:t></w:r></w:p>'
     file = build_docx(f"Text.</w:t></w:r></w:p>{hidden}<w:p>{runs}<w:r><w:t>", styles=styles)
