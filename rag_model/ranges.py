@@ -229,6 +229,7 @@ class RangeCache:
         try:
             os.ftruncate(descriptor, layout.size)
         except OSError as error:
+            os.close(descriptor)
             raise _build_write_error(self.folder, error) from error
         cached_file = CachedFile(self, name, descriptor, layout, digests, read)
         with self._lock:
@@ -408,7 +409,9 @@ class RangeCache:
 
         Another process may evict the file before it is locked here, which makes it private too.
         """
-        descriptor = os.open(self.folder / f"{identity}{_RANGES_SUFFIX}", os.O_RDWR | os.O_CREAT, 0o600)
+        # Another user of the folder may have put a link to a file of this user there.
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
+        descriptor = os.open(self.folder / f"{identity}{_RANGES_SUFFIX}", flags, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -438,13 +441,14 @@ def evict_unused_files(folder: Path, max_bytes: int) -> None:
     Folders are not deleted, because another process may be about to create a file in them.
     """
     with suppress(OSError):
-        paths_with_stats = [(path, path.stat()) for path in folder.rglob(f"*{_RANGES_SUFFIX}")]
+        paths_with_stats = [(path, path.lstat()) for path in folder.rglob(f"*{_RANGES_SUFFIX}")]
         files = [(stat.st_mtime, 512 * stat.st_blocks, path) for path, stat in paths_with_stats]
         total_bytes = sum(size for _, size, _ in files)
         for _, size, path in sorted(files):
             if size and total_bytes <= max_bytes:
                 continue
-            with suppress(BlockingIOError, FileNotFoundError), path.open("rb") as file:
+            # A process uses the file or has deleted it, or another user owns it. Opening a pipe would wait.
+            with suppress(OSError), os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK)) as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 path.unlink()
                 total_bytes -= size

@@ -102,6 +102,23 @@ def test_files_are_deleted_while_another_process_creates_them(tmp_path: Path) ->
     assert not list(folder.iterdir())
 
 
+def test_files_are_deleted_if_others_cannot_be(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.ranges")  # waits for a writer when it is opened
+    (tmp_path / "folder.ranges").mkdir()
+    os.utime(tmp_path / "folder.ranges", (0, 0))
+    (tmp_path / "lists.ranges").write_bytes(bytes(_PAGE))
+    evict_unused_files(tmp_path, 0)
+    assert [path.name for path in tmp_path.iterdir()] == ["folder.ranges"]
+
+
+def test_a_link_in_the_place_of_a_file_is_not_followed(tmp_path: Path) -> None:
+    target = tmp_path / "letter"
+    target.write_text("Dear reader")
+    (tmp_path / "lists.ranges").symlink_to(target)
+    assert open_file(RangeCache(tmp_path, 1 << 20), bytes(6000), [0, 6000]).read(0, 6000) == bytes(6000)
+    assert target.read_text() == "Dear reader"
+
+
 def test_a_cache_on_a_full_disk_warns_once_that_it_is_in_memory(
     tmp_path: Path, on_a_disk_of: Callable[[str, Path], list[str]]
 ) -> None:

@@ -161,17 +161,25 @@ def delete_cached_ranges(snapshots: Collection[str]) -> None:
     them until it closes them.
 
     Raises:
-        OSError: a file cannot be deleted; the next call continues.
+        OSError: a file cannot be deleted, for example because another user owns it; all other files
+            have been deleted.
     """
     if not snapshots:
         return
-    with suppress(FileNotFoundError, RuntimeError):  # RuntimeError: there is no home directory
+    failure: OSError | None = None
+    # NotADirectoryError: a file is in the place of the folder. RuntimeError: there is no home directory.
+    with suppress(FileNotFoundError, NotADirectoryError, RuntimeError):
         for entry in _get_cache_folder().iterdir():
             snapshot_id, separator, _ = entry.name.partition("-")
-            if entry.is_dir():
-                shutil.rmtree(entry)
-            elif snapshot_id in snapshots or not separator:
-                entry.unlink(missing_ok=True)
+            try:
+                if entry.is_dir() and not entry.is_symlink():
+                    shutil.rmtree(entry)
+                elif snapshot_id in snapshots or not separator:
+                    entry.unlink(missing_ok=True)
+            except OSError as error:
+                failure = error
+    if failure is not None:
+        raise failure
 
 
 def _get_cache_folder() -> Path:

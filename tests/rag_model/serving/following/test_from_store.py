@@ -272,6 +272,7 @@ def test_takedowns_delete_the_cached_ranges_of_all_versions_that_were_served(far
         assert list_cached() == {first: True}
     earlier_files = cache_folder / "0a1b.ranges", cache_folder / first / "0a1b.ranges"
     earlier_files[1].parent.mkdir()
+    (cache_folder / "link").symlink_to(tmp_path)
     for file in earlier_files:
         file.write_bytes(bytes(8192))
     tag(far, second, "latest")
