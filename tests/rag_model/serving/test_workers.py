@@ -55,11 +55,11 @@ def get_metric(url: str, name: str) -> float:
 
 
 class Clients:
-    """Clients that search, at first without a pause; each keeps its connection."""
+    """Clients that search, at first nearly without a pause; each keeps its connection."""
 
     def __init__(self, url: str) -> None:
         self.replies: list[tuple[float, float, int, str, set[str]]] = []  # times, status, snapshot, colours of hits
-        self.pause, self._url, self._end = 0.0, url, threading.Event()
+        self.pause, self._url, self._end = 0.01, url, threading.Event()
         self._threads = [threading.Thread(target=self._search) for _ in range(CLIENTS)]
         for thread in self._threads:
             thread.start()
