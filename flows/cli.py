@@ -16,12 +16,13 @@ import threading
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from difflib import get_close_matches
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 try:
-    from cyclopts import App, CycloptsError, MissingArgumentError, Parameter, UnusedCliTokensError
+    from cyclopts import App, CycloptsError, MissingArgumentError, Parameter, UnknownCommandError, UnusedCliTokensError
     from cyclopts.argument import ArgumentCollection, update_argument_collection
     from cyclopts.config import Env, Toml
 except ModuleNotFoundError:  # only the core package is installed, without the extra `pipeline`
@@ -202,6 +203,11 @@ def run(argv: Sequence[str]) -> int:
 
 def _describe_usage_error(error: CycloptsError, argv: Sequence[str]) -> str:
     """Return the parser's message; for a missing or surplus argument, a message that names it."""
+    if isinstance(error, UnknownCommandError) and error.unused_tokens:
+        # The parser's own message imports all subcommands, which takes seconds.
+        unknown_name = error.unused_tokens[0]
+        hints = [f"did you mean {name!r}?" for name in get_close_matches(unknown_name, list(app), n=1)]
+        return " ".join([f"there is no command {unknown_name!r}:", *hints, "`bookwheel --help` lists all commands"])
     parser_message = format_error(error)
     if isinstance(error, UnusedCliTokensError) and error.unused_tokens:
         verb = " ".join(error.command_chain or ())
