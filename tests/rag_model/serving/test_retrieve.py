@@ -124,7 +124,7 @@ def test_single_queries_are_answered_while_a_large_request_runs(
     # On a busy machine the client may pause for longer than a core is reserved after its request.
     monkeypatch.setattr("rag_model.serving.service._RESERVE_SECONDS", PATIENCE)
     with serving(made_library.url, dest, with_limits(batch_questions=4, max_queries=5000, workers=2)) as served:
-        many = QUERIES * 20
+        many = QUERIES * 8
         batcher = served.service._chunk_batcher
         niceness = {os.getpriority(os.PRIO_PROCESS, thread._thread.native_id or 0) for thread in batcher.threads}
         assert min(niceness) > os.getpriority(os.PRIO_PROCESS, 0)
