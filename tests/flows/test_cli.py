@@ -105,9 +105,7 @@ def test_a_module_of_a_verb_that_is_not_installed_is_named() -> None:
 
 
 def test_the_module_is_the_command_too() -> None:
-    result = subprocess.run(
-        [sys.executable, "-m", "flows.cli", "serch"], capture_output=True, text=True, check=False
-    )
+    result = subprocess.run([sys.executable, "-m", "flows.cli", "serch"], capture_output=True, text=True, check=False)
     assert (result.returncode, "'serch': did you mean 'search'?" in result.stderr) == (2, True)
 
 
