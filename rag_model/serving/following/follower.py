@@ -13,6 +13,7 @@ last request that reads them has finished.
 """
 
 import logging
+import math
 import os
 import threading
 import time
@@ -62,6 +63,7 @@ from rag_model.store.versions.snapshot import Snapshot, SnapshotLease
 
 _LOG = logging.getLogger(__name__)
 _PERMANENT_ERRORS = (InputError, MissingExtraError, RefusedError, UsageError)  # a retry cannot help
+_RELEASE_SECONDS = 3.0  # time to release the lease when the service stops
 _FOLLOWER_NICENESS = 10  # requests have priority over a pull, and over threads that it starts
 
 
@@ -180,6 +182,7 @@ class RefFollower(FollowerThread):
         self._refused_version: tuple[_TargetVersion | None, Refusal] | None = None
         self._has_served = False  # whether any version was served since the start
         self._thread_id: int | None = None  # of the follower's own thread, once it runs
+        self._release_deadline = math.inf  # when the service stops waiting for the end of its lease
         self._retry_time = 0.0  # when to retry the refused version; monotonic clock
         # when a running pull checks the store again; monotonic clock
         self._next_check_time = 0.0
@@ -192,6 +195,7 @@ class RefFollower(FollowerThread):
 
     def stop(self) -> None:
         """Stop following; the next pull continues an interrupted pull."""
+        self._release_deadline = time.monotonic() + _RELEASE_SECONDS
         self._stop_event.set()
         self._wake()
         super().stop()
@@ -414,7 +418,7 @@ class RefFollower(FollowerThread):
             _LOG.warning("%s is served when it is pulled, not by ranges: %s", name, error)
             return current
         self._swap_in(loaded_snapshot, time.monotonic() - start_time)
-        lease = SnapshotLease(store)
+        lease = SnapshotLease(store.make_interruptible(self._check_release))
         with suppress(StoreError):  # without the right to write, no lease can be held
             lease.hold(loaded_snapshot.id)
         self._lease.close()
@@ -525,6 +529,16 @@ class RefFollower(FollowerThread):
                 served_ref.ref,
                 error,
             )
+
+    def _check_release(self) -> None:
+        """Raise an error that interrupts writing or deleting a lease if the service has been
+        stopping for some seconds; the lease then expires.
+
+        Raises:
+            StoreError: The store does not answer.
+        """
+        if time.monotonic() > self._release_deadline:
+            raise StoreError("the store does not answer, and the service is shutting down")
 
     def _check_pull(self, store: Store, target: _TargetVersion, current: LoadedSnapshot | None) -> None:
         """Interrupt a pull if the service stops, if snapshots were taken down, or if a snapshot is

@@ -174,20 +174,20 @@ def read_ahead(read: Callable[[Item], Output], items: Sequence[Item], n_ahead: i
             pool.shutdown(cancel_futures=True)
 
 
-def _start_read(fs: Any, method: str, path: str, options: Mapping[str, Any]) -> "Future[Any]":
+def _start_call(fs: Any, method: str, arguments: Sequence[Any], options: Mapping[str, Any]) -> "Future[Any]":
     """Call a method of a file system in the background.
 
     S3's file system is asynchronous, so a cancelled request closes its connection. The requests of
     other file systems cannot be cancelled: they end at the time limits of their clients.
     """
     if getattr(fs, "async_impl", False):
-        return asyncio.run_coroutine_threadsafe(getattr(fs, f"_{method}")(path, **options), fs.loop)
+        return asyncio.run_coroutine_threadsafe(getattr(fs, f"_{method}")(*arguments, **options), fs.loop)
     request: Future[Any] = Future()
     request.set_running_or_notify_cancel()
 
     def run(request: "Future[Any]") -> None:
         try:
-            request.set_result(getattr(fs, method)(path, **options))
+            request.set_result(getattr(fs, method)(*arguments, **options))
         except BaseException as error:
             request.set_exception(error)
         finally:
@@ -251,11 +251,13 @@ class Files:
         self.url: str = fs.unstrip_protocol(self._root)
 
     def make_interruptible(self, check: Callable[[], None]) -> "Files":
-        """Return a copy of this object whose remote reads call `check` before and while they wait.
+        """Return a copy of this object whose remote reads, writes of small files and deletions of
+        files call `check` before and while they wait.
 
-        An exception from `check` ends the read: a request in progress is cancelled or, if its
-        client cannot cancel it, its reply is discarded. After the first exception, `check` must
-        raise at every later call, because the other reads of a transfer call it as well.
+        An exception from `check` ends the call: a request in progress is cancelled or, if its
+        client cannot cancel it, its reply is discarded; a write or a deletion may still happen.
+        After the first exception, `check` must raise at every later call, because the other reads
+        of a transfer call it as well.
         """
         files = copy(self)
         files._check = check
@@ -297,7 +299,7 @@ class Files:
                 if self.is_local:  # fsspec takes five times as long
                     status = self.local_path(path).stat()
                     return StoredFile(path, status.st_size, status.st_mtime) if S_ISREG(status.st_mode) else None
-                info = self._read_remote("info", path)
+                info = self._call_remote("info", path)
             except (FileNotFoundError, NotADirectoryError):
                 return None
         return StoredFile(path, int(info["size"]), _get_modified_time(info)) if info["type"] == "file" else None
@@ -409,7 +411,7 @@ class Files:
                 with atomic_write(self.local_path(path)) as temporary:
                     temporary.write_bytes(data)
             else:
-                self._fs.pipe_file(self._get_full_path(path), data)
+                self._call_remote("pipe_file", path, data)
 
     def upload(self, source: Path, path: str) -> None:
         """Copy a local file into the store; it appears complete or not at all."""
@@ -441,7 +443,7 @@ class Files:
     def remove(self, path: str) -> None:
         """Delete one file, if it exists."""
         with self._translate_errors("delete", path), suppress(FileNotFoundError):
-            self._fs.rm_file(self._get_full_path(path))
+            self._call_remote("rm_file", path)
 
     def supports_exclusive_creation(self) -> bool:
         """Probe whether exclusive creation works; otherwise two publishers could both succeed.
@@ -471,23 +473,24 @@ class Files:
     def _list_entries(self, folder: str) -> list[dict[str, Any]]:
         with self._translate_errors("list", folder):
             try:
-                return list(self._read_remote("ls", folder, detail=True, refresh=True))
+                return list(self._call_remote("ls", folder, detail=True, refresh=True))
             except (FileNotFoundError, NotADirectoryError):
                 return []
 
     def _read_bytes(self, path: str, start: int = 0, end: int | None = None) -> bytes:
         if not self.is_local:
-            return bytes(self._read_remote("cat_file", path, start=start or None, end=end))
+            return bytes(self._call_remote("cat_file", path, start=start or None, end=end))
         with self.local_path(path).open("rb") as file:
             file.seek(start)
             return file.read(-1 if end is None else end - start)
 
-    def _read_remote(self, method: str, path: str, **options: Any) -> Any:
-        """Call a method of the file system that reads; see `make_interruptible`."""
+    def _call_remote(self, method: str, path: str, *arguments: Any, **options: Any) -> Any:
+        """Call a method of the file system; see `make_interruptible`."""
+        arguments = self._get_full_path(path), *arguments
         if self._check is None or self.is_local:
-            return getattr(self._fs, method)(self._get_full_path(path), **options)
+            return getattr(self._fs, method)(*arguments, **options)
         self._check()
-        request = _start_read(self._fs, method, self._get_full_path(path), options)
+        request = _start_call(self._fs, method, arguments, options)
         try:
             while not wait([request], _CHECK_SECONDS).done:
                 self._check()

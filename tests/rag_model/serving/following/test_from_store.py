@@ -188,6 +188,25 @@ def test_a_response_of_s3_that_stops_delays_neither_the_next_version_nor_the_end
     assert not (tmp_path / "pulled" / "current").exists()
 
 
+def test_a_store_that_does_not_delete_the_lease_does_not_delay_the_end_of_the_service(
+    far: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    delete, is_held, may_delete = Far.rm_file, threading.Event(), threading.Event()
+
+    def hold(self: Far, path: str) -> None:
+        is_held.set()
+        may_delete.wait()
+        delete(self, path)
+
+    monkeypatch.setattr("rag_model.serving.following.follower._RELEASE_SECONDS", 0.1)
+    monkeypatch.setattr(Far, "rm_file", hold)
+    with serving(far.url, tmp_path / "pulled", replace(FROM_STORE, pull=False)):
+        until(lambda: far.files.list_names("intents"))
+    assert is_held.is_set()
+    may_delete.set()
+    until(lambda: not far.files.list_names("intents"))
+
+
 def test_a_store_that_stops_within_its_first_response_delays_neither_a_check_nor_the_end_of_the_service(
     tmp_path: Path, faulty_server: FaultyServer, s3_bucket: Callable[[str], AbstractContextManager[str]]
 ) -> None:
