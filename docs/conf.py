@@ -57,16 +57,15 @@ default_role = "code"
 
 
 class QuickPythonDomain(PythonDomain):
-    """Does not compare a type that no object is named like, such as `int`, with all objects: half of the build."""
+    """Skips the search for names that no object has, such as `int`, which took half of the build."""
 
-    def find_obj(self, env: Any, modname: str, classname: str, name: str, *others: Any) -> list[tuple[str, Any]]:
-        last_word = name.removesuffix("()").rpartition(".")[2]
-        if last_word not in self._list_last_words(len(self.objects)):
+    def find_obj(self, env: Any, modname: str, classname: str, name: str, *options: Any) -> list[tuple[str, Any]]:
+        if name.removesuffix("()").rpartition(".")[2] not in self._list_short_names(len(self.objects)):
             return []
-        return super().find_obj(env, modname, classname, name, *others)
+        return super().find_obj(env, modname, classname, name, *options)
 
-    @cache  # noqa: B019 - a build has one domain
-    def _list_last_words(self, n_objects: int) -> set[str]:
+    @cache  # noqa: B019 - a build has one domain; the number of objects makes the names current
+    def _list_short_names(self, n_objects: int) -> set[str]:
         return {name.rpartition(".")[2] for name in self.objects}
 
 

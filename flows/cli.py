@@ -202,7 +202,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _describe_usage_error(error: CycloptsError, argv: Sequence[str]) -> str:
-    """Return the parser's message; for a missing or surplus argument, a message that names it."""
+    """Return the parser's message, or a clearer one for an unknown command or a missing or surplus argument."""
     if isinstance(error, UnknownCommandError) and error.unused_tokens:
         # The parser's own message imports all subcommands, which takes seconds.
         unknown_name = error.unused_tokens[0]

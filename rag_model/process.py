@@ -327,7 +327,7 @@ class ChildWorker:
         """
         self._module, self._request, self._memory = module, {"state": state, "memory": memory}, memory
         self._process: subprocess.Popen[bytes] | None = None
-        self._granted_seconds = 0.0  # CPU seconds that the calls of the process were allowed
+        self._granted_seconds = 0.0  # sum of the CPU limits of all calls to the process
         self._lock = threading.Lock()
         self._finalizer: Any = None
 
@@ -341,9 +341,10 @@ class ChildWorker:
             ChildDiedError: The child crashed or exceeded a limit.
         """
         with self._lock:
-            # The user's limit (`ulimit -t`) counts the CPU seconds of all calls of a process. It must
-            # not end a call that stays within its own limit.
-            if resource.RLIM_INFINITY != _get_hard_cpu_limit() < self._granted_seconds + seconds:
+            # The user's limit (`ulimit -t`) counts the CPU seconds of all calls to a process, so a
+            # new process starts before it could end a call that stays within its own limit.
+            hard_limit = _get_hard_cpu_limit()
+            if hard_limit != resource.RLIM_INFINITY and self._granted_seconds + seconds > hard_limit:
                 self.close()
             process = self._process or self._start()
             self._granted_seconds += seconds

@@ -12,7 +12,6 @@ its blocks again, so neither a crash nor another program can make the results of
 
 import base64
 import ctypes
-import errno
 import fcntl
 import hashlib
 import io
@@ -200,7 +199,7 @@ class RangeCache:
         self._used_bytes = 0
         self._clock = 1
         self._is_silent = False  # whether no request was answered since a search gave up
-        self._is_in_memory = False  # whether a file could not be created on the disk
+        self._is_in_memory = False  # whether a file is in memory because the disk is full or not writable
         self._search_starts = set[int]()  # the clock at the start of each running search
         self._pool = ThreadPoolExecutor(MAX_REQUESTS, "ranges")
         self._background = ThreadPoolExecutor(1, "ranges-later")
@@ -273,7 +272,7 @@ class RangeCache:
         fetches = [self._start_fetch(file, file._verify_stored(blocks)) for file, blocks in [*digest_pages, *missing]]
         try:
             for fetch in fetches:  # digests come first, because they are needed to verify other blocks
-                fetch.file._store_runs([(run, self._wait(fetch, is_patient)) for run in fetch.runs])
+                fetch.file._store_runs([(run, self._wait_for_next_run(fetch, is_patient)) for run in fetch.runs])
         except TimeoutError as error:
             raise StoreError(f"cannot read ranges of {fetch.file.name}: the store does not answer") from error
         finally:
@@ -281,8 +280,8 @@ class RangeCache:
                 for request in fetch.requests:
                     request.cancel()
 
-    def _wait(self, fetch: "_Fetch", is_patient: bool) -> bytes:
-        """Remove the first request of a fetch, and return its bytes.
+    def _wait_for_next_run(self, fetch: "_Fetch", is_patient: bool) -> bytes:
+        """Remove the first request of a fetch, and return its bytes when it is answered.
 
         Raises:
             TimeoutError: no request was answered for some seconds. The search must then end and
@@ -301,8 +300,8 @@ class RangeCache:
                         raise
         finally:
             request.cancel()
-            # The error of a request refers to this frame; with the request here, they would form a
-            # cycle, which would keep the objects of all callers in memory.
+            # The error of a request refers to this frame. If the frame referred to the request, this
+            # cycle would keep the objects of all callers in memory.
             del request
 
     def load_later(self, ranges: Sequence[tuple["CachedFile", Numbers, Numbers]]) -> None:
@@ -400,7 +399,7 @@ class RangeCache:
             if shutil.disk_usage(self.folder).free >= _MIN_FREE_BYTES:
                 return self._open_file(identity)
             reason = f"less than {_MIN_FREE_BYTES / 1e6:.0f} MB of its disk are free"
-            return self._create_in_memory(identity, OSError(errno.ENOSPC, reason))
+            return self._create_in_memory(identity, OSError(reason))
         except OSError as error:
             return self._create_in_memory(identity, error)
 
@@ -409,7 +408,7 @@ class RangeCache:
 
         Another process may evict the file before it is locked here, which makes it private too.
         """
-        # Another user of the folder may have put a link to a file of this user there.
+        # Another user of the folder may have replaced the file by a link to a file of this user.
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
         descriptor = os.open(self.folder / f"{identity}{_RANGES_SUFFIX}", flags, 0o600)
         try:
@@ -447,7 +446,8 @@ def evict_unused_files(folder: Path, max_bytes: int) -> None:
         for _, size, path in sorted(files):
             if size and total_bytes <= max_bytes:
                 continue
-            # A process uses the file or has deleted it, or another user owns it. Opening a pipe would wait.
+            # An error means that a process uses the file or has deleted it, or that another user owns it.
+            # Without O_NONBLOCK, opening a named pipe would wait for its writer.
             with suppress(OSError), os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK)) as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 path.unlink()
@@ -468,7 +468,7 @@ class _Fetch:
 
     file: "CachedFile"
     runs: list[Numbers]
-    requests: deque["Future[bytes]"]  # of the last runs; earlier ones were answered
+    requests: deque["Future[bytes]"]  # for the last runs; answered requests are removed
 
 
 class CachedFile:

@@ -116,7 +116,7 @@ def _describe_type(python_type: type) -> str:
 
 
 def quote_value(value: Any) -> str:
-    """Quote a value in an error message; lists and truth values as TOML writes them.
+    """Format a value for an error message: lists and truth values as in TOML, a text in quotes.
 
     >>> quote_value(["a", True]), quote_value("a")
     ('["a", true]', "'a'")

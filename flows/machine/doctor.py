@@ -171,7 +171,7 @@ def check_versions() -> Iterator[Finding]:
 
 def _check_faiss(specifier: SpecifierSet) -> Finding:
     """Report the distribution that provides the module faiss."""
-    # Two packages at once end the command before its checks: see `check_single_faiss`.
+    # With two packages, the command ends before its checks: see `check_single_faiss`.
     name, installed = next(iter(list_faiss_packages().items()), ("faiss-cpu", ""))
     is_version_allowed = bool(installed) and specifier.contains(installed, prereleases=True)
     description = f"{name} {installed}" if installed else "none"

@@ -32,7 +32,7 @@ _HEALTHY_SECONDS = 60.0  # run time after which the restart pause is reset
 # Seconds between thread switches. With Python's default of 5 ms, requests would wait too long for
 # another thread.
 _SWITCH_INTERVAL = 0.001
-_COLLECTION_THRESHOLDS = 700, 10, 10  # Python's defaults, see `gc.set_threshold`
+_COLLECTION_THRESHOLDS = 700, 10, 10  # defaults of Python 3.11 and 3.12, see `gc.set_threshold`
 _MIN_CPU_SHARE = 0.75  # of CPU time in wall time of the calling thread; 0.95 on idle cores
 # Number of requests with the usual threads before more threads are tried again: first value and
 # maximum.
@@ -141,13 +141,15 @@ def freeze_loaded_objects() -> None:
     """Exclude all objects of this process from later garbage collections, and collect as often as
     Python does by default.
 
-    A full collection would visit every object of torch and transformers, which pauses all requests
-    for a fifth of a second. The command line collects rarely, which would let a service keep tens
-    of megabytes of garbage after many swaps.
+    A full collection would visit every object of torch and transformers, which would pause all
+    requests for a fifth of a second. The command line collects rarely, which would let a service
+    keep tens of megabytes of garbage after many swaps.
     """
     gc.collect()
     gc.freeze()
-    gc.collect()  # resets the number of old objects, a quarter of which makes a full collection due
+    # A full collection is due when the new objects are a quarter of the old ones, which are counted
+    # by full collections only.
+    gc.collect()
     gc.set_threshold(*_COLLECTION_THRESHOLDS)
 
 

@@ -238,7 +238,7 @@ class Service:
     def close(self) -> None:
         """Answer the requests in progress, then free everything."""
         self.is_draining = True
-        # The follower ends last, because its end interrupts all reads from the store.
+        # The follower stops after the batchers, because it interrupts all reads from the store.
         for batcher in self._batchers:
             batcher.close()
         self.follower.stop()

@@ -127,8 +127,8 @@ class Store:
     def open(cls, url: str, *, create: bool = False, check: Callable[[], None] | None = None) -> "Store":
         """Open the store at a URL (`s3://bucket/prefix`, `gs://`, `az://`, `hf://`) or a path.
 
-        With `create`, a new store is created if there is none. `check` can interrupt all reads, as
-        in `Files.make_interruptible`.
+        With `create`, a new store is created if there is none. `check` can interrupt requests to
+        the store; see `Files.make_interruptible`.
 
         Raises:
             StoreError: there is no store and `create` is not set, or it cannot be read or written,

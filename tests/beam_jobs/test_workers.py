@@ -130,7 +130,7 @@ with hold_lease() as lease:
 """
 
 
-def test_the_next_run_removes_what_a_killed_launcher_left_of_its_lease(tmp_path: Path) -> None:
+def test_the_next_run_removes_the_lease_of_a_killed_launcher(tmp_path: Path) -> None:
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
 
     def start() -> tuple[subprocess.Popen[str], Path]:
@@ -139,13 +139,13 @@ def test_the_next_run_removes_what_a_killed_launcher_left_of_its_lease(tmp_path:
         assert process.stdout is not None
         return process, Path(process.stdout.readline().strip())
 
-    (killed, _), (living, used) = start(), start()
-    killed.kill()
-    killed.communicate()
-    for left in tmp_path.iterdir():
-        os.utime(left, (0, 0))
-    later, own = start()
-    assert {path for path in tmp_path.rglob("*") if path.is_file()} == {used, own}
-    for process in (living, later):
+    (killed_launcher, _), (launcher, lease) = start(), start()
+    killed_launcher.kill()
+    killed_launcher.communicate()
+    for folder in tmp_path.iterdir():
+        os.utime(folder, (0, 0))
+    later_launcher, later_lease = start()
+    assert {path for path in tmp_path.rglob("*") if path.is_file()} == {lease, later_lease}
+    for process in (launcher, later_launcher):
         process.communicate()  # its input ends
     assert not [*tmp_path.iterdir()]

@@ -152,13 +152,13 @@ def test_it_returns_what_its_function_returns() -> None:
     ],
 )
 def test_a_death_is_told(how: str, seconds: float, sentence: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    if how == "loop":  # on a busy machine, its CPU seconds may take longer than 10 times as many seconds
+    if how == "loop":  # on a busy machine, one CPU second may take longer than 10 seconds
         monkeypatch.setattr("rag_model.process._ELAPSED_FACTOR", 300)
     with pytest.raises(ChildDiedError, match=sentence):
         run_in_child("tests.fixtures.crashing_child", how, seconds=seconds, memory=64 * MIB)
 
 
-_CALLS_UNDER_A_USERS_LIMIT = """
+_CALLS_UNDER_A_CPU_LIMIT = """
 import resource
 from rag_model.process import ChildWorker
 resource.setrlimit(resource.RLIMIT_CPU, (4, 4))
@@ -169,7 +169,7 @@ for _ in range(10):
 
 
 def test_the_seconds_of_many_calls_do_not_add_up_to_the_limit_of_the_user() -> None:
-    subprocess.run([sys.executable, "-c", _CALLS_UNDER_A_USERS_LIMIT], check=True)
+    subprocess.run([sys.executable, "-c", _CALLS_UNDER_A_CPU_LIMIT], check=True)
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])

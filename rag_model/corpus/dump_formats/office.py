@@ -31,7 +31,7 @@ _MODIFIED_TIME = re.compile(rb"<(?:dcterms:modified|dc:date)\b[^>]*>([^<]{1,40})
 _PROPERTY_FILES = "docProps/core.xml", "meta.xml"
 _WORD_STYLES = "p[style-name='Title'] => h1:fresh"  # mammoth's style map: a title becomes a heading
 _MAX_GROUP_DEPTH = 20  # maximum depth of nested groups of shapes
-_MAX_STYLE_DEPTH = 20  # maximum number of styles that are based on each other
+_MAX_STYLE_DEPTH = 20  # maximum length of a chain of styles, each based on the next
 
 
 class Office(IsolatedFiles):
@@ -83,7 +83,7 @@ def _drop_hidden_runs(path: Path) -> BytesIO:
     parser = etree.XMLParser(resolve_entities=False, no_network=True)
     with ZipFile(path) as archive:
         members = {name: archive.read(name) for name in filter(re.compile(r"\.(xml|rels)$").search, archive.namelist())}
-    # A member may have two bytes for each character.
+    # In a member in UTF-16, each of these letters has a zero byte.
     if any(b"vanish" in member_bytes.replace(b"\0", b"") for member_bytes in members.values()):
         names = [name for name in members if name.startswith("word/")]
         roots = {name: etree.fromstring(members[name], parser) for name in names}
@@ -114,6 +114,7 @@ def _list_hidden_styles(styles: Sequence[Any]) -> set[str]:
 
 
 def _is_hidden(run: Any, hidden_styles: Set[str]) -> bool:
+    """Return whether a run is hidden by its own properties or, if they do not say, by its styles."""
     is_hidden, paragraph = _read_vanish(run), next(run.iterancestors("{*}p"), run)
     if is_hidden is None:
         styles = run.find("{*}rPr/{*}rStyle"), paragraph.find("{*}pPr/{*}pStyle")
@@ -128,7 +129,7 @@ def _read_vanish(element: Any) -> bool | None:
 
 
 def _get_attribute(element: Any, name: str) -> str:
-    """Return an attribute in any namespace; "" if it is missing."""
+    """Return an attribute in any namespace; "" if it is missing or the element is None."""
     attributes = {} if element is None else element.attrib
     return next((str(value) for key, value in attributes.items() if key.rpartition("}")[2] == name), "")
 

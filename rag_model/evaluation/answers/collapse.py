@@ -27,14 +27,14 @@ class CollapseLimits:
     `least_spread = 0.0` and `most_unchanged = 1.0` disable them.
     """
 
-    # number of questions from which on the limits apply; fewer questions may be similar by chance
+    # minimum number of questions for the limits to apply; fewer may be similar by chance
     questions: int = 20
     # Minimum spread of the retrieved passages, from 0 (the same passages for all questions) to 1.
-    # It is .88 for MiniLM with 300 questions about 1,581 passages and k = 5, .65 for questions
-    # about other topics, and .18 if all question vectors are moved by 95 % towards their mean.
+    # For MiniLM, 300 questions about 1,581 passages and k = 5 it is 0.88; for questions about other
+    # topics 0.65; and if all question vectors are moved by 95 % towards their mean 0.18.
     least_spread: float = 0.3
-    # Maximum share of answers that stay the same if a question gets the passages of another. It is
-    # 1 if a model ignores its passages, and about 0.5 by chance with two labels (yes, no).
+    # Maximum share of answers that stay the same if a question gets the passages of another. The
+    # share is 1 if a model ignores its passages; with two labels (yes, no), about 0.5 by chance.
     most_unchanged: float = 0.9
 
     def __post_init__(self) -> None:

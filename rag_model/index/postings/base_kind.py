@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 # Bytes per passage for windows of terms and postings, while parts of 3,500 passages are merged.
 _MERGE_BYTES = 13
-_COMPILED_BYTES = 128 << 20  # memory of numba and the compiled functions; 127 MB were measured
+_COMPILED_BYTES = 128 << 20  # memory of numba and its compiled functions; 127 MB were measured
 _CARRY_BYTES = 30  # memory per passage while postings are copied from a previous index
 # queries of the gate that are also searched without skipping, which reads every posting
 EXHAUSTIVE_QUERIES = 64

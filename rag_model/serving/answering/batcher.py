@@ -317,7 +317,7 @@ class Batcher(Generic[_Reply]):
             raise
         finally:
             timer.cancel()
-            del request  # an error refers to this frame, so they would form a cycle
+            del request  # it refers to its error, which refers to this frame: a cycle
 
     def close(self) -> None:
         """Refuse new requests; return when all queued requests are answered."""
@@ -465,8 +465,8 @@ def _create_crash_error(failure: BaseException) -> LibraryCrashError:
 
 def _deliver_replies(requests: Sequence[QueuedRequest[_Reply]], replies: Sequence[_Reply | Exception]) -> None:
     for reply in replies:
-        # The frames of a traceback refer to the requests and the snapshot. With their replies, they
-        # would form a cycle, which would keep a replaced snapshot in memory.
+        # The frames of a traceback refer to the requests and the snapshot, and the requests to their
+        # replies. This cycle would keep a replaced snapshot in memory.
         if isinstance(reply, Exception):
             reply.with_traceback(None)
     for loop in {request.loop for request in requests}:

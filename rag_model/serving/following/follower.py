@@ -63,7 +63,7 @@ from rag_model.store.versions.snapshot import Snapshot, SnapshotLease
 
 _LOG = logging.getLogger(__name__)
 _PERMANENT_ERRORS = (InputError, MissingExtraError, RefusedError, UsageError)  # a retry cannot help
-_RELEASE_SECONDS = 3.0  # time to release the lease when the service stops
+_RELEASE_SECONDS = 3.0  # maximum time to release the lease when the service stops
 _FOLLOWER_NICENESS = 10  # requests have priority over a pull, and over threads that it starts
 
 
@@ -182,7 +182,7 @@ class RefFollower(FollowerThread):
         self._refused_version: tuple[_TargetVersion | None, Refusal] | None = None
         self._has_served = False  # whether any version was served since the start
         self._thread_id: int | None = None  # of the follower's own thread, once it runs
-        self._release_deadline = math.inf  # when the service stops waiting for the end of its lease
+        self._release_deadline = math.inf  # end of the wait for the release of the lease; monotonic clock
         self._retry_time = 0.0  # when to retry the refused version; monotonic clock
         # when a running pull checks the store again; monotonic clock
         self._next_check_time = 0.0
@@ -531,11 +531,10 @@ class RefFollower(FollowerThread):
             )
 
     def _check_release(self) -> None:
-        """Raise an error that interrupts writing or deleting a lease if the service has been
-        stopping for some seconds; the lease then expires.
+        """Raise an error that interrupts a request for the lease, which then expires by itself.
 
         Raises:
-            StoreError: The store does not answer.
+            StoreError: `stop` was called more than `_RELEASE_SECONDS` ago.
         """
         if time.monotonic() > self._release_deadline:
             raise StoreError("the store does not answer, and the service is shutting down")
@@ -596,7 +595,7 @@ class PulledFolder:
     model: None = None  # passages only
 
     def check(self, check_stop: Callable[[], None] = lambda: None) -> None:
-        """Check that the folder contains a snapshot; this takes no time, so nothing interrupts it.
+        """Check that the folder contains a snapshot; `check_stop` is not used, as the check is quick.
 
         Raises:
             StoreError: Nothing was pulled there, or the manifest is damaged.

@@ -251,13 +251,13 @@ class Files:
         self.url: str = fs.unstrip_protocol(self._root)
 
     def make_interruptible(self, check: Callable[[], None]) -> "Files":
-        """Return a copy of this object whose remote reads, writes of small files and deletions of
-        files call `check` before and while they wait.
+        """Return a copy of this object that calls `check` before and during its requests to a remote
+        store: reads, `write` and `remove`.
 
         An exception from `check` ends the call: a request in progress is cancelled or, if its
-        client cannot cancel it, its reply is discarded; a write or a deletion may still happen.
-        After the first exception, `check` must raise at every later call, because the other reads
-        of a transfer call it as well.
+        client cannot cancel it, its reply is discarded; a write or a deletion may still take
+        effect. After the first exception, `check` must raise at every later call, because the other
+        reads of a transfer call it as well.
         """
         files = copy(self)
         files._check = check
@@ -485,7 +485,7 @@ class Files:
             return file.read(-1 if end is None else end - start)
 
     def _call_remote(self, method: str, path: str, *arguments: Any, **options: Any) -> Any:
-        """Call a method of the file system; see `make_interruptible`."""
+        """Call a method of the file system, interruptibly; see `make_interruptible`."""
         arguments = self._get_full_path(path), *arguments
         if self._check is None or self.is_local:
             return getattr(self._fs, method)(*arguments, **options)

@@ -183,7 +183,7 @@ def delete_cached_ranges(snapshots: Collection[str]) -> None:
 
 
 def _get_cache_folder() -> Path:
-    """Return the folder of the range caches; names of its files begin with the id of a snapshot."""
+    """Return the folder of all cached ranges; each file name begins with the id of its snapshot."""
     return get_cache_folder() / "ranges"
 
 

@@ -160,7 +160,7 @@ def test_a_request_without_a_reply_is_sent_again(path: str, hub: Hub, monkeypatc
     hub.add("datasets/me/library", {**STORE, "refs/x": b""})
     files, is_held, may_reply = Store.open(URL).files, Event(), Event()
 
-    def hold_first(asked: str) -> None:
+    def hold_first(request: str) -> None:
         if not is_held.is_set():
             is_held.set()
             may_reply.wait()
