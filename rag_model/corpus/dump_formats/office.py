@@ -85,7 +85,8 @@ def _drop_hidden_runs(path: Path) -> BytesIO:
         members = {name: archive.read(name) for name in filter(re.compile(r"\.(xml|rels)$").search, archive.namelist())}
     # In a member in UTF-16, each of these letters has a zero byte.
     if any(b"vanish" in member_bytes.replace(b"\0", b"") for member_bytes in members.values()):
-        names = [name for name in members if name.startswith("word/")]
+        # Metadata and data of other programs may be damaged, and contain no text of the document.
+        names = [name for name in members if not name.startswith(("customXml/", "docProps/"))]
         roots = {name: etree.fromstring(members[name], parser) for name in names}
         hidden_styles = _list_hidden_styles([style for root in roots.values() for style in root.iter("{*}style")])
         for name, root in roots.items():

@@ -566,7 +566,9 @@ WORD_TYPE = "application/vnd.openxmlformats-officedocument.wordprocessingml.docu
 RELATIONS = "http://schemas.openxmlformats.org/package/2006/relationships"
 
 
-def build_docx(*paragraphs: str, prolog: str = "", encoding: str = "utf-8", styles: str = "") -> bytes:
+def build_docx(
+    *paragraphs: str, prolog: str = "", encoding: str = "utf-8", styles: str = "", folder: str = "word"
+) -> bytes:
     """Return a Word file; a paragraph that starts with `#` is a heading, one with `|` a row of a table."""
     body = ""
     for text in paragraphs:
@@ -576,11 +578,11 @@ def build_docx(*paragraphs: str, prolog: str = "", encoding: str = "utf-8", styl
         body += f"<w:tbl><w:tr>{row}</w:tr></w:tbl>" if text.startswith("|") else cells[0]
     files = {
         "[Content_Types].xml": '<Types xmlns="http://schemas.openxmlformats.org/package/2006/content-types">'
-        f'<Override PartName="/word/document.xml" ContentType="{WORD_TYPE}"/></Types>',
-        "_rels/.rels": f'<Relationships xmlns="{RELATIONS}"><Relationship Id="r1" Target="word/document.xml" '
+        f'<Override PartName="/{folder}/document.xml" ContentType="{WORD_TYPE}"/></Types>',
+        "_rels/.rels": f'<Relationships xmlns="{RELATIONS}"><Relationship Id="r1" Target="{folder}/document.xml" '
         'Type="http://schemas.openxmlformats.org/officeDocument/2006/relationships/officeDocument"/></Relationships>',
-        "word/document.xml": (prolog + WORD.format(body)).encode(encoding),
-        "word/styles.xml": f'<w:styles xmlns:w="{WORD_NAMESPACE}">{styles}</w:styles>',
+        f"{folder}/document.xml": (prolog + WORD.format(body)).encode(encoding),
+        f"{folder}/styles.xml": f'<w:styles xmlns:w="{WORD_NAMESPACE}">{styles}</w:styles>',
         "docProps/core.xml": '<p><dcterms:modified xsi:type="a">2026-11-01T12:00:00Z</dcterms:modified></p>',
     }
     file = io.BytesIO()
@@ -622,9 +624,10 @@ def test_text_that_a_style_of_a_word_file_hides_is_left_out() -> None:
     assert OFFICE.parse(file, "a.docx").sections == [("", "Text.\n\nReply Loop Note")]
 
 
-def test_hidden_text_of_a_word_file_in_utf_16_is_left_out() -> None:
+@pytest.mark.parametrize("unusual", [{"encoding": "utf-16"}, {"folder": "text"}])
+def test_hidden_text_of_an_unusual_word_file_is_left_out(unusual: dict[str, str]) -> None:
     hidden_run = "<w:r><w:rPr><w:vanish/></w:rPr><w:t>Hidden.</w:t></w:r>"
-    file = build_docx(f"Text.</w:t></w:r>{hidden_run}<w:r><w:t>", encoding="utf-16")
+    file = build_docx(f"Text.</w:t></w:r>{hidden_run}<w:r><w:t>", **unusual)
     assert OFFICE.parse(file, "a.docx").sections == [("", "Text.")]
 
 
