@@ -26,7 +26,6 @@ from rag_model.index.factory import (
 from rag_model.index.files.engine import Metric
 from rag_model.index.kind import get_kind_for_factory
 from rag_model.index.plan import IndexPlan
-from rag_model.toml import quote_value
 
 LINKS = 32  # M of HNSW, as in faiss and most papers; 16 halves the graph and loses about 1 point
 ONE_CELL = 100_000  # up to this many vectors, one core builds the graph in minutes
@@ -185,6 +184,8 @@ def check_search_parameters(parameters: Mapping[str, Any], accepted_names: Seque
                 f"{name} is not a search parameter of this index: it takes {' and '.join(accepted_names) or 'none'}"
             )
         if type(parameter) is not int:
+            from rag_model.toml import quote_value  # noqa: PLC0415 - searches import this module
+
             raise UsageError(f"{name} must be a whole number, not {quote_value(parameter)}")
         if parameter < 1:
             raise UsageError(f"{name} must be at least 1, not {parameter}")

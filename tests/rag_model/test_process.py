@@ -169,7 +169,7 @@ for _ in range(10):
 
 
 def test_the_seconds_of_many_calls_do_not_add_up_to_the_limit_of_the_user() -> None:
-    subprocess.run([sys.executable, "-c", _CALLS_UNDER_A_CPU_LIMIT], check=True)
+    subprocess.run([sys.executable, "-c", _CALLS_UNDER_A_CPU_LIMIT], check=True, cwd=Path(__file__).parents[2])
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])

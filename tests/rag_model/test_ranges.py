@@ -133,7 +133,8 @@ def test_a_cache_on_a_full_disk_warns_once_that_it_is_in_memory(
     """
     folder = tmp_path / "small"
     command = [*on_a_disk_of("1m", folder), sys.executable, "-c", code, str(folder / "ranges")]
-    result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    root = Path(__file__).parents[2]  # of the tests, which the command imports
+    result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300, cwd=root)
     assert (result.returncode, result.stderr) == (
         0,
         f"cannot write the cache of ranges in {folder}/ranges (less than 67 MB of its disk are free): free some space, "
