@@ -97,7 +97,7 @@ class FollowedRef:
         """
         return find_ref_folder(self.dest, Files(self.url).url, self.ref)
 
-    def check(self, check_stop: Callable[[], None] = lambda: None) -> None:
+    def check(self, check_stop: Callable[[], None] | None = None) -> None:
         """Check that the snapshot and the model exist; for a pulled snapshot no store is needed.
 
         An error that `check_stop` raises interrupts reading from the store.
@@ -594,7 +594,7 @@ class PulledFolder:
     folder: Path
     model: None = None  # passages only
 
-    def check(self, check_stop: Callable[[], None] = lambda: None) -> None:
+    def check(self, check_stop: Callable[[], None] | None = None) -> None:
         """Check that the folder contains a snapshot; `check_stop` is not used, as the check is quick.
 
         Raises:

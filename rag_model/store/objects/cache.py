@@ -226,5 +226,8 @@ def build_link_tree(targets: Mapping[str, Path]) -> Path:
     except OSError as error:
         shutil.rmtree(temporary_folder, ignore_errors=True)
         if not folder.is_dir():  # if the folder exists, another process has created it
-            raise StoreError(f"cannot write the cache folder {folder.parent}: {error.strerror}") from error
+            raise StoreError(
+                f"cannot write the cache folder {folder.parent} ({error.strerror}): "
+                "set BOOKWHEEL_CACHE to another folder"
+            ) from error
     return folder
