@@ -68,7 +68,7 @@ def flink_hosts(folder: Path, hidden: Path, environment: Mapping[str, str]) -> I
     classpath = ":".join(map(str, [*cluster_jars, utils, *runner]))
     programs = {jar.parent for jar in (*cluster_jars, utils, *runner)}
     with hosts([MANAGER, *WORKERS, LAUNCHER, STORE], folder, hidden, [*programs]) as host_by_name:
-        jar = job_server_jar(host_by_name[LAUNCHER].folder / "server", runner, cluster_jars[0])
+        jar = job_server_jar(host_by_name[LAUNCHER].folder / "server", [*runner, *cluster_jars])
 
         def node(name: str) -> Flink:
             host = host_by_name[name]
