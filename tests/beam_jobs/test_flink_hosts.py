@@ -1,6 +1,6 @@
-"""A build on hosts that share nothing but an S3 server: launcher, JobManager and two of workers, one of which is lost.
+"""A build on four hosts that share only an S3 server: a launcher, a JobManager and two hosts of workers.
 
-A host that is lost answers nobody, where a process that was killed is missed at once.
+Workers are killed, which the cluster notices at once, and a host is cut off, which it notices by missing heartbeats.
 """
 
 import json
@@ -24,31 +24,31 @@ from tests.fixtures.tiny import save_bert
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800), pytest.mark.xdist_group("flink")]
 
 RECIPE = 'part_bytes = 15_000\n[index.hnsw]\nfactory = "HNSW8"\n'
-LEAST_PARTS = 5  # more than two workers do at once, so that some are done and some are not
+MIN_PARTS = 5  # more than two workers process at once, so that some are finished and some are not
 STAGES = "chunk", "embed", "train", "scatter", "shard", "merge"
-REACHES_STORE = {
+STORE_ENVIRONMENT = {
     **environment_of(f"http://{STORE}:{paused_store.PORT}"),
     "OMP_NUM_THREADS": "1",
     "TOKENIZERS_PARALLELISM": "false",
 }
-FOUND = """
+LIST_RECORDS = """
 import json, sys
 from rag_model.store.store import Store
 from rag_model.store.upkeep.verify import verify_version
 store, snapshot, stages = Store.open(sys.argv[1]), sys.argv[2], sys.argv[3:]
 records = {stage: sorted(store.files.list_names(f"memo/{stage}")) for stage in stages}
-reports = [found.path for found in store.files.iter_tree("runs") if found.path.endswith(".json")]
-wrong = [str(one) for one in verify_version(store, snapshot)]
-print(json.dumps({"records": records, "reports": reports, "wrong": wrong}))
+reports = [file.path for file in store.files.iter_tree("runs") if file.path.endswith(".json")]
+faults = [str(fault) for fault in verify_version(store, snapshot)]
+print(json.dumps({"records": records, "reports": reports, "faults": faults}))
 """
 
 
 @pytest.fixture(scope="module")
 def cluster(small_dump: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[FlinkHosts]:
-    """The hosts; the store has the dump, and the launcher an encoder and a recipe."""
+    """Yield the hosts: the dump is on the S3 server, the encoder and the recipe are on the launcher."""
     folder, hidden = tmp_path_factory.mktemp("hosts"), tmp_path_factory.getbasetemp()
     try:
-        with flink_hosts(folder, hidden, REACHES_STORE) as cluster:
+        with flink_hosts(folder, hidden, STORE_ENVIRONMENT) as cluster:
             launcher, store = cluster.hosts[LAUNCHER], cluster.hosts[STORE]
             save_bert(launcher.folder / "tiny")
             (launcher.folder / "recipe.toml").write_text(RECIPE)
@@ -68,36 +68,41 @@ def cluster(small_dump: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 def reindex(launcher: Host, dump: str, store: str, *flags: str) -> "subprocess.Popen[str]":
     """Start the command on the launcher."""
-    given = {"dump": f"s3://{paused_store.BUCKET}/{dump}", "store": store, "encoder": "tiny", "recipe": "recipe.toml"}
-    options = [word for name, value in given.items() for word in (f"--{name}", value)]
+    named_options = {
+        "dump": f"s3://{paused_store.BUCKET}/{dump}",
+        "store": store,
+        "encoder": "tiny",
+        "recipe": "recipe.toml",
+    }
+    options = [word for name, value in named_options.items() for word in (f"--{name}", value)]
     command = [Path(sys.executable).with_name("bookwheel"), "reindex", *options, "--json", "--", *flags]
-    elsewhere = {START_VARIABLE: "0" if flags else "1000"}  # seconds of a job that the launcher does itself
-    return launcher.start(command, {**REACHES_STORE, **elsewhere}, subprocess.PIPE, subprocess.PIPE)
+    start_seconds = {START_VARIABLE: "0" if flags else "1000"}  # the launcher runs shorter jobs itself
+    return launcher.start(command, {**STORE_ENVIRONMENT, **start_seconds}, subprocess.PIPE, subprocess.PIPE)
 
 
-def finished(running: "subprocess.Popen[str]") -> Any:
-    """Return what a command told, as JSON."""
+def wait_for_reply(running: "subprocess.Popen[str]") -> Any:
+    """Return the JSON reply of a command that succeeds."""
     out, errors = running.communicate(timeout=DEADLINE)
     assert running.returncode == 0, errors
     assert all(line.endswith(("…", " s", " left")) for line in errors.splitlines()), errors
     return json.loads(out)
 
 
-def held(store: Host, stage: str, running: "subprocess.Popen[str]") -> None:
-    """Wait until a record of a stage is held back."""
+def wait_for_held_record(store: Host, stage: str, running: "subprocess.Popen[str]") -> None:
+    """Wait until the store holds back a record of a stage."""
 
-    def seen() -> bool:
+    def is_held() -> bool:
         assert running.poll() is None, running.communicate()[1]
         return (store.folder / f"held-{stage}").exists()
 
-    until(seen, f"a third record of {stage}")
+    until(is_held, f"a third record of {stage}")
 
 
-def restarted(cluster: FlinkHosts) -> dict[str, str]:
-    """Return why jobs did not go through at the first attempt, by stage."""
-    asked = cluster.manager.get_json
-    jobs = [(job["name"].split("-")[1], job["jid"]) for job in asked("/jobs/overview")["jobs"]]
-    reasons = {stage: asked(f"/jobs/{job}/exceptions")["root-exception"] for stage, job in jobs}
+def list_failures(cluster: FlinkHosts) -> dict[str, str]:
+    """Return the error of the first attempt of each job that was started again, by stage."""
+    get_json = cluster.manager.get_json
+    jobs = [(job["name"].split("-")[1], job["jid"]) for job in get_json("/jobs/overview")["jobs"]]
+    reasons = {stage: get_json(f"/jobs/{job}/exceptions")["root-exception"] for stage, job in jobs}
     return {stage: why for stage, why in reasons.items() if why}
 
 
@@ -108,32 +113,32 @@ def test_hosts_that_share_only_the_store_make_the_same_snapshot_though_one_is_lo
     url = f"s3://{paused_store.BUCKET}/library"
     running = reindex(launcher, dump, url, *cluster.flags)
 
-    held(store, "chunk", running)
-    for worker in [one for node in cluster.workers.values() for one in node.workers()]:
-        worker.kill()  # whichever has the work
+    wait_for_held_record(store, "chunk", running)
+    for worker in [worker for node in cluster.workers.values() for worker in node.workers()]:
+        worker.kill()
     (store.folder / "let-chunk").touch()
 
-    held(store, "embed", running)
-    lost = until(cluster.busy, "a host with work").pop()
-    cluster.hosts[lost].lose()
+    wait_for_held_record(store, "embed", running)
+    lost_host = until(cluster.busy, "a host with work").pop()
+    cluster.hosts[lost_host].lose()
     (store.folder / "let-embed").touch()
-    made = finished(running)
+    reply = wait_for_reply(running)
 
-    reasons = restarted(cluster)
+    reasons = list_failures(cluster)
     assert {"chunk", "embed"} <= set(reasons)
     assert "TaskManager" in reasons["embed"]
     assert set(cluster.manager.jobs().values()) == {"FINISHED"}
 
-    expected = finished(reindex(launcher, dump, "alone"))
-    assert made["snapshot"] == expected["snapshot"]
-    assert made["counts"] == expected["counts"]
-    there, here = found(launcher, url, made["snapshot"]), found(launcher, "alone", made["snapshot"])
+    expected = wait_for_reply(reindex(launcher, dump, "alone"))
+    assert reply["snapshot"] == expected["snapshot"]
+    assert reply["counts"] == expected["counts"]
+    there, here = list_records(launcher, url, reply["snapshot"]), list_records(launcher, "alone", reply["snapshot"])
     assert there == here
-    assert there["wrong"] == there["reports"] == []
-    assert len(there["records"]["chunk"]) >= LEAST_PARTS
+    assert there["faults"] == there["reports"] == []
+    assert len(there["records"]["chunk"]) >= MIN_PARTS
 
 
-def found(launcher: Host, store: str, snapshot: str) -> Any:
-    """Return the records of every stage in a store, and what is wrong with a snapshot."""
-    looking = [sys.executable, "-c", FOUND, store, snapshot, *STAGES]
-    return finished(launcher.start(looking, REACHES_STORE, subprocess.PIPE, subprocess.PIPE))
+def list_records(launcher: Host, store: str, snapshot: str) -> Any:
+    """Return the records of all stages and the reports in a store, and the faults of a snapshot."""
+    command = [sys.executable, "-c", LIST_RECORDS, store, snapshot, *STAGES]
+    return wait_for_reply(launcher.start(command, STORE_ENVIRONMENT, subprocess.PIPE, subprocess.PIPE))

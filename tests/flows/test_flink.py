@@ -1,8 +1,8 @@
-"""Builds on a real Flink cluster, whose workers share nothing with the launcher but the store.
+"""Builds on a real Flink cluster, whose workers share only the store with the launcher.
 
-A command is interrupted half-way, which is made certain: the workers reach the store through a proxy that holds back
-their writes. A training rebuilds its index there. A deployment from `infra` uses the operator's cluster. Workers that
-are killed, and a host that is lost, are in `tests/beam_jobs/test_flink_hosts.py`.
+A command is interrupted half-way: the workers reach the store through a proxy that holds back their writes. A training
+rebuilds its index on the cluster. A deployment from `infra` uses the operator's cluster. Killed workers and a lost host
+are in `tests/beam_jobs/test_flink_hosts.py`.
 """
 
 import io
@@ -43,10 +43,10 @@ from tests.fixtures.tiny_end2end import EVERY, prepare, trained
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800), pytest.mark.xdist_group("flink")]
 
 RECIPE = 'part_bytes = 15_000\n[index.hnsw]\nfactory = "HNSW8"\n'
-WORDS = {"index": {"bm25": {"factory": "BM25", "over": "text"}}}
-ALONE = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+BM25_RECIPE = {"index": {"bm25": {"factory": "BM25", "over": "text"}}}
+WORKER_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 POOLS = ("bookwheel-cpu", "bookwheel-gpu")
-HERE: list[str] = []  # options of a run whose launcher does all
+NO_OPTIONS: list[str] = []  # the launcher runs all jobs itself
 
 
 @dataclass(slots=True)
@@ -54,38 +54,38 @@ class Hold:
     """A fault that holds back all records of a stage from the second on."""
 
     stage: str
-    reached: threading.Event = field(default_factory=threading.Event)
-    released: threading.Event = field(default_factory=threading.Event)
-    seen: int = 0
+    is_holding: threading.Event = field(default_factory=threading.Event)
+    is_released: threading.Event = field(default_factory=threading.Event)
+    n_records: int = 0
 
     def __call__(self, request: Request) -> None:
         if request.method == "PUT" and request.touches(f"/memo/{self.stage}/"):
-            self.seen += 1
-            if self.seen > 1:
-                self.reached.set()
-                self.released.wait(DEADLINE)
+            self.n_records += 1
+            if self.n_records > 1:
+                self.is_holding.set()
+                self.is_released.wait(DEADLINE)
 
 
 @pytest.fixture(scope="module")
 def bucket(s3_endpoint: str, s3_bucket: Callable[[str], AbstractContextManager[str]]) -> Iterator[str]:
-    """An unused URL; this process and its children, which the launchers are, reach it directly."""
+    """Return an unused URL, which this process and its launchers reach without the proxy."""
     with s3_bucket(s3_endpoint) as url:
         yield url
 
 
 @pytest.fixture(scope="module")
 def proxy(s3_endpoint: str, bucket: str) -> Iterator[FaultyServer]:
-    """The way on which workers reach the store."""
+    """Yield the proxy through which the workers reach the store."""
     with faulty(s3_endpoint) as server:
         yield server
 
 
 @pytest.fixture(scope="module")
 def cluster(proxy: FaultyServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Flink]:
-    alone = {**environment_of(proxy.url), **ALONE}
+    environment = {**environment_of(proxy.url), **WORKER_ENVIRONMENT}
     try:
         folder, hidden = tmp_path_factory.mktemp("flink"), tmp_path_factory.getbasetemp()
-        with flink(folder, alone, hidden, slots=1, pool_module=FORKING_POOL) as cluster:
+        with flink(folder, environment, hidden, slots=1, pool_module=FORKING_POOL) as cluster:
             yield cluster
     except AbsentError as absent:
         missing("flink", str(absent))
@@ -101,7 +101,7 @@ def dump(bucket: str, small_dump: Path) -> str:
 
 @pytest.fixture(scope="module")
 def options(dump: str, tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """The options of `reindex` beside the store."""
+    """Return the options of `reindex` except the store."""
     recipe = tmp_path_factory.mktemp("launcher") / "recipe.toml"
     recipe.write_text(RECIPE)
     return ["--dump", dump, "--encoder", str(tiny), "--recipe", str(recipe), "--json"]
@@ -120,23 +120,23 @@ def reindex_here(options: list[str]) -> Callable[[str], Any]:
     return run
 
 
-def reached(hold: Hold, running: "subprocess.Popen[str]") -> None:
+def wait_for_held_write(hold: Hold, running: "subprocess.Popen[str]") -> None:
     """Wait until a write is held back."""
 
-    def seen() -> bool:
+    def holds_write() -> bool:
         assert running.poll() is None, running.communicate()[1]
-        return hold.reached.is_set()
+        return hold.is_holding.is_set()
 
-    until(seen, f"a second record of {hold.stage}")
+    until(holds_write, f"a second record of {hold.stage}")
 
 
-def records(store: Store, stage: str) -> set[str]:
+def list_records(store: Store, stage: str) -> set[str]:
     return set(store.files.list_names(f"memo/{stage}"))
 
 
 @pytest.fixture(scope="module")
-def local(bucket: str, reindex_here: Callable[[str], Any]) -> tuple[Any, Store]:
-    """What a run on this machine alone makes of the dump, and the store that it lies in."""
+def local_build(bucket: str, reindex_here: Callable[[str], Any]) -> tuple[Any, Store]:
+    """Return the reply of a build on this machine alone, and its store."""
     url = f"{bucket}/library"
     return reindex_here(url), Store.open(url)
 
@@ -148,10 +148,10 @@ def test_an_interrupt_cancels_the_job_and_the_rest_is_done_elsewhere(
     executable: Path,
     options: list[str],
     reindex_here: Callable[[str], Any],
-    local: tuple[Any, Store],
+    local_build: tuple[Any, Store],
     tmp_path: Path,
 ) -> None:
-    proxy.fault = cut = Hold("chunk")
+    proxy.fault = hold = Hold("chunk")
     running = subprocess.Popen(
         [executable, "reindex", "--store", f"{bucket}/interrupted", *options, "--", *cluster.flags],
         stdout=subprocess.PIPE,
@@ -162,12 +162,12 @@ def test_an_interrupt_cancels_the_job_and_the_rest_is_done_elsewhere(
         start_new_session=True,
     )
     try:
-        reached(cut, running)
+        wait_for_held_write(hold, running)
         servers = psutil.Process(running.pid).children(recursive=True)
         os.killpg(running.pid, signal.SIGINT)  # as a terminal does: to all that the command started as well
         out, err = running.communicate(timeout=DEADLINE)
     finally:
-        given_up(running, cut)
+        end_launcher(running, hold)
     assert running.returncode == 130, err
     assert err.splitlines()[-1].startswith("bookwheel: interrupted: finished work is recorded")
     assert json.loads(out)["exit_code"] == 130
@@ -176,31 +176,35 @@ def test_an_interrupt_cancels_the_job_and_the_rest_is_done_elsewhere(
     until(lambda: not any(server.is_running() for server in servers), f"the end of {servers}")
 
     store = Store.open(f"{bucket}/interrupted")
-    kept = records(store, "chunk")
-    assert 0 < len(kept) < len(records(local[1], "chunk"))
-    made = reindex_here(store.url)
-    assert kept < records(store, "chunk")
-    assert made["snapshot"] == local[0]["snapshot"]
+    finished_records = list_records(store, "chunk")
+    assert 0 < len(finished_records) < len(list_records(local_build[1], "chunk"))
+    reply = reindex_here(store.url)
+    assert finished_records < list_records(store, "chunk")
+    assert reply["snapshot"] == local_build[0]["snapshot"]
 
 
 def test_a_training_rebuilds_its_index_there_and_moves_to_what_this_machine_makes(
     cluster: Flink, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before, found = set(cluster.jobs()), []
-    for name, options in (("here", HERE), ("there", cluster.flags)):
+    earlier_jobs, results = set(cluster.jobs()), []
+    for name, options in (("here", NO_OPTIONS), ("there", cluster.flags)):
         monkeypatch.setenv(START_VARIABLE, "0" if options else "1000")
-        given, url = tmp_path / name, f"{bucket}/moving-{name}"
-        given.mkdir()
-        prepare(given, url=url, words=True, graph=False, recipe=WORDS)  # an index of vectors takes four more jobs
+        folder, url = tmp_path / name, f"{bucket}/moving-{name}"
+        folder.mkdir()
+        prepare(
+            folder, url=url, words=True, graph=False, recipe=BM25_RECIPE
+        )  # an index of vectors takes four more jobs
         store = Store.open(url)
         tag(store, "latest", "first")
-        with open_rebuild_launcher(store, "refresh", options) as made:
-            task, done = trained(given, given / "run", retriever="exact", rebuild=lambda _, made=made: made, url=url)
-        assert [searched_snapshot.step for searched_snapshot in done.searched_snapshots] == [0, EVERY + 1]
-        losses = [row["loss"] for row in read_metrics(given / "run") if row["kind"] == "train"]
-        found.append((task.searched_snapshot, losses, store.snapshots.get(task.searched_snapshot).content.files))
-    assert found[0] == found[1], "the same vectors and losses"
-    jobs = {job.split("-")[1]: state for job, state in cluster.jobs().items() if job not in before}
+        with open_rebuild_launcher(store, "refresh", options) as launcher:
+            task, result = trained(
+                folder, folder / "run", retriever="exact", rebuild=lambda _, launcher=launcher: launcher, url=url
+            )
+        assert [searched_snapshot.step for searched_snapshot in result.searched_snapshots] == [0, EVERY + 1]
+        losses = [row["loss"] for row in read_metrics(folder / "run") if row["kind"] == "train"]
+        results.append((task.searched_snapshot, losses, store.snapshots.get(task.searched_snapshot).content.files))
+    assert results[0] == results[1], "the same vectors and losses"
+    jobs = {job.split("-")[1]: state for job, state in cluster.jobs().items() if job not in earlier_jobs}
     assert jobs == dict.fromkeys(("embed", "sample", "passage", "gate"), "FINISHED")
 
 
@@ -209,7 +213,7 @@ def visible_pool(cluster: Flink, tmp_path_factory: pytest.TempPathFactory) -> It
     """Beam's own pool, which starts a process for each worker and sees the folders of the tests."""
     pool = replace(cluster, pool=find_free_ports(1)[0], pool_module=BEAM_POOL, processes={})
     try:
-        pool.start_pool(ALONE, tmp_path_factory.mktemp("hidden"))
+        pool.start_pool(WORKER_ENVIRONMENT, tmp_path_factory.mktemp("hidden"))
         until(pool.listens, "Beam's pool of workers")
         yield pool
     finally:
@@ -219,15 +223,15 @@ def visible_pool(cluster: Flink, tmp_path_factory: pytest.TempPathFactory) -> It
 def test_a_deployed_run_uses_the_cluster_of_the_worker_s_environment(
     prefect_server: None, cluster: Flink, visible_pool: Flink, mini_dump: Path, tiny: Path, tmp_path: Path
 ) -> None:
-    before = set(cluster.jobs())
+    earlier_jobs = set(cluster.jobs())
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "BOOKWHEEL_STORE": str(tmp_path / "store")}
 
     def run_prefect(*words: str, **variables: str) -> None:
         command = [str(Path(sys.executable).with_name("prefect")), *words]
-        done = subprocess.run(
+        result = subprocess.run(
             command, env={**environment, **variables}, capture_output=True, text=True, check=False, cwd=tmp_path
         )
-        assert done.returncode == 0, done.stdout + done.stderr
+        assert result.returncode == 0, result.stdout + result.stderr
 
     with get_client(sync_client=True) as client:
         for pool in POOLS:
@@ -253,20 +257,20 @@ def test_a_deployed_run_uses_the_cluster_of_the_worker_s_environment(
                 "PREFECT_LOGGING_LEVEL": "INFO",
             },
         )
-        ended = client.read_flow_run(run.id)
-        said = [line.message for line in client.read_logs(LogFilter(flow_run_id={"any_": [run.id]}))]
-    assert ended.state_type == StateType.COMPLETED, ended.state
-    jobs = {name: state for name, state in cluster.jobs().items() if name not in before}
+        finished_run = client.read_flow_run(run.id)
+        messages = [line.message for line in client.read_logs(LogFilter(flow_run_id={"any_": [run.id]}))]
+    assert finished_run.state_type == StateType.COMPLETED, finished_run.state
+    jobs = {name: state for name, state in cluster.jobs().items() if name not in earlier_jobs}
     assert {"FINISHED"} == set(jobs.values())
     assert {"chunk", "embed"} <= {word for name in jobs for word in name.replace("-", " ").split()}, jobs
     move = Store.open(str(tmp_path / "store")).refs.find_current("latest")
     assert move is not None
-    assert f"snapshot {move.snapshot}: latest@1 names it" in said, said
+    assert f"snapshot {move.snapshot}: latest@1 names it" in messages, messages
 
 
-def given_up(running: "subprocess.Popen[str]", *holds: Hold) -> None:
-    """End a launcher that a failed test left, and what it waits for."""
+def end_launcher(running: "subprocess.Popen[str]", *holds: Hold) -> None:
+    """Release held writes, and kill a launcher that still runs because its test failed."""
     for hold in holds:
-        hold.released.set()
+        hold.is_released.set()
     running.kill()
     running.wait()
