@@ -1,4 +1,4 @@
-"""Token vectors the whole way: encoded by part, compressed, gated, inherited, taken down, pulled and searched."""
+"""Token vectors in every verb: encoded, compressed, gated, reused, taken down, pulled and searched."""
 
 import json
 import shutil
@@ -68,19 +68,13 @@ def colbert(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_colbert(tmp_path_factory.mktemp("late") / "colbert")
 
 
-@pytest.fixture
-def late(tmp_path: Path, colbert: Path) -> Path:
-    """A recipe with token vectors."""
-    path = tmp_path / "late.toml"
-    path.write_text(RECIPE.format(colbert=colbert))
-    return path
-
-
-def test_token_vectors_go_the_whole_way(
-    reindex: Any, bookwheel: Any, colbert: Path, late: Path, tmp_path: Path
+def test_token_vectors_are_built_searched_taken_down_and_pulled(
+    reindex: Any, bookwheel: Any, colbert: Path, tmp_path: Path
 ) -> None:
+    late_recipe = tmp_path / "late.toml"
+    late_recipe.write_text(RECIPE.format(colbert=colbert))
     store = tmp_path / "store"
-    first = reindex(store, recipe=late)
+    first = reindex(store, recipe=late_recipe)
     assert first.code == 0, first.err
     assert "embed tokens" in first.json["seconds"]
     assert first.json["metrics"]["tokens"]["tokens_a_passage"] > 5
@@ -90,71 +84,75 @@ def test_token_vectors_go_the_whole_way(
         files = snapshot.row_files("tokens")
         assert [TokenFile(path).n for path in files] == [part.rows for part in snapshot.parts]
         assert len(files) > 1
-        before = snapshot.n
-        some = snapshot.passages([0, before - 1])
-        own = TokenEncoder.load(colbert).encode_passages([one.title for one in some], [one.text for one in some])
-        stored = TokenRows(files).take(np.array([0, before - 1]))
-        assert (stored.offsets == own.offsets).all()
-        assert np.abs(stored.vectors - own.vectors).max() < 2e-3  # float16
+        n_passages = snapshot.n
+        passages = snapshot.passages([0, n_passages - 1])
+        encoder = TokenEncoder.load(colbert)
+        encoded = encoder.encode_passages([p.title for p in passages], [p.text for p in passages])
+        stored = TokenRows(files).take(np.array([0, n_passages - 1]))
+        assert (stored.offsets == encoded.offsets).all()
+        assert np.abs(stored.vectors - encoded.vectors).max() < 2e-3  # float16
 
         muvera = Muvera(TINY_DIM, repetitions=2, bits=2, projected=8)
-        fixed = np.concatenate([snapshot.embeddings(part.name, "fixed") for part in snapshot.parts])
-        assert fixed.shape == (before, muvera.encoded_dim)
-        assert np.abs(fixed[[0, -1]] - muvera.encode_passages(own)).max() < 2e-3
+        fixed_vectors = np.concatenate([snapshot.embeddings(part.name, "fixed") for part in snapshot.parts])
+        assert fixed_vectors.shape == (n_passages, muvera.encoded_dim)
+        assert np.abs(fixed_vectors[[0, -1]] - muvera.encode_passages(encoded)).max() < 2e-3
         hits = open_retriever(snapshot, "fixed").search([QUESTION], 3)[0]
-        sums = muvera.encode_questions(TokenEncoder.load(colbert).encode_questions([QUESTION]))[0]
-        assert [hit.score for hit in hits] == pytest.approx([float(sums @ fixed[hit.row]) for hit in hits], rel=1e-2)
+        query_vectors = encoder.encode_questions([QUESTION])
+        scores = fixed_vectors @ muvera.encode_questions(query_vectors)[0]
+        assert [hit.score for hit in hits] == pytest.approx([scores[hit.row] for hit in hits], rel=1e-2)
 
-        coded = open_retriever(snapshot, "coded").search([QUESTION], before)[0]  # IVF-PQ over the same vectors
-        assert {hit.row for hit in hits} <= {hit.row for hit in coded[: before // 2]}
+        coded_hits = open_retriever(snapshot, "coded").search([QUESTION], n_passages)[0]
+        assert {hit.row for hit in hits} <= {hit.row for hit in coded_hits[: n_passages // 2]}, "the same vectors"
 
-        every = open_index(snapshot, "tokens")
-        query_vectors = TokenEncoder.load(colbert).encode_questions([QUESTION])
-        tokens = every.decode(np.arange(before))
-        expected = maxsim(query_vectors, tokens.vectors, tokens.offsets)[0]
-        best = np.lexsort((np.arange(before), -expected))[:5]
-        assert [hit.row for hit in open_retriever(snapshot, "tokens").search([QUESTION], 5)[0]] == best.tolist()
-        deep = f"maxsim(hnsw:20, tokens, {before}, rounds=4)"
-        hits = open_retriever(snapshot, deep).search([QUESTION], 5)[0]
-        assert [hit.score for hit in hits] == pytest.approx([float(expected[hit.row]) for hit in hits], abs=1e-3)
+        token_index = open_index(snapshot, "tokens")
+        tokens = token_index.decode(np.arange(n_passages))
+        scores = maxsim(query_vectors, tokens.vectors, tokens.offsets)[0]
+        best_rows = np.lexsort((np.arange(n_passages), -scores))[:5]
+        assert [hit.row for hit in open_retriever(snapshot, "tokens").search([QUESTION], 5)[0]] == best_rows.tolist()
+        retriever = f"maxsim(hnsw:20, tokens, {n_passages}, rounds=4)"
+        hits = open_retriever(snapshot, retriever).search([QUESTION], 5)[0]
+        assert [hit.score for hit in hits] == pytest.approx([scores[hit.row] for hit in hits], abs=1e-3)
         assert all({leg.leg for leg in hit.legs} & {"hnsw", "neighbours(hnsw)"} for hit in hits)
 
-    again = reindex(store, recipe=late)
-    assert (again.json["snapshot"], again.json["counts"]["embedded"]) == (first.json["snapshot"], 0)
+    second = reindex(store, recipe=late_recipe)
+    assert (second.json["snapshot"], second.json["counts"]["embedded"]) == (first.json["snapshot"], 0)
+    explanation = reindex(store, "--explain", recipe=late_recipe)
+    assert explanation.code == 0, explanation.err
+    stages = {row["stage"]: row for row in explanation.json["stages"]}
+    assert stages["embed tokens"]["recorded"] == stages["embed tokens"]["tasks"]
 
     result = bookwheel("takedown", "12", "--store", store, "--yes", "--json")
     assert result.code == 0, result.err
-    with Snapshot.open(str(store)) as after:
-        assert 0 < after.n < before
-        assert TokenRows(after.row_files("tokens")).n == open_index(after, "tokens").n == after.n
-        identity = after.id
-    assert verify_version(Store.open(str(store)), identity) == []
+    with Snapshot.open(str(store)) as new_snapshot:
+        assert 0 < new_snapshot.n < n_passages
+        assert TokenRows(new_snapshot.row_files("tokens")).n == open_index(new_snapshot, "tokens").n == new_snapshot.n
+        snapshot_id = new_snapshot.id
+    assert verify_version(Store.open(str(store)), snapshot_id) == []
 
     pulled = tmp_path / "pulled"
     assert bookwheel("pull", "latest", pulled, "--store", store, "--index", "hnsw", "--index", "tokens").code == 0
-    assert not list(pulled.rglob("embeddings/**/*.arrow"))  # the index holds codes of them
+    assert not list(pulled.rglob("embeddings/**/*.arrow")), "the index has the codes of the vectors"
+    rerank = "maxsim(hnsw:20, tokens, 50)"
     with Snapshot.from_folder(pulled) as local:
-        found = open_retriever(local, "maxsim(hnsw:20, tokens, 50)").search([QUESTION], 3)[0]
-        assert len(found) == 3
-    result = bookwheel(
-        "search", QUESTION, "--store", store, "-k", 3, "--retriever", "maxsim(hnsw:20, tokens, 50)", "--json"
-    )
-    assert [hit["id"] for hit in result.json["results"][0]["hits"]] == [hit.passage.id for hit in found]
+        local_hits = open_retriever(local, rerank).search([QUESTION], 3)[0]
+        assert len(local_hits) == 3
+    result = bookwheel("search", QUESTION, "--store", store, "-k", 3, "--retriever", rerank, "--json")
+    assert [hit["id"] for hit in result.json["results"][0]["hits"]] == [hit.passage.id for hit in local_hits]
 
 
-def test_what_does_not_fit_is_refused_in_one_sentence(
+def test_wrong_recipes_and_retrievers_are_refused(
     reindex: Any, bookwheel: Any, library: Path, tiny: Path, colbert: Path, tmp_path: Path
 ) -> None:
-    plain, swapped, bare = (tmp_path / f"{name}.toml" for name in ("plain", "swapped", "bare"))
-    plain.write_text(f'[represent.tokens]\nencoder = "{tiny}"\n[index.hnsw]\nfactory = "HNSW8"\n')
-    swapped.write_text(f'[represent.other]\nencoder = "{colbert}"\n[index.hnsw]\nfactory = "HNSW8"\n')
-    bare.write_text('[index.tokens]\nfactory = "MaxSim"\n')
-    for path, words in ((plain, "is not a ColBERT"), (swapped, "is a ColBERT"), (bare, "add [represent.tokens]")):
-        result = reindex(tmp_path / "none", recipe=path)
-        assert result.code
-        assert words in result.complaint
+    recipe, graph = tmp_path / "wrong.toml", '[index.hnsw]\nfactory = "HNSW8"\n'
+    for text, message in (
+        (f'[represent.tokens]\nencoder = "{tiny}"\n{graph}', "is not a ColBERT"),
+        (f'[represent.other]\nencoder = "{colbert}"\n{graph}', "is a ColBERT"),
+        ('[index.tokens]\nfactory = "MaxSim"\n', "add [represent.tokens]"),
+    ):
+        recipe.write_text(text)
+        assert message in reindex(tmp_path / "none", recipe=recipe).complaint
 
-    for expression, words in (
+    for expression, message in (
         ("maxsim(hnsw, hnsw, 50)", "hnsw is not an index over token vectors"),
         ("maxsim(hnsw)", "maxsim takes a retriever"),
         ("maxsim(hnsw, rrf(hnsw, exact), 50)", "is not an index over token vectors"),
@@ -162,16 +160,7 @@ def test_what_does_not_fit_is_refused_in_one_sentence(
     ):
         result = bookwheel("search", "x", "--store", library, "--retriever", expression)
         assert result.code == 2
-        assert words in result.complaint
-
-
-def test_a_dry_run_explains_what_would_be_encoded(reindex: Any, late: Path, tmp_path: Path) -> None:
-    store = tmp_path / "store"
-    assert reindex(store, recipe=late).code == 0
-    result = reindex(store, "--explain", recipe=late)
-    assert result.code == 0, result.err
-    stages = {row["stage"]: row for row in json.loads(result.out)["stages"]}
-    assert stages["embed tokens"]["recorded"] == stages["embed tokens"]["tasks"]
+        assert message in result.complaint
 
 
 TRAINING = """
@@ -192,7 +181,7 @@ ranked = 20
 """
 
 
-def test_a_colbert_is_trained_taught_stored_and_indexed_by_its_name(
+def test_colbert_is_trained_with_teacher_stored_and_indexed_by_name(
     reindex: Any, bookwheel: Any, library: Path, tmp_path: Path
 ) -> None:
     store = Path(shutil.copytree(library, tmp_path / "store"))
@@ -202,24 +191,23 @@ def test_a_colbert_is_trained_taught_stored_and_indexed_by_its_name(
         for passage in passages
     ]
     train, dev, training = tmp_path / "train.jsonl", tmp_path / "dev.jsonl", tmp_path / "colbert.toml"
-    for path, some in ((train, rows[:8]), (dev, rows[8:])):
-        path.write_text("".join(json.dumps(row) + "\n" for row in some))
+    for path, split_rows in ((train, rows[:8]), (dev, rows[8:])):
+        path.write_text("".join(json.dumps(row) + "\n" for row in split_rows))
     training.write_text(TRAINING)
-    named = ["--store", store, "--train", train, "--dev", dev, "--training", training]
-    begins = ["--encoder", save_marked_bert(tmp_path / "plain")]
-    plain = bookwheel("finetune", "colbert", *named, *begins, "--json")
-    assert plain.code == 0, plain.err
-    teacher = ["--teacher", save_cross_encoder(tmp_path / "teacher")]
-    taught = bookwheel("finetune", "colbert", *named, *begins, *teacher, "--name", "taught", "--json")
+    command = ["finetune", "colbert", "--store", store, "--train", train, "--dev", dev, "--training", training]
+    command += ["--encoder", save_marked_bert(tmp_path / "plain"), "--json"]
+    untaught = bookwheel(*command)
+    assert untaught.code == 0, untaught.err
+    taught = bookwheel(*command, "--teacher", save_cross_encoder(tmp_path / "teacher"), "--name", "taught")
     assert taught.code == 0, taught.err
-    assert [*Store.open(str(store)).files.list_names("memo/teach")], "for a run that resumes"
-    assert taught.json["model"] != plain.json["model"]
+    assert [*Store.open(str(store)).files.list_names("memo/teach")], "the recorded scores of the teacher"
+    assert taught.json["model"] != untaught.json["model"]
     assert "average_rank" in taught.json["metrics"]["after"]
 
     recipe = tmp_path / "named.toml"
     recipe.write_text(RECIPE.format(colbert="model:taught"))
-    made = reindex(store, recipe=recipe)
-    assert made.code == 0, made.err
-    assert made.json["metrics"]["tokens"]["tokens_a_passage"] <= 32
+    build = reindex(store, recipe=recipe)
+    assert build.code == 0, build.err
+    assert build.json["metrics"]["tokens"]["tokens_a_passage"] <= 32
     recipe.write_text(RECIPE.format(colbert="model:lost"))
     assert reindex(store, recipe=recipe).complaint

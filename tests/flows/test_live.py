@@ -1,4 +1,4 @@
-"""Words on a terminal as they come: the reply is on it once, whatever came before."""
+"""A streamed answer on a terminal, which then has the complete reply once."""
 
 import io
 from contextlib import redirect_stdout
@@ -14,36 +14,36 @@ class Terminal(io.StringIO):
         return True
 
 
-def shown(*pieces: tuple[int, str]) -> tuple[LiveAnswer, str]:
-    """Show pieces on a terminal; return what showed them, and what is on the terminal."""
-    with redirect_stdout(Terminal()) as terminal, show_live_answer("who?\n  ", None) as words:
-        assert words is not None
+def show_pieces(*pieces: tuple[int, str]) -> tuple[LiveAnswer, str]:
+    """Stream pieces of answers; return the `LiveAnswer` and the text of the terminal."""
+    with redirect_stdout(Terminal()) as terminal, show_live_answer("who?\n  ", None) as live_answer:
+        assert live_answer is not None
         for piece in pieces:
-            words(*piece)
-    return words, terminal.getvalue()
+            live_answer(*piece)
+    return live_answer, terminal.getvalue()
 
 
-def test_the_first_answer_grows_and_the_reply_follows_it() -> None:
-    words, on_it = shown((0, "two"), (1, "another one's"), (0, " wo\x1brds"))
-    assert on_it == "who?\n  two wo\\u001brds"
-    assert words.rest("who?\n  two wo\x1brds …\n  [1] A title") == " …\n  [1] A title"
+def test_first_answer_grows_and_reply_continues_it() -> None:
+    live_answer, terminal_text = show_pieces((0, "two"), (1, "another one's"), (0, " wo\x1brds"))
+    assert terminal_text == "who?\n  two wo\\u001brds"
+    assert live_answer.rest("who?\n  two wo\x1brds …\n  [1] A title") == " …\n  [1] A title"
 
 
-def test_an_answer_that_changed_is_shown_whole() -> None:
-    words, _ = shown((0, "one"))
-    assert words.rest("who?\n  another") == "\n\nwho?\n  another"
+def test_changed_answer_is_shown_again() -> None:
+    live_answer, _ = show_pieces((0, "one"))
+    assert live_answer.rest("who?\n  another") == "\n\nwho?\n  another"
 
 
-def test_without_a_word_the_reply_is_all() -> None:
-    words, on_it = shown()
-    assert (words.rest("who?\n  (nothing)"), on_it) == ("who?\n  (nothing)", "")
+def test_reply_is_shown_if_nothing_was_streamed() -> None:
+    live_answer, terminal_text = show_pieces()
+    assert (live_answer.rest("who?\n  (nothing)"), terminal_text) == ("who?\n  (nothing)", "")
 
 
-def test_a_failure_stands_in_a_line_of_its_own() -> None:
+def test_failure_starts_new_line() -> None:
     def fail() -> None:
-        with show_live_answer("who?\n  ", None) as words:
-            assert words is not None
-            words(0, "half")
+        with show_live_answer("who?\n  ", None) as live_answer:
+            assert live_answer is not None
+            live_answer(0, "half")
             raise KeyboardInterrupt
 
     with redirect_stdout(Terminal()) as terminal, pytest.raises(KeyboardInterrupt):
@@ -52,7 +52,7 @@ def test_a_failure_stands_in_a_line_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("piped", [True, False])
-def test_programs_get_the_reply_alone(piped: bool) -> None:
+def test_pipe_and_json_get_no_live_answer(piped: bool) -> None:
     stdout = io.StringIO() if piped else Terminal()
-    with redirect_stdout(stdout), show_live_answer("who?\n  ", Common(json=not piped)) as words:
-        assert words is None
+    with redirect_stdout(stdout), show_live_answer("who?\n  ", Common(json=not piped)) as live_answer:
+        assert live_answer is None

@@ -1,4 +1,4 @@
-"""Rebuilds of a moving index: compared with encoding by hand, and in children that are killed and that fail."""
+"""Rebuilds of a moving index, compared with full reencoding, and in child processes that are killed or fail."""
 
 import logging
 import os
@@ -39,24 +39,24 @@ from tests.fixtures import async_rebuilds
 from tests.fixtures.forked_processes import SHARED, check_killed
 from tests.fixtures.tiny_end2end import EVERY, SETTINGS, ByHand, Running, prepare, task_of, trained
 
-EXACT = replace(SETTINGS, rag=replace(SETTINGS.rag, retriever="exact"), moving=MovingSettings(2))
+EXACT_SETTINGS = replace(SETTINGS, rag=replace(SETTINGS.rag, retriever="exact"), moving=MovingSettings(2))
 REF = "refresh"
 LISTS = "IVF5,Flat"
 
 
 @pytest.fixture(scope="module")
-def given(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = prepare(tmp_path_factory.mktemp("given"))
     tag(Store.open(str(folder / "store")), "latest", "first")
     return folder
 
 
-class Here(ByHand):
-    """Rebuilds by the flow, in this process."""
+class InProcessRebuilds(ByHand):
+    """Call the rebuild flow in this process."""
 
-    def __init__(self, given: Path) -> None:
+    def __init__(self, inputs: Path) -> None:
         super().__init__()
-        self._store = str(given / "store")
+        self._store = str(inputs / "store")
 
     def start(self, order: RebuildOrder) -> Running:
         task = RebuildTask(self._store, order.snapshot, str(order.encoders), order.step, REF, (), "")
@@ -64,23 +64,23 @@ class Here(ByHand):
         return super().start(order)
 
 
-class Brute(PassageMemory):
-    """All vectors in one array, compared with every question."""
+class ExhaustiveMemory(PassageMemory):
+    """Compare every question with an array of all vectors."""
 
     def __init__(self, passages: Sequence[Passage], vectors: Vectors) -> None:
-        self._every, self._vectors = passages, vectors
+        self._passages, self._vectors = passages, vectors
 
     def retrieve(self, questions: Sequence[str], query_vectors: Vectors, k: int) -> RetrievedBatch:
         rows = np.argsort(-(query_vectors @ self._vectors.T), axis=1, kind="stable")[:, :k]
         hits = [
-            [Hit(rank, 0.0, row, self._every[row], "", "") for rank, row in enumerate(own, start=1)]
-            for own in rows.tolist()
+            [Hit(rank, 0.0, row, self._passages[row], "", "") for rank, row in enumerate(row_numbers, start=1)]
+            for row_numbers in rows.tolist()
         ]
         return RetrievedBatch(hits, self._vectors[rows])
 
 
-class Naive(End2EndTask):
-    """Encodes all passages again when that is due, before the next step."""
+class ReencodingTask(End2EndTask):
+    """Encode all passages again, instead of rebuilding the index."""
 
     def move_index(self, step: int) -> Measures:
         if self._settings.moving.is_due(step - 1):
@@ -88,36 +88,35 @@ class Naive(End2EndTask):
             with tempfile.TemporaryDirectory() as folder:
                 self.save_encoders(Path(folder))
                 encoder = Encoder.load(Path(folder) / "passage", threads=1, device="cpu")
-                vectors = encoder.encode_passages(
-                    [passage.title for passage in passages], [passage.text for passage in passages]
-                )
-            self._memory = Brute(passages, vectors.astype(np.float16).astype(np.float32))  # as vectors are stored
+                titles, texts = [p.title for p in passages], [p.text for p in passages]
+                vectors = encoder.encode_passages(titles, texts).astype(np.float16)  # The store has float16 vectors.
+            self._memory = ExhaustiveMemory(passages, vectors.astype(np.float32))
         return {}
 
 
-def test_losses_are_those_of_encoding_all_passages_again_by_hand(given: Path, tmp_path: Path) -> None:
+def test_losses_equal_those_of_full_reencoding(inputs: Path, tmp_path: Path) -> None:
     torch.set_num_threads(1)
-    curves, calls = [], []
-    for kind in (End2EndTask, Naive):
-        task = task_of(given, tmp_path / kind.__name__, EXACT, Here, kind=kind)
-        done = train(task, EXACT.loop, tmp_path / kind.__name__)
-        curves.append([row["loss"] for row in read_metrics(tmp_path / kind.__name__) if row["kind"] == "train"])
-        calls.append([searched_snapshot.step for searched_snapshot in done.searched_snapshots])
-    assert curves[0] == pytest.approx(curves[1], rel=1e-6)
-    assert calls == [[0, 3, 5], [0]]
-    store = Store.open(str(given / "store"))
-    old, new = (store.snapshots.get(store.snapshots.resolve(name)) for name in ("first", REF))
-    assert new.provenance["reencoded"] == {"of": old.id}
-    passages = [[entry.content.files["passages/part-00000.parquet"]] for entry in (old, new)]
-    assert passages[0] == passages[1], "chunks stay"
+    losses, searched_steps = [], []
+    for kind in (End2EndTask, ReencodingTask):
+        task = task_of(inputs, tmp_path / kind.__name__, EXACT_SETTINGS, InProcessRebuilds, kind=kind)
+        result = train(task, EXACT_SETTINGS.loop, tmp_path / kind.__name__)
+        losses.append([row["loss"] for row in read_metrics(tmp_path / kind.__name__) if row["kind"] == "train"])
+        searched_steps.append([searched.step for searched in result.searched_snapshots])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+    assert searched_steps == [[0, 3, 5], [0]]
+    store = Store.open(str(inputs / "store"))
+    old_manifest, new_manifest = (store.snapshots.get(store.snapshots.resolve(name)) for name in ("first", REF))
+    assert new_manifest.provenance["reencoded"] == {"of": old_manifest.id}
+    passage_file = "passages/part-00000.parquet"
+    assert new_manifest.content.files[passage_file] == old_manifest.content.files[passage_file]
     assert store.models.get(store.models.resolve(REF)).content.lineage["step"] == 4
     delete_rebuild_refs(store, REF)
     assert (store.refs.find_current(REF), store.models.refs.find_current(REF)) == (None, None)
 
 
 @dataclass
-class FullAt:
-    """Rebuilds in child processes; that of a step may write no file of more than 10,000 bytes, as on a full disk."""
+class FullDiskAtStep:
+    """Start rebuilds in child processes; limit the files of one step to 10,000 bytes, as on a full disk."""
 
     rebuilds: RebuildLauncher
     step: int
@@ -129,85 +128,81 @@ class FullAt:
         return child
 
 
-def test_a_refresh_that_the_gate_refuses_or_that_finds_the_store_full_leaves_the_snapshot_and_the_training(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    many = {f"City {number}": f"the king of city {number} was {number * 3}." for number in range(200)}
-    one_list = {"index": {"lists": {"factory": LISTS, "search": {"nprobe": 1}}}}  # misses neighbours in the other lists
-    given = prepare(tmp_path, many, more={"lists": LISTS}, recipe=one_list)
-    store, settings = Store.open(str(given / "store")), replace(SETTINGS, moving=MovingSettings(2))
+def test_failed_rebuild_keeps_snapshot_and_training(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    articles = {f"City {number}": f"the king of city {number} was {number * 3}." for number in range(200)}
+    # A search of one list misses neighbours in the others, so the gate refuses the index.
+    recipe = {"index": {"lists": {"factory": LISTS, "search": {"nprobe": 1}}}}
+    inputs = prepare(tmp_path, articles, more={"lists": LISTS}, recipe=recipe)
+    store, settings = Store.open(str(inputs / "store")), replace(SETTINGS, moving=MovingSettings(2))
     tag(store, "latest", "first")
-    with open_rebuild_launcher(store, REF, ()) as made, caplog.at_level(logging.WARNING):
-        task = task_of(given, tmp_path / "run", settings, lambda _: FullAt(made, 4))
-        done = train(task, replace(settings.loop, max_steps=5), tmp_path / "run")
+    with open_rebuild_launcher(store, REF, ()) as launcher, caplog.at_level(logging.WARNING):
+        task = task_of(inputs, tmp_path / "run", settings, lambda _: FullDiskAtStep(launcher, 4))
+        result = train(task, replace(settings.loop, max_steps=5), tmp_path / "run")
     rows = [row for row in read_metrics(tmp_path / "run") if row["kind"] == "train"]
     first = store.snapshots.resolve("first")
     assert [(row["snapshot"], row["refreshes_failed"]) for row in rows] == [(first, n) for n in (0, 0, 1, 1, 2)]
-    assert (done.steps, task.searched_snapshot, store.refs.find_current(REF)) == (5, first, None)
-    refused, full = (record.message for record in caplog.records if "the training stays at" in record.message)
-    (other,) = {*store.snapshots.list_ids()} - {first}
-    assert f"rebuild of step 2 was refused by the gate; the training stays at snapshot {first[:12]}: " in refused
-    assert f"snapshot {other[:12]} is published but refresh did not move: lists recall@20, mean is" in refused
-    assert "rebuild of step 4 failed" in full
-    assert "File too large" in full
-    assert [problem for known in store.snapshots.list_ids() for problem in verify_version(store, known)] == []
+    assert (result.steps, task.searched_snapshot, store.refs.find_current(REF)) == (5, first, None)
+    gate, disk = (record.message for record in caplog.records if "the training stays at" in record.message)
+    (refused,) = {*store.snapshots.list_ids()} - {first}
+    assert f"rebuild of step 2 was refused by the gate; the training stays at snapshot {first[:12]}: " in gate
+    assert f"snapshot {refused[:12]} is published but refresh did not move: lists recall@20, mean is" in gate
+    assert "rebuild of step 4 failed" in disk
+    assert "File too large" in disk
+    assert all(verify_version(store, snapshot_id) == [] for snapshot_id in (first, refused))
 
 
-def test_vectors_that_are_not_finite_are_never_published(given: Path, tmp_path: Path) -> None:
-    store, task = Store.open(str(given / "store")), task_of(given, tmp_path)
-    before = store.snapshots.list_ids()
+def test_rebuild_with_invalid_encoders_publishes_nothing(inputs: Path, tmp_path: Path) -> None:
+    store, task = Store.open(str(inputs / "store")), task_of(inputs, tmp_path)
+    snapshot_ids = store.snapshots.list_ids()
     with torch.no_grad():
         next(task._passage.parameters()).fill_(float("nan"))
     task.save_encoders(tmp_path / "encoders")
     first = store.snapshots.resolve("first")
+    rebuild = RebuildTask(store.url, first, str(tmp_path / "encoders"), 2, "broken", (), "")
     with pytest.raises(InputError, match="not finite"):
-        rebuild_index(RebuildTask(store.url, first, str(tmp_path / "encoders"), 2, "broken", (), ""))
-    assert (store.snapshots.list_ids(), store.refs.find_current("broken")) == (before, None)
+        rebuild_index(rebuild)
+    (tmp_path / "questions-only" / "question").mkdir(parents=True)
+    (tmp_path / "questions-only" / "question" / "config.json").write_text("{}")
+    with pytest.raises(UsageError, match="encodes only questions"):
+        rebuild_index(replace(rebuild, encoders=str(tmp_path / "questions-only")))
+    assert (store.snapshots.list_ids(), store.refs.find_current("broken")) == (snapshot_ids, None)
 
 
 @SHARED
 @pytest.mark.slow
-def test_a_trainer_that_is_killed_after_its_rebuild_was_published_finds_it_again(given: Path, tmp_path: Path) -> None:
-    store, folder, known = Store.open(str(given / "store")), tmp_path / "run", []
+def test_killed_trainer_finds_its_published_rebuild(inputs: Path, tmp_path: Path) -> None:
+    store, folder, observed = Store.open(str(inputs / "store")), tmp_path / "run", []
     first = store.snapshots.resolve("first")
-    for kill_at in (EVERY + 1, EVERY + 2):  # before the trainer has seen that it is there; before a checkpoint asks it
-        check_killed(async_rebuilds.main, str(given), str(folder), "found", kill_at)
-        assert [
-            searched_snapshot.snapshot
-            for searched_snapshot in read_checkpoint(list_checkpoints(folder / "checkpoints")[0]).searched_snapshots
-        ] == [first]
-        known.append((store.snapshots.resolve("found"), sorted(store.snapshots.list_ids())))
-    assert known[0] == known[1], "it is made once"
+    for kill_at in (EVERY + 1, EVERY + 2):  # before the trainer sees the rebuild; before a checkpoint records it
+        check_killed(async_rebuilds.main, str(inputs), str(folder), "found", kill_at)
+        checkpoint = read_checkpoint(list_checkpoints(folder / "checkpoints")[0])
+        assert [searched.snapshot for searched in checkpoint.searched_snapshots] == [first]
+        observed.append((store.snapshots.resolve("found"), sorted(store.snapshots.list_ids())))
+    assert observed[0] == observed[1], "the second trainer starts no second rebuild"
 
-    none = ByHand()
-    _, done = trained(given, folder, "asynchronous", rebuild=lambda _: none)
+    no_rebuilds = ByHand()
+    _, result = trained(inputs, folder, "asynchronous", rebuild=lambda _: no_rebuilds)
     rows = [row for row in read_metrics(folder) if row["kind"] == "train"]
-    second = known[0][0]
+    second = observed[0][0]
     assert [row["snapshot"] for row in rows] == [first] * (EVERY + 1) + [second] * 2
     assert [row["snapshot_age"] for row in rows] == [0, 1, 2, 3, 1, 2]
-    assert ([searched_snapshot.snapshot for searched_snapshot in done.searched_snapshots], none.orders) == (
-        [first, second],
-        [],
-    )
+    assert [searched.snapshot for searched in result.searched_snapshots] == [first, second]
+    assert no_rebuilds.orders == []
 
 
-def test_a_rebuild_that_is_killed_begins_again_and_one_that_fails_says_why(given: Path, tmp_path: Path) -> None:
-    store = Store.open(str(given / "store"))
-    task = task_of(given, tmp_path)
+def test_killed_rebuild_restarts_and_launcher_ends_its_rebuilds(inputs: Path, tmp_path: Path) -> None:
+    store = Store.open(str(inputs / "store"))
+    task = task_of(inputs, tmp_path)
     first = store.snapshots.resolve("first")
-    good, bad = (RebuildOrder(step, first, tmp_path / f"step-{step}") for step in (2, 4))
-    good.encoders.mkdir(parents=True)
-    task.save_encoders(good.encoders)
-    (bad.encoders / "question").mkdir(parents=True)
-    (bad.encoders / "question" / "config.json").write_text("{}")
-    with open_rebuild_launcher(store, REF, ()) as made:
-        child = made.start(good)
+    order = RebuildOrder(2, first, tmp_path / "step-2")
+    order.encoders.mkdir(parents=True)
+    task.save_encoders(order.encoders)
+    with open_rebuild_launcher(store, REF, ()) as launcher:
+        child = launcher.start(order)
         os.kill(child._process.pid, signal.SIGKILL)
-        found = child.result()
-        assert (found.step, child.done()) == (2, True)
-        assert Snapshot.from_store(store, found.snapshot).manifest.provenance["reencoded"] == {"of": first}
-        with pytest.raises(UsageError, match="encodes only questions"):
-            made.start(bad).result()
-        running = made.start(good)
-    assert running._process.returncode == -signal.SIGTERM, "none outlives the training"
-    assert store.snapshots.resolve(REF) == found.snapshot
+        rebuilt = child.result()
+        assert (rebuilt.step, child.done()) == (2, True)
+        assert Snapshot.from_store(store, rebuilt.snapshot).manifest.provenance["reencoded"] == {"of": first}
+        running = launcher.start(order)
+    assert running._process.returncode == -signal.SIGTERM
+    assert store.snapshots.resolve(REF) == rebuilt.snapshot

@@ -1,4 +1,4 @@
-"""The flow, end to end on a small real dump: what it makes, what it reuses, what it refuses."""
+"""The flow `reindex` on a small real dump: what it builds, reuses and refuses."""
 
 import asyncio
 import bz2
@@ -24,68 +24,62 @@ STAGES = ["plan", "chunk", "embed", "train", "scatter", "shard", "merge", "tune"
 COUNTS = {"articles": 3, "passages": 247, "embedded": 247, "reused": 0, "truncated": 247, "dropped": {"redirect": 37}}
 
 
-def artifacts_beside(report: str) -> dict[str, Any]:
-    """Return what Prefect shows of the run that made a report, by key."""
+def read_artifacts_of_run(report: str) -> dict[str, Any]:
+    """Return the data of the Prefect artifacts of the run that wrote a report, by key."""
 
     async def read() -> list[Artifact]:
         async with get_client() as client:
-            named = ArtifactFilter(key=ArtifactFilterKey(any_=["reindex-report"]))
-            reports = await client.read_artifacts(artifact_filter=named, sort=ArtifactSort.CREATED_DESC)
-            (run,) = {found.flow_run_id for found in reports if report in str(found.data)}
+            report_filter = ArtifactFilter(key=ArtifactFilterKey(any_=["reindex-report"]))
+            reports = await client.read_artifacts(artifact_filter=report_filter, sort=ArtifactSort.CREATED_DESC)
+            (run,) = {artifact.flow_run_id for artifact in reports if report in str(artifact.data)}
             return await client.read_artifacts(flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[run])))
 
     return {str(artifact.key): artifact.data for artifact in asyncio.run(read())}
 
 
-def records(store: Path) -> dict[str, int]:
+def count_records(store: Path) -> dict[str, int]:
     return {stage.name: len(list(stage.iterdir())) for stage in (store / "memo").iterdir()}
 
 
-def test_a_dump_becomes_a_snapshot_that_a_ref_names(built: Any, bookwheel: Any) -> None:
-    library, made = built.store, built.made
-    assert made["counts"] == COUNTS
-    assert made["metrics"]["hnsw"]["recall@20"] > 0.95
-    assert made["gate"]["passed"]
-    assert list(made["seconds"]) == STAGES
+def test_build_publishes_snapshot_and_moves_ref(built: Any, bookwheel: Any) -> None:
+    store, reply = built.store, built.made
+    assert reply["counts"] == COUNTS
+    assert reply["metrics"]["hnsw"]["recall@20"] > 0.95
+    assert reply["gate"]["passed"]
+    assert list(reply["seconds"]) == STAGES
 
-    (move,) = bookwheel("log", "--store", library, "--json").json
-    assert (move["number"], move["snapshot"]) == (1, made["snapshot"])
-    assert bookwheel("verify", "--store", library, "--json").json["ok"]
-    with Snapshot.open(str(library)) as snapshot:
-        assert snapshot.id == made["snapshot"]
-        assert snapshot.n == made["counts"]["passages"]
+    (move,) = bookwheel("log", "--store", store, "--json").json
+    assert (move["number"], move["snapshot"]) == (1, reply["snapshot"])
+    assert bookwheel("verify", "--store", store, "--json").json["ok"]
+    with Snapshot.open(str(store)) as snapshot:
+        assert snapshot.id == reply["snapshot"]
+        assert snapshot.n == reply["counts"]["passages"]
         assert len(snapshot.manifest.content.parts) == 2
-        assert {name.partition("/")[0] for name in snapshot.manifest.content.files} == {
-            "articles",
-            "passages",
-            "embeddings",
-            "index",
-            "encoder",
-            "trained",
-        }
+        folders = {name.partition("/")[0] for name in snapshot.manifest.content.files}
+        assert folders == {"articles", "passages", "embeddings", "index", "encoder", "trained"}
         effort = snapshot.manifest.content.indexes["hnsw"]["search"]["efSearch"]
-        assert 20 <= effort < 128, "the recipe's recall target decides, and not the default"
-        assert made["metrics"]["hnsw"] == snapshot.manifest.metrics["hnsw"]
-        assert set(made["metrics"]["hnsw"]) >= {"recall@20_p5", "distances", "degree", "unreachable", "repaired"}
+        assert 20 <= effort < 128, "efSearch is tuned for the recall target of the recipe; the default is 128"
+        assert reply["metrics"]["hnsw"] == snapshot.manifest.metrics["hnsw"]
+        assert set(reply["metrics"]["hnsw"]) >= {"recall@20_p5", "distances", "degree", "unreachable", "repaired"}
         (first,) = snapshot.passages([0])
         assert (first.title, first.page_id) == ("Anarchism", "12")
-    assert not list((library / "runs").glob("*")), "a finished run leaves no reports of its elements"
+    assert not list((store / "runs").glob("*")), "a finished run deletes its task results"
 
 
-def test_the_report_is_one_page_that_needs_nothing_else(built: Any) -> None:
-    made = built.made
-    page = Path(made["report"].removeprefix("file://")).read_text()
-    assert made["snapshot"] in page
+def test_report_is_one_self_contained_page(built: Any) -> None:
+    reply = built.made
+    page = Path(reply["report"].removeprefix("file://")).read_text()
+    assert reply["snapshot"] in page
     assert not re.findall(r"""(?:src|href)\s*=\s*["']?(?!#|data:|https://[a-z]+\.wikipedia)""", page)
-    for said in ("redirect", "hnsw", "recall", *STAGES):
-        assert said in page, said
+    for word in ("redirect", "hnsw", "recall", *STAGES):
+        assert word in page, word
 
 
 @pytest.fixture
 def run_log(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
-    """The log of a run, which a worker's settings let through."""
+    """The log of a run with the log level of a worker."""
     logger = logging.getLogger("prefect.flow_runs")
-    with temporary_settings(updates={PREFECT_LOGGING_LEVEL: "INFO"}):  # a run sets the level by the settings
+    with temporary_settings(updates={PREFECT_LOGGING_LEVEL: "INFO"}):
         setup_logging()
         logger.addHandler(caplog.handler)
         yield caplog
@@ -94,88 +88,84 @@ def run_log(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixtu
 
 
 @pytest.mark.usefixtures("prefect_server")
-def test_the_log_of_a_run_and_what_prefect_shows_of_it_say_what_was_built(
+def test_log_and_prefect_artifacts_describe_build(
     reindex: Any, tmp_path: Path, run_log: pytest.LogCaptureFixture
 ) -> None:
-    made = reindex(tmp_path / "store").json
-    said = run_log.messages
-    for sentence in (
-        f"snapshot {made['snapshot']}: latest@1 names it",
-        f"build report: {made['report']}",
-    ):
-        assert sentence in said
-    (counts,) = {line for line in said if line.startswith("counts: ")}
+    reply = reindex(tmp_path / "store").json
+    messages = run_log.messages
+    assert f"snapshot {reply['snapshot']}: latest@1 names it" in messages
+    assert f"build report: {reply['report']}" in messages
+    (counts,) = {line for line in messages if line.startswith("counts: ")}
     assert counts.startswith("counts: 3 articles, 247 passages, 247 embedded, ")
     assert counts.endswith("; dropped: 37 redirect")
-    (gate,) = {line for line in said if line.startswith("gate: passed: ")}
-    assert all(f"{check['name']} is {check['observed']}" in gate for check in made["gate"]["checks"])
+    (gate,) = {line for line in messages if line.startswith("gate: passed: ")}
+    assert all(f"{check['name']} is {check['observed']}" in gate for check in reply["gate"]["checks"])
     for name in STAGES:
-        assert any(line.startswith(f"{name}: done in ") for line in said), name
+        assert any(line.startswith(f"{name}: done in ") for line in messages), name
 
-    seen = artifacts_beside(made["report"])
-    table = json.loads(seen["reindex-counts"])
+    artifacts = read_artifacts_of_run(reply["report"])
+    table = json.loads(artifacts["reindex-counts"])
     assert {"what": "passages", "value": "247"} in table
     assert {"what": "dropped: redirect", "value": "37"} in table
-    shown = {row["what"]: row["value"] for row in table}
-    assert set(shown) >= {f"{stage}, seconds" for stage in STAGES}
-    assert shown["index hnsw: recall@20"] == f"{made['metrics']['hnsw']['recall@20']:,}"
+    shown_values = {row["what"]: row["value"] for row in table}
+    assert set(shown_values) >= {f"{stage}, seconds" for stage in STAGES}
+    assert shown_values["index hnsw: recall@20"] == f"{reply['metrics']['hnsw']['recall@20']:,}"
     for stage in STAGES:
-        assert seen[f"reindex-{stage}"] == 100.0, stage
+        assert artifacts[f"reindex-{stage}"] == 100.0, stage
 
 
-def test_a_rerun_makes_nothing_and_moves_nothing(tmp_path: Path, reindex: Any, bookwheel: Any) -> None:
+def test_rerun_builds_nothing_and_moves_no_ref(tmp_path: Path, reindex: Any, bookwheel: Any) -> None:
     first = reindex(tmp_path).json
-    before = records(tmp_path)
-    again = reindex(tmp_path).json
-    assert again["snapshot"] == first["snapshot"]
-    assert again["number"] == first["number"] == 1
-    assert again["counts"] == {**COUNTS, "embedded": 0, "reused": 247, "truncated": 0}
-    assert records(tmp_path) == before
+    records_before = count_records(tmp_path)
+    second = reindex(tmp_path).json
+    assert second["snapshot"] == first["snapshot"]
+    assert second["number"] == first["number"] == 1
+    assert second["counts"] == {**COUNTS, "embedded": 0, "reused": 247, "truncated": 0}
+    assert count_records(tmp_path) == records_before
     assert len(bookwheel("log", "--store", tmp_path, "--json").json) == 1
 
 
-def test_the_id_is_of_the_content_not_of_names_and_places(
+def test_snapshot_id_depends_on_content_not_on_paths(
     tmp_path: Path, built: Any, reindex: Any, tiny: Path, mini_dump: Path
 ) -> None:
-    renamed = tmp_path / "another-name"
-    renamed.symlink_to(tiny)
-    moved = tmp_path / "moved.xml.bz2"
-    moved.write_bytes(mini_dump.read_bytes())
-    assert reindex(tmp_path / "b", encoder=renamed, dump=moved).json["snapshot"] == built.made["snapshot"]
+    encoder_link = tmp_path / "another-name"
+    encoder_link.symlink_to(tiny)
+    copied_dump = tmp_path / "moved.xml.bz2"
+    copied_dump.write_bytes(mini_dump.read_bytes())
+    assert reindex(tmp_path / "b", encoder=encoder_link, dump=copied_dump).json["snapshot"] == built.made["snapshot"]
 
 
 @pytest.mark.slow
-def test_workers_build_the_same_as_one_process_from_a_multistream_dump(
+def test_workers_and_one_process_build_equal_snapshots(
     tmp_path: Path, reindex: Any, mini_dump: Path, make_multistream: Callable[..., str]
 ) -> None:
-    dump, words = make_multistream(tmp_path, mini_dump, pages_a_stream=10), tmp_path / "words.toml"
-    words.write_text('part_bytes = 50_000\n[index.bm25]\nfactory = "BM25"\nover = "text"\n')  # a graph takes more jobs
-    two = reindex(tmp_path / "2", dump=dump, recipe=words, beam=["--direct_num_workers=2"]).json
-    none = reindex(tmp_path / "0", dump=dump, recipe=words).json
-    assert two["snapshot"] == none["snapshot"]
-    assert two["counts"] == none["counts"] == COUNTS
+    dump, recipe = make_multistream(tmp_path, mini_dump, pages_a_stream=10), tmp_path / "bm25.toml"
+    # A graph would need more jobs.
+    recipe.write_text('part_bytes = 50_000\n[index.bm25]\nfactory = "BM25"\nover = "text"\n')
+    with_workers = reindex(tmp_path / "2", dump=dump, recipe=recipe, beam=["--direct_num_workers=2"]).json
+    without_workers = reindex(tmp_path / "0", dump=dump, recipe=recipe).json
+    assert with_workers["snapshot"] == without_workers["snapshot"]
+    assert with_workers["counts"] == without_workers["counts"] == COUNTS
 
 
-def test_a_recipe_decides_the_snapshot(tmp_path: Path, store: Path, built: Any, reindex: Any, recipe: Path) -> None:
-    words = tmp_path / "words.toml"
-    words.write_text(recipe.read_text() + '\n[chunk]\nchunker = "words"\n')
-    made, other = built.made, reindex(store, recipe=words, ref="words").json
-    assert other["snapshot"] != made["snapshot"]
-    assert other["counts"]["passages"] < made["counts"]["passages"]  # no passage ends with its section
+def test_other_chunker_gives_other_snapshot(
+    tmp_path: Path, store: Path, built: Any, reindex: Any, recipe: Path
+) -> None:
+    words_recipe = tmp_path / "words.toml"
+    words_recipe.write_text(recipe.read_text() + '\n[chunk]\nchunker = "words"\n')
+    reply, words_reply = built.made, reindex(store, recipe=words_recipe, ref="words").json
+    assert words_reply["snapshot"] != reply["snapshot"]
+    assert words_reply["counts"]["passages"] < reply["counts"]["passages"], "passages do not end with sections"
 
 
-def test_a_limit_reads_so_many_articles(tmp_path: Path, reindex: Any) -> None:
-    made = reindex(tmp_path, limit=2).json
-    assert made["counts"]["articles"] == 2
-
-
-def test_a_licence_is_shown_with_every_hit(tmp_path: Path, reindex: Any, bookwheel: Any) -> None:
-    reindex(tmp_path, limit=2, licence="GFDL 1.3")
+def test_limit_is_number_of_articles_and_licence_is_in_every_hit(tmp_path: Path, reindex: Any, bookwheel: Any) -> None:
+    reply = reindex(tmp_path, limit=2, licence="GFDL 1.3").json
+    assert reply["counts"]["articles"] == 2
     (result,) = bookwheel("search", "A question?", "--store", tmp_path, "--json").json["results"]
     assert all(", GFDL 1.3; excerpt" in hit["licence"] for hit in result["hits"])
 
 
-def test_a_dry_run_builds_nothing(tmp_path: Path, reindex: Any, bookwheel: Any) -> None:
+def test_dry_run_builds_nothing(tmp_path: Path, reindex: Any, bookwheel: Any) -> None:
     result = reindex(tmp_path, "--dry-run")
     assert result.code == 0
     assert result.json["snapshot"] is None
@@ -183,19 +173,19 @@ def test_a_dry_run_builds_nothing(tmp_path: Path, reindex: Any, bookwheel: Any) 
     assert not list(tmp_path.iterdir())
 
 
-def test_without_the_files_of_its_parent_a_build_says_so_and_starts_anew(store: Path, reindex: Any, built: Any) -> None:
+def test_build_reports_missing_files_of_parent_and_rebuilds(store: Path, reindex: Any, built: Any) -> None:
     for blob in (path for path in (store / "blobs").rglob("*") if path.is_file()):
-        blob.unlink()  # as if it had expired since its manifest was read
-    again = reindex(store)
-    assert again.code == 0, again.err
-    assert f"2 of 2 parts of the parent {built.made['snapshot'][:12]} are gone: they are built again" in again.err
-    assert (again.json["snapshot"], again.json["counts"]["reused"]) == (built.made["snapshot"], 0)
+        blob.unlink()
+    second = reindex(store)
+    assert second.code == 0, second.err
+    assert f"2 of 2 parts of the parent {built.made['snapshot'][:12]} are gone: they are built again" in second.err
+    assert (second.json["snapshot"], second.json["counts"]["reused"]) == (built.made["snapshot"], 0)
 
 
-def test_explain_says_what_is_there_and_builds_nothing(
+def test_explain_lists_reusable_work_and_builds_nothing(
     library: Path, reindex: Any, bookwheel: Any, tiny: Path, mini_dump: Path
 ) -> None:
-    before = records(library)
+    records_before = count_records(library)
     reply = reindex(library, "--explain").json
     assert reply["parent"] == Store.open(str(library)).snapshots.resolve("latest")
     stages = {row["stage"]: (row["reused"], row["total"], row["changed"]) for row in reply["stages"]}
@@ -207,8 +197,8 @@ def test_explain_says_what_is_there_and_builds_nothing(
         "shard/hnsw": (1, 1, {}),
         "index/hnsw": (1, 1, {}),
     }
-    given = ["--dump", mini_dump, "--encoder", tiny, "--store", library]
-    table = bookwheel("reindex", *given, "--explain").out.splitlines()
+    options = ["--dump", mini_dump, "--encoder", tiny, "--store", library]
+    table = bookwheel("reindex", *options, "--explain").out.splitlines()
     assert [line.split()[0] for line in table] == [
         "parent",
         "stage",
@@ -227,14 +217,14 @@ def test_explain_says_what_is_there_and_builds_nothing(
         *reply["forecast"]["stages"],
         "total",
     ]
-    assert records(library) == before
+    assert count_records(library) == records_before
 
 
 @pytest.fixture
 def edited_dump(mini_dump: Path, tmp_path: Path) -> Path:
-    """The next month's dump: a sentence more in one article."""
+    """The dump of the next month, with one more sentence in an article."""
     pages = bz2.decompress(mini_dump.read_bytes())
-    heading = re.search(rb"\n== [^=]+ ==\n", pages)  # a section begins a passage, of which the encoder reads the head
+    heading = re.search(rb"\n== [^=]+ ==\n", pages)  # The encoder reads only the start of a passage.
     assert heading is not None
     edited = pages[: heading.end()] + b"A sentence was put here, quite new.\n" + pages[heading.end() :]
     path = tmp_path / "next-month.xml.bz2"
@@ -242,96 +232,89 @@ def edited_dump(mini_dump: Path, tmp_path: Path) -> Path:
     return path
 
 
-def test_the_next_month_keeps_what_was_trained_and_the_pieces_of_what_did_not_change(
+def test_next_month_reuses_training_and_unchanged_pieces(
     tmp_path: Path, reindex: Any, bookwheel: Any, recipe: Path, edited_dump: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        "rag_model.index.lists.kind._MIN_LISTS_TO_REUSE", 4
-    )  # or codes of a byte a number are not worth carrying
-    two = tmp_path / "two.toml"
-    two.write_text(recipe.read_text() + '\n[index.lists]\nfactory = "IVF4,SQ8"\n')
-    store, opened = tmp_path / "store", lambda: Snapshot.open(str(tmp_path / "store"))
-    first = reindex(store, recipe=two).json["snapshot"]
-    made = records(store)
-    with opened() as snapshot:
-        before = snapshot.manifest.content
-    foretold = reindex(store, "--explain", recipe=two, dump=edited_dump).json["stages"]
-    assert {row["stage"]: row["reused"] for row in foretold if row["stage"].startswith("train/")} == {
-        "train/hnsw": 1,
-        "train/lists": 1,
-    }
-    (graphs,) = [row for row in foretold if row["stage"] == "shard/hnsw"]
-    assert (graphs["reused"], graphs["total"], graphs["recorded"], graphs["unit"]) == (1, 1, 0, "to update")
-    second = reindex(store, recipe=two, dump=edited_dump).json
+    monkeypatch.setattr("rag_model.index.lists.kind._MIN_LISTS_TO_REUSE", 4)
+    recipe_path = tmp_path / "two.toml"
+    recipe_path.write_text(recipe.read_text() + '\n[index.lists]\nfactory = "IVF4,SQ8"\n')
+    store, open_snapshot = tmp_path / "store", lambda: Snapshot.open(str(tmp_path / "store"))
+    first = reindex(store, recipe=recipe_path).json["snapshot"]
+    records_before = count_records(store)
+    with open_snapshot() as snapshot:
+        content_before = snapshot.manifest.content
+    planned_stages = reindex(store, "--explain", recipe=recipe_path, dump=edited_dump).json["stages"]
+    reused = {row["stage"]: row["reused"] for row in planned_stages if row["stage"].startswith("train/")}
+    assert reused == {"train/hnsw": 1, "train/lists": 1}
+    (graph_stage,) = [row for row in planned_stages if row["stage"] == "shard/hnsw"]
+    assert [graph_stage[name] for name in ("reused", "total", "recorded", "unit")] == [1, 1, 0, "to update"]
+    second = reindex(store, recipe=recipe_path, dump=edited_dump).json
     assert 0 < second["counts"]["embedded"] < 20
     metrics = second["metrics"]["hnsw"]
     assert [metrics[name] for name in ("built_cells", "updated_cells", "reused_cells", "generation")] == [0, 1, 0, 1]
     assert 0 < metrics["replaced"] < 0.1
     assert metrics["recall@20"] > 0.95
-    now = records(store)
-    assert {stage: now[stage] - made[stage] for stage in ("train", "scatter", "shard", "merge")} == {
-        "train": 0,
-        "scatter": 2,  # of two parts and two indexes
-        "shard": 1,
-        "merge": 2,
-    }
-    coded = [json.loads(path.read_text())["facts"].get("encoded") for path in (store / "memo" / "scatter").iterdir()]
-    assert second["counts"]["embedded"] in coded, "of the part that changed the new vectors alone"
-    with opened() as snapshot:
-        after, notes = snapshot.manifest.content, snapshot.manifest.provenance["notes"]
+    records_after = count_records(store)
+    expected = {"train": 0, "scatter": 2, "shard": 1, "merge": 2}  # One of two parts has changed, for both indexes.
+    assert {stage: records_after[stage] - records_before[stage] for stage in expected} == expected
+    records = [json.loads(path.read_text()) for path in (store / "memo" / "scatter").iterdir()]
+    encoded_counts = [record["facts"].get("encoded") for record in records]
+    assert second["counts"]["embedded"] in encoded_counts, "only the new vectors of the changed part"
+    with open_snapshot() as snapshot:
+        content_after, notes = snapshot.manifest.content, snapshot.manifest.provenance["notes"]
     for path in ("trained/hnsw", "trained/lists"):
-        assert after.files[path] == before.files[path]
+        assert content_after.files[path] == content_before.files[path]
     assert notes == [f"index {name}: trained as in snapshot {first[:12]}" for name in ("hnsw", "lists")]
-    shown = bookwheel("show", "latest", "--store", store).out
-    assert "updated_cells 1, reused_cells 0, generation 1" in shown
+    description = bookwheel("show", "latest", "--store", store).out
+    assert "updated_cells 1, reused_cells 0, generation 1" in description
     assert "cells whose graph was updated" in Path(second["report"].removeprefix("file://")).read_text()
 
-    again = reindex(store, "--rebuild-graphs", recipe=two, dump=edited_dump).json
-    assert again["snapshot"] != second["snapshot"]
-    assert "generation" not in again["metrics"]["hnsw"]
-    assert records(store)["shard"] - now["shard"] == 1
+    rebuilt = reindex(store, "--rebuild-graphs", recipe=recipe_path, dump=edited_dump).json
+    assert rebuilt["snapshot"] != second["snapshot"]
+    assert "generation" not in rebuilt["metrics"]["hnsw"]
+    assert count_records(store)["shard"] - records_after["shard"] == 1
 
     seeded = tmp_path / "seeded.toml"
-    seeded.write_text(two.read_text().replace("[index.lists]", "[index.lists]\nseed = 1"))
-    anew = {row["stage"]: row for row in reindex(store, "--explain", recipe=seeded, dump=edited_dump).json["stages"]}
-    assert (anew["train/lists"]["reused"], anew["train/lists"]["changed"]) == (0, {"seed": 1})
-    assert anew["train/hnsw"]["reused"] == 1
+    seeded.write_text(recipe_path.read_text().replace("[index.lists]", "[index.lists]\nseed = 1"))
+    stages = {row["stage"]: row for row in reindex(store, "--explain", recipe=seeded, dump=edited_dump).json["stages"]}
+    assert (stages["train/lists"]["reused"], stages["train/lists"]["changed"]) == (0, {"seed": 1})
+    assert stages["train/hnsw"]["reused"] == 1
 
 
-def refused(ran: Any, store: Path, stands: str | None) -> str:
-    """Check that a snapshot was published, that `latest` stands where it stood, and return why."""
-    assert ran.code == 3
-    made = ran.json
-    opened = Store.open(str(store))
-    assert opened.snapshots.get(made["snapshot"])
-    assert made["number"] is None
-    now = opened.refs.find_current("latest")
-    assert (now.snapshot if now else None) == stands
-    (failed, *_) = [check for check in made["gate"]["checks"] if not check["passed"]]
-    (said,) = [line for line in ran.err.splitlines() if line.startswith("bookwheel: ")]
-    assert f"{failed['name']} is {failed['observed']}, wanted {failed['wanted']}" in said
-    assert made["snapshot"][:12] in said
+def check_refused(result: Any, store: Path, expected_latest: str | None) -> str:
+    """Check that a build published its snapshot but did not move `latest`; return the name of the failed check."""
+    assert result.code == 3
+    reply = result.json
+    opened_store = Store.open(str(store))
+    assert opened_store.snapshots.get(reply["snapshot"])
+    assert reply["number"] is None
+    current = opened_store.refs.find_current("latest")
+    assert (current.snapshot if current else None) == expected_latest
+    (failed, *_) = [check for check in reply["gate"]["checks"] if not check["passed"]]
+    (error_line,) = [line for line in result.err.splitlines() if line.startswith("bookwheel: ")]
+    assert f"{failed['name']} is {failed['observed']}, wanted {failed['wanted']}" in error_line
+    assert reply["snapshot"][:12] in error_line
     return str(failed["name"])
 
 
-def test_the_gate_refuses_an_index_that_misses_too_much(tmp_path: Path, reindex: Any) -> None:
-    sparse = tmp_path / "sparse.toml"
-    sparse.write_text('[index.hnsw]\nfactory = "HNSW2"\nef_construction = 1\nsearch = { efSearch = 1 }\n')
+def test_gate_refuses_low_recall(tmp_path: Path, reindex: Any) -> None:
+    recipe_path = tmp_path / "sparse.toml"
+    recipe_path.write_text('[index.hnsw]\nfactory = "HNSW2"\nef_construction = 1\nsearch = { efSearch = 1 }\n')
     store = tmp_path / "store"
-    assert refused(reindex(store, recipe=sparse), store, None) == "hnsw recall@20, mean"
+    assert check_refused(reindex(store, recipe=recipe_path), store, None) == "hnsw recall@20, mean"
 
 
-def test_the_gate_refuses_what_the_parent_would_not_be_replaced_by(
+def test_gate_refuses_lost_passages_and_other_encoder_space(
     store: Path, built: Any, reindex: Any, other_tiny: Path
 ) -> None:
     parent = built.made["snapshot"]
-    assert refused(reindex(store, limit=1), store, parent) == "passages lost since the parent"
-    assert refused(reindex(store, encoder=other_tiny), store, parent) == "encoder space"
-    assert reindex(store, encoder=other_tiny, ref="candidate").code == 0  # a ref of its own is free
+    assert check_refused(reindex(store, limit=1), store, parent) == "passages lost since the parent"
+    assert check_refused(reindex(store, encoder=other_tiny), store, parent) == "encoder space"
+    assert reindex(store, encoder=other_tiny, ref="candidate").code == 0  # A new ref has no previous snapshot.
     assert Store.open(str(store)).refs.list_names() == ["candidate", "latest"]
 
 
-def test_the_gate_refuses_an_older_dump(
+def test_gate_refuses_older_dump(
     tmp_path: Path, reindex: Any, page_xml: Callable[..., str], export_xml: Callable[..., bytes]
 ) -> None:
     newer, older = tmp_path / "newer.xml", tmp_path / "older.xml"
@@ -339,22 +322,21 @@ def test_the_gate_refuses_an_older_dump(
     older.write_bytes(newer.read_bytes().replace(b"2026-11-01T", b"2026-10-01T"))
     store = tmp_path / "store"
     parent = reindex(store, dump=newer).json["snapshot"]
-    assert refused(reindex(store, dump=older), store, parent) == "newest revision"
+    assert check_refused(reindex(store, dump=older), store, parent) == "newest revision"
 
 
-def test_the_gate_holds_a_retriever_to_a_floor_on_the_users_questions(
-    tmp_path: Path, recipe: Path, reindex: Any
-) -> None:
-    asked, strict, store = tmp_path / "dev.jsonl", tmp_path / "strict.toml", tmp_path / "store"
-    asked.write_text('{"question": "What is autism?", "answers": ["qzx"]}\n{"question": "Who?", "answers": ["of"]}\n')
-    table = f'\n[gate.questions.dev]\nfile = "{asked}"\nretriever = "rrf(hnsw, exact)"\nmeasure = "Success@50"\n'
-    strict.write_text(f"{recipe.read_text()}{table}floor = 0.6\n")
-    told = refused(reindex(store, recipe=strict), store, None)
-    assert told == "Success@50 of rrf(hnsw, exact) on the questions dev"
-    strict.write_text(f"{recipe.read_text()}{table}floor = 0.5\n")
-    result = reindex(store, recipe=strict)
+def test_gate_checks_floor_on_user_questions(tmp_path: Path, recipe: Path, reindex: Any) -> None:
+    questions, recipe_path, store = tmp_path / "dev.jsonl", tmp_path / "strict.toml", tmp_path / "store"
+    rows = [{"question": "What is autism?", "answers": ["qzx"]}, {"question": "Who?", "answers": ["of"]}]
+    questions.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    table = f'\n[gate.questions.dev]\nfile = "{questions}"\nretriever = "rrf(hnsw, exact)"\nmeasure = "Success@50"\n'
+    recipe_path.write_text(f"{recipe.read_text()}{table}floor = 0.6\n")
+    failed_check = check_refused(reindex(store, recipe=recipe_path), store, None)
+    assert failed_check == "Success@50 of rrf(hnsw, exact) on the questions dev"
+    recipe_path.write_text(f"{recipe.read_text()}{table}floor = 0.5\n")
+    result = reindex(store, recipe=recipe_path)
     assert (result.code, result.json["number"]) == (0, 1), result.err
-    strict.write_text(f"{recipe.read_text()}{table}floor = 0.5\n".replace("dev.jsonl", "gone.jsonl"))
-    result = reindex(tmp_path / "other", recipe=strict)
+    recipe_path.write_text(f"{recipe.read_text()}{table}floor = 0.5\n".replace("dev.jsonl", "gone.jsonl"))
+    result = reindex(tmp_path / "other", recipe=recipe_path)
     assert (result.code, "the gate's questions dev cannot be used" in result.complaint) == (1, True)
     assert not (tmp_path / "other").exists()

@@ -1,4 +1,4 @@
-"""The chain from a dump to the ref that services follow: rebuild, train, evaluate, judge, move."""
+"""The flow `release`, which rebuilds, trains, evaluates, and moves the ref that services follow."""
 
 import bz2
 import json
@@ -48,7 +48,7 @@ refuse_collapse = false
 
 @pytest.fixture(scope="module")
 def grown_dump(demo_dump: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The next dump: a few more pages."""
+    """The next dump, with a few more pages."""
     path = tmp_path_factory.mktemp("grown") / "grown.xml.bz2"
     pages = bz2.decompress(demo_dump.read_bytes()).split(b"</page>\n")[:55]
     path.write_bytes(bz2.compress(b"</page>\n".join([*pages, b"</mediawiki>\n"])))
@@ -57,9 +57,10 @@ def grown_dump(demo_dump: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 @pytest.fixture
 def questions(tmp_path: Path) -> Path:
-    asked = {"What is anarchism?": "anarchism", "What is autism?": "autism", "Where is Albedo used?": "albedo"}
+    answers = {"What is anarchism?": "anarchism", "What is autism?": "autism", "Where is Albedo used?": "albedo"}
+    rows = [{"question": question, "answers": [answer]} for question, answer in answers.items()]
     path = tmp_path / "questions.jsonl"
-    path.write_text("".join(json.dumps({"question": one, "answers": [two]}) + "\n" for one, two in asked.items()))
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
 
 
@@ -67,31 +68,30 @@ def questions(tmp_path: Path) -> Path:
 def release(
     bookwheel: Callable[..., Any], store: Path, tiny: Path, recipe: Path, questions: Path, mini_dump: Path
 ) -> Callable[..., Any]:
-    """Run `release --json` over the store's copy."""
+    """Run `release --json`, by default on the copy of the library."""
 
     def run(*flags: object, dump: Path = mini_dump, into: Path = store) -> Any:
-        given = {"dump": dump, "store": into, "questions": questions, "encoder": tiny, "recipe": recipe}
-        return bookwheel(
-            "release", *(word for name, one in given.items() for word in (f"--{name}", one)), *flags, "--json"
-        )
+        options = {"dump": dump, "store": into, "questions": questions, "encoder": tiny, "recipe": recipe}
+        words = [word for name, value in options.items() for word in (f"--{name}", value)]
+        return bookwheel("release", *words, *flags, "--json")
 
     return run
 
 
-def named(store: Path) -> dict[str, tuple[int, str]]:
-    """The refs of a store: the number of their moves, and what they name."""
-    opened = Store.open(str(store))
-    found = {name: opened.refs.find_current(name) for name in opened.refs.list_names()}
-    return {name: (move.number, move.snapshot) for name, move in found.items() if move}
+def read_refs(store: Path) -> dict[str, tuple[int, str]]:
+    """Return the number and the snapshot of the current move of each ref."""
+    opened_store = Store.open(str(store))
+    moves = {name: opened_store.refs.find_current(name) for name in opened_store.refs.list_names()}
+    return {name: (move.number, move.snapshot) for name, move in moves.items() if move}
 
 
-def files(store: Path) -> dict[str, float]:
-    passing = ("intents", "sweeps")
-    return {str(path): path.stat().st_mtime for path in store.rglob("*.json") if path.parent.name not in passing}
+def read_mtimes(store: Path) -> dict[str, float]:
+    paths = [path for path in store.rglob("*.json") if path.parent.name not in ("intents", "sweeps")]
+    return {str(path): path.stat().st_mtime for path in paths}
 
 
 @pytest.mark.usefixtures("prefect_server")
-def test_a_first_release_moves_the_ref_and_a_second_one_has_nothing_to_do(
+def test_first_release_moves_ref_and_second_does_nothing(
     release: Callable[..., Any], tmp_path: Path, bookwheel: Callable[..., Any]
 ) -> None:
     fresh = tmp_path / "fresh"
@@ -100,154 +100,153 @@ def test_a_first_release_moves_the_ref_and_a_second_one_has_nothing_to_do(
     first = result.json
     assert first["done"] == {"reindex": True, "evaluate": True, "move": True}
     assert (first["number"], first["present"], first["nothing_new"]) == (1, None, False)
-    assert named(fresh) == dict.fromkeys(["latest", "latest-candidate"], (1, first["snapshot"]))
+    assert read_refs(fresh) == dict.fromkeys(["latest", "latest-candidate"], (1, first["snapshot"]))
     (move,) = bookwheel("log", "--store", fresh, "--json").json
     assert move["note"] == f"release, evaluation {first['evaluation'][:12]}"
     (listed,) = bookwheel("show", "--store", fresh, "--json").json["evaluations"]
     assert listed["id"] == first["evaluation"]
 
-    before = files(fresh)
-    again = release("--floor", "Success@20=0.1", into=fresh).json
-    assert again["done"] == {"reindex": False, "evaluate": False, "move": False}
-    assert (again["nothing_new"], again["number"], again["evaluation"]) == (True, 1, first["evaluation"])
-    assert files(fresh) == before
+    mtimes_before = read_mtimes(fresh)
+    second = release("--floor", "Success@20=0.1", into=fresh).json
+    assert second["done"] == {"reindex": False, "evaluate": False, "move": False}
+    assert (second["nothing_new"], second["number"], second["evaluation"]) == (True, 1, first["evaluation"])
+    assert read_mtimes(fresh) == mtimes_before
     with get_client(sync_client=True) as client:
-        asked = {"artifacts": {"key": {"like_": "release-steps"}}, "sort": "CREATED_DESC", "limit": 1}
-        (artifact,) = client.request("POST", "/artifacts/filter", json=asked).json()
+        query = {"artifacts": {"key": {"like_": "release-steps"}}, "sort": "CREATED_DESC", "limit": 1}
+        (artifact,) = client.request("POST", "/artifacts/filter", json=query).json()
     assert {"what": "reindex", "value": "as before"} in json.loads(artifact["data"])
     assert "latest@1 names it" in artifact["description"]
 
 
-def test_a_refused_candidate_is_kept_to_look_at_and_released_when_it_is_accepted(
+def test_refused_candidate_stays_and_is_released_later(
     release: Callable[..., Any], store: Path, grown_dump: Path, bookwheel: Callable[..., Any]
 ) -> None:
-    served = named(store)
+    refs_before = read_refs(store)
     refused = release("--floor", "RR@20=0.999", dump=grown_dump)
     assert refused.code == 3
     reply = refused.json
-    assert reply["snapshot"] != served["latest"][1]
-    assert named(store) == {**served, "latest-candidate": (1, reply["snapshot"])}
+    assert reply["snapshot"] != refs_before["latest"][1]
+    assert read_refs(store) == {**refs_before, "latest-candidate": (1, reply["snapshot"])}
     assert f"latest did not move to snapshot {reply['snapshot'][:12]}: RR@20 is " in refused.err
     assert f"`show evaluation:{reply['evaluation'][:12]}`" in refused.err
     assert bookwheel("show", f"evaluation:{reply['evaluation']}", "--store", store).code == 0
     assert reply["done"] == {"reindex": True, "evaluate": True, "move": False}
     parents = bookwheel("show", "latest-candidate", "--store", store, "--json").json["parents"]
-    assert parents == [served["latest"][1]]
+    assert parents == [refs_before["latest"][1]]
 
-    lost = bookwheel(
+    comparison = bookwheel(
         "diff", f"evaluation:{reply['present'][:12]}", f"evaluation:{reply['evaluation'][:12]}", "--store", store
     )
-    assert lost.code == 0, lost.err
+    assert comparison.code == 0, comparison.err
 
     accepted = release("--tolerance", 1, dump=grown_dump).json
     assert accepted["done"] == {"reindex": False, "evaluate": False, "move": True}
     assert accepted["evaluation"] == reply["evaluation"]
-    assert named(store)["latest"] == (2, reply["snapshot"])
+    assert read_refs(store)["latest"] == (2, reply["snapshot"])
     (check,) = accepted["gate"]["checks"]
     assert (check["name"], check["passed"]) == ("Success@20 against the present one", True)
     assert release("--tolerance", 1, dump=grown_dump).json["nothing_new"]
 
 
-def test_a_loss_against_the_present_snapshot_is_refused(
+def test_loss_against_present_snapshot_is_refused(
     release: Callable[..., Any], store: Path, mini_dump: Path, tmp_path: Path
 ) -> None:
-    """The candidate lacks the article that one of three questions is about."""
-    lines = bz2.decompress(mini_dump.read_bytes()).replace(b"utism", b"uxism").replace(b"AUTISM", b"AUXISM")
-    (tmp_path / "poor.xml.bz2").write_bytes(bz2.compress(lines))
-    served = named(store)["latest"]
+    """The candidate has no article about one of the three questions."""
+    pages = bz2.decompress(mini_dump.read_bytes()).replace(b"utism", b"uxism").replace(b"AUTISM", b"AUXISM")
+    (tmp_path / "poor.xml.bz2").write_bytes(bz2.compress(pages))
+    latest_before = read_refs(store)["latest"]
     result = release(dump=tmp_path / "poor.xml.bz2")
     assert result.code == 3, result.out
     assert "Success@20 against the present one is -0.333 [-1.000, +0.000], from 1.000 to 0.667" in result.err
-    assert named(store)["latest"] == served
+    assert read_refs(store)["latest"] == latest_before
     assert release("--tolerance", -1, dump=tmp_path / "poor.xml.bz2").json["number"] == 2
 
 
-def test_what_people_rolled_back_is_not_released_again(
+def test_rolled_back_snapshot_is_not_released_again(
     release: Callable[..., Any], store: Path, grown_dump: Path, bookwheel: Callable[..., Any]
 ) -> None:
-    old = named(store)["latest"][1]
-    new = release("--tolerance", 1, dump=grown_dump).json["snapshot"]
+    old_snapshot = read_refs(store)["latest"][1]
+    new_snapshot = release("--tolerance", 1, dump=grown_dump).json["snapshot"]
     bookwheel("rollback", "latest", "--store", store)
-    assert named(store)["latest"] == (3, old)
-    again = release("--tolerance", 1, dump=grown_dump)
-    assert again.code == 3
-    assert "the candidate is a snapshot that the ref left after latest@2, wanted a" in again.err
-    assert named(store)["latest"] == (3, old)
-    assert bookwheel("tag", new, "latest", "--store", store).code == 0
+    assert read_refs(store)["latest"] == (3, old_snapshot)
+    result = release("--tolerance", 1, dump=grown_dump)
+    assert result.code == 3
+    assert "the candidate is a snapshot that the ref left after latest@2, wanted a" in result.err
+    assert read_refs(store)["latest"] == (3, old_snapshot)
+    assert bookwheel("tag", new_snapshot, "latest", "--store", store).code == 0
     assert release("--tolerance", 1, dump=grown_dump).json["nothing_new"]
 
 
-def test_a_release_of_the_same_that_was_first_is_no_rollback(tmp_path: Path) -> None:
+def test_concurrent_release_of_same_snapshot_is_no_rollback(tmp_path: Path) -> None:
     store = Store.open(str(tmp_path / "store"), create=True)
     first = store.refs.move("latest", "a" * 64, 0)
-    store.refs.move("latest", "b" * 64, first.number)  # meanwhile, by another release
-    now = find_initial_move(store, "latest", "b" * 64, first)
-    assert now is not None
-    assert (now.number, find_withdrawal(store, "latest", "b" * 64, now)) == (2, "")
+    store.refs.move("latest", "b" * 64, first.number)  # Another release moves the ref first.
+    current_move = find_initial_move(store, "latest", "b" * 64, first)
+    assert current_move is not None
+    assert (current_move.number, find_withdrawal(store, "latest", "b" * 64, current_move)) == (2, "")
     assert find_initial_move(store, "latest", "c" * 64, first) == first
-    assert find_withdrawal(store, "latest", "a" * 64, now) == "latest@1"
+    assert find_withdrawal(store, "latest", "a" * 64, current_move) == "latest@1"
 
 
-def test_a_model_is_trained_on_the_candidate_and_moves_with_it(
+def test_model_is_trained_on_candidate(
     release: Callable[..., Any], store: Path, questions: Path, tmp_path: Path, bookwheel: Callable[..., Any]
 ) -> None:
-    given = {"train": questions, "dev": questions, "generator": save_bart(tmp_path / "bart")}
-    (tmp_path / "training.toml").write_text(TRAINING.format(**given))
-    words = ("--training", tmp_path / "training.toml", "--tolerance", 1)
-    first = release(*words)
+    paths = {"train": questions, "dev": questions, "generator": save_bart(tmp_path / "bart")}
+    (tmp_path / "training.toml").write_text(TRAINING.format(**paths))
+    flags = ("--training", tmp_path / "training.toml", "--tolerance", 1)
+    first = release(*flags)
     assert first.code in {0, 3}, first.err
     reply = first.json
-    opened = Store.open(str(store))
-    candidate = opened.models.refs.find_current("reader-candidate")
+    opened_store = Store.open(str(store))
+    candidate = opened_store.models.refs.find_current("reader-candidate")
     assert candidate is not None
     assert candidate.snapshot == reply["model"]
     assert reply["done"]["finetune"]
     assert {"Success@20", "EM"} <= reply["figures"].keys()
-    reader = opened.models.refs.find_current("reader")
+    reader = opened_store.models.refs.find_current("reader")
     assert (reader is None) == (first.code == 3)
-    again = release(*words).json
-    assert again["done"] == {**dict.fromkeys(reply["done"], False)}
-    assert again["evaluation"] == reply["evaluation"]
+    second = release(*flags).json
+    assert second["done"] == {**dict.fromkeys(reply["done"], False)}
+    assert second["evaluation"] == reply["evaluation"]
 
 
-def test_a_model_of_the_store_answers(release: Callable[..., Any], store: Path, tiny: Path, tmp_path: Path) -> None:
-    put_model(
-        Store.open(str(store)), save_tiny_rag(tmp_path / "rag", tiny), ModelMetadata("rag-sequence", None, {}), "reader"
-    )
+def test_release_evaluates_stored_model(release: Callable[..., Any], store: Path, tiny: Path, tmp_path: Path) -> None:
+    rag = save_tiny_rag(tmp_path / "rag", tiny)
+    put_model(Store.open(str(store)), rag, ModelMetadata("rag-sequence", None, {}), "reader")
     result = release("--model", "reader")
     reply = result.json
     assert {"Success@20", "EM", "F1"} <= reply["figures"].keys()
-    assert reply["present"] == reply["evaluation"]  # the same snapshot and model
+    assert reply["present"] == reply["evaluation"], "the snapshot and the model are the same"
     assert release("--model", "reader").json["nothing_new"]
     assert [check["name"] for check in reply["gate"]["checks"]][:1] == ["EM against the present one"]
 
 
-def test_indexes_are_judged_beside_what_is_served(release: Callable[..., Any], store: Path) -> None:
-    served = named(store)
+def test_release_stops_if_build_gate_refuses(release: Callable[..., Any], store: Path) -> None:
+    refs_before = read_refs(store)
     result = release("--limit", 1)
     assert (result.code, "passages lost since the parent is" in result.err) == (3, True)
-    assert named(store) == served
+    assert read_refs(store) == refs_before
 
 
-def test_with_a_trust_file_only_signed_evaluations_count(
+def test_trust_file_requires_signed_evaluations(
     release: Callable[..., Any], trusted: Path, bookwheel: Callable[..., Any], tmp_path: Path
 ) -> None:
     fresh = tmp_path / "fresh"
     first = release("--trust", trusted, into=fresh).json
     assert release("--trust", trusted, into=fresh).json["nothing_new"]
-    made = f"evaluation:{first['evaluation']}"
-    assert bookwheel("verify", made, "--store", fresh, "--trust", trusted).code == 0
+    version = f"evaluation:{first['evaluation']}"
+    assert bookwheel("verify", version, "--store", fresh, "--trust", trusted).code == 0
     (signature,) = fresh.glob("evaluations/*.sig")
     signature.unlink()
-    assert bookwheel("verify", made, "--store", fresh, "--trust", trusted).code == 3
-    again = release("--trust", trusted, into=fresh).json
-    assert again["done"] == {"reindex": False, "evaluate": True, "move": False}
-    assert bookwheel("verify", made, "--store", fresh, "--trust", trusted).code == 0
+    assert bookwheel("verify", version, "--store", fresh, "--trust", trusted).code == 3
+    second = release("--trust", trusted, into=fresh).json
+    assert second["done"] == {"reindex": False, "evaluate": True, "move": False}
+    assert bookwheel("verify", version, "--store", fresh, "--trust", trusted).code == 0
 
 
 @pytest.mark.slow
 @pytest.mark.xdist_group("processes")
-def test_a_release_that_was_killed_goes_on(
+def test_killed_release_continues(
     release: Callable[..., Any],
     store: Path,
     grown_dump: Path,
@@ -256,24 +255,24 @@ def test_a_release_that_was_killed_goes_on(
     questions: Path,
     tmp_path: Path,
 ) -> None:
-    served, evaluations = named(store)["latest"], set(store.glob("evaluations/*.json"))
+    latest_before, evaluations_before = read_refs(store)["latest"], set(store.glob("evaluations/*.json"))
     options = {"dump": grown_dump, "store": store, "questions": questions, "encoder": tiny, "recipe": recipe}
-    words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
-    running = ForkedCommand(["release", *words, "--tolerance", "1"], tmp_path)
-    while set(store.glob("evaluations/*.json")) <= evaluations:
-        assert running.poll() is None, "the moment was not seen before the process ended"
+    arguments = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+    running = ForkedCommand(["release", *arguments, "--tolerance", "1"], tmp_path)
+    while set(store.glob("evaluations/*.json")) <= evaluations_before:
+        assert running.poll() is None, "the process ended before the moment to kill it"
         time.sleep(0.001)
     running.kill()
     running.wait()
-    assert named(store)["latest"] == served
+    assert read_refs(store)["latest"] == latest_before
     result = release("--tolerance", 1, dump=grown_dump)
     assert result.code == 0, result.err
-    assert named(store)["latest"] == (served[0] + 1, result.json["snapshot"])
+    assert read_refs(store)["latest"] == (latest_before[0] + 1, result.json["snapshot"])
     assert release("--tolerance", 1, dump=grown_dump).json["nothing_new"]
 
 
 @pytest.mark.parametrize(
-    ("flags", "code", "why"),
+    ("flags", "code", "message"),
     [
         (["--floor", "Success@20"], 2, "is not MEASURE=VALUE"),
         (["--floor", "Success@20=60"], 2, "give a number from 0 to 1"),
@@ -285,30 +284,28 @@ def test_a_release_that_was_killed_goes_on(
         (["--order", "ends", "--model", "reader"], 2, "--order only applies to a reader with one prompt for all passa"),
     ],
 )
-def test_what_cannot_be_is_one_sentence(
-    release: Callable[..., Any], store: Path, flags: list[str], code: int, why: str
+def test_wrong_options_are_refused(
+    release: Callable[..., Any], store: Path, flags: list[str], code: int, message: str
 ) -> None:
-    served = named(store)
+    refs_before = read_refs(store)
     result = release(*flags)
-    assert (result.code, why in result.complaint) == (code, True), result.err
-    assert {**named(store), **served} == named(store)
+    assert (result.code, message in result.complaint) == (code, True), result.err
+    assert {**read_refs(store), **refs_before} == read_refs(store)
 
 
-def test_a_misspelt_measure_is_told_before_anything_is_built(
-    release: Callable[..., Any], store: Path, grown_dump: Path
-) -> None:
-    before = sorted(path.name for path in (store / "snapshots").iterdir())
+def test_misspelt_measure_is_refused_before_build(release: Callable[..., Any], store: Path, grown_dump: Path) -> None:
+    snapshots_before = sorted(path.name for path in (store / "snapshots").iterdir())
     result = release("--floor", "Sucess@20=0.6", dump=grown_dump)
     assert (result.code, "'Sucess@20' was not measured" in result.complaint) == (2, True), result.err
-    assert sorted(path.name for path in (store / "snapshots").iterdir()) == before
+    assert sorted(path.name for path in (store / "snapshots").iterdir()) == snapshots_before
     fresh = store.with_name("fresh")
-    for measure in ("nDGC@10", "Success@7"):  # no evaluation reports Success@7 by itself
+    for measure in ("nDGC@10", "Success@7"):  # An evaluation has Success@7 only if it was requested.
         first = release("--floor", f"{measure}=0.1", "--floor", "Success@5=0.1", dump=grown_dump, into=fresh)
         assert (first.code, f"{measure!r} was not measured" in first.complaint) == (2, True), first.err
-    assert not (fresh / "snapshots").exists(), "nothing is known yet to compare with, and nothing is built"
+    assert not (fresh / "snapshots").exists()
 
 
-def test_a_model_reads_as_evaluate_is_told(release: Callable[..., Any], store: Path, tmp_path: Path) -> None:
+def test_reader_options_reach_evaluation(release: Callable[..., Any], store: Path, tmp_path: Path) -> None:
     model = save_bart(tmp_path / "bart")
     result = release("--model", model, "--reader", "concat", "--cite", "-k", 2, "--tolerance", -1, "--floor", "EM=0")
     assert result.code in {0, 3}, result.err
@@ -317,7 +314,7 @@ def test_a_model_reads_as_evaluate_is_told(release: Callable[..., Any], store: P
 
 
 @pytest.mark.parametrize(
-    ("kind", "more", "why"),
+    ("kind", "extra", "message"),
     [
         ("dpr", "", "trains no model that answers questions"),
         ("rag-end2end", "", "builds a separate index for its model"),
@@ -325,47 +322,43 @@ def test_a_model_reads_as_evaluate_is_told(release: Callable[..., Any], store: P
         ("rag-sequence", "steps = 1", "has no setting 'steps'"),
     ],
 )
-def test_a_training_that_does_not_fit_is_refused_first(
-    release: Callable[..., Any], store: Path, tmp_path: Path, kind: str, more: str, why: str
+def test_unsuitable_training_is_refused_before_build(
+    release: Callable[..., Any], store: Path, tmp_path: Path, kind: str, extra: str, message: str
 ) -> None:
     path = tmp_path / "training.toml"
-    path.write_text(f'kind = "{kind}"\n{more if "=" in more else ""}\n')
-    before = files(store)
-    result = release("--training", path, *(["--model", "reader"] if more == "model" else []))
-    assert (result.code, why in result.complaint) == (2, True), result.err
-    assert files(store) == before
+    path.write_text(f'kind = "{kind}"\n{extra if "=" in extra else ""}\n')
+    mtimes_before = read_mtimes(store)
+    result = release("--training", path, *(["--model", "reader"] if extra == "model" else []))
+    assert (result.code, message in result.complaint) == (2, True), result.err
+    assert read_mtimes(store) == mtimes_before
 
 
-def test_a_dump_that_was_touched_is_read_again_and_gives_the_same(
-    release: Callable[..., Any], mini_dump: Path, tmp_path: Path
-) -> None:
+def test_touched_dump_is_read_again(release: Callable[..., Any], mini_dump: Path, tmp_path: Path) -> None:
     dump = Path(shutil.copy(mini_dump, tmp_path / "dump.xml.bz2"))
     first = release(dump=dump).json
     assert not release(dump=dump).json["done"]["reindex"]
     os.utime(dump, (1, 1))
-    again = release(dump=dump).json
-    assert again["done"] == {"reindex": True, "evaluate": False, "move": False}
-    assert again["snapshot"] == first["snapshot"]
+    touched = release(dump=dump).json
+    assert touched["done"] == {"reindex": True, "evaluate": False, "move": False}
+    assert touched["snapshot"] == first["snapshot"]
 
 
-def test_a_form_gives_a_release_its_records() -> None:
-    given = {
-        "dump": "d",
-        "store": "s",
-        "questions": "q",
-        "training": {"kind": "rag-token", "recipe": {"loop": {"seed": 1}}},
-    }
-    found = flow.validate_parameters({**given, "acceptance": {"floors": {"EM": 0.5}}, "settings": {"depth": 5}})
-    assert found["training"] == ReleaseTraining("rag-token", recipe={"loop": {"seed": 1}})
-    assert found["acceptance"] == ReleaseCriteria({"EM": 0.5})
-    assert found["settings"] == EvaluationSettings(depth=5)
+def test_form_parameters_become_settings_objects() -> None:
+    required = {"dump": "d", "store": "s", "questions": "q"}
+    training = {"kind": "rag-token", "recipe": {"loop": {"seed": 1}}}
+    acceptance, settings = {"floors": {"EM": 0.5}}, {"depth": 5}
+    form = {**required, "training": training, "acceptance": acceptance, "settings": settings}
+    parameters = flow.validate_parameters(form)
+    assert parameters["training"] == ReleaseTraining("rag-token", recipe={"loop": {"seed": 1}})
+    assert parameters["acceptance"] == ReleaseCriteria({"EM": 0.5})
+    assert parameters["settings"] == EvaluationSettings(depth=5)
     with pytest.raises(ParameterTypeError, match=r"training\.kind"):
-        flow.validate_parameters({**given, "training": {"kind": "magic"}})
+        flow.validate_parameters({**required, "training": {"kind": "magic"}})
 
 
-def test_a_launch_and_a_watch_may_start_a_release() -> None:
-    """They give a run the parameters of a rebuild; the questions are the deployment's own."""
-    given = set(parameter_schema(launch).properties) - {"deployment", "most", "hours"}
+def test_release_accepts_parameters_of_launch_and_watch() -> None:
+    """They pass the parameters of a rebuild; the deployment has the questions."""
+    launch_parameters = set(parameter_schema(launch).properties) - {"deployment", "most", "hours"}
     schema = parameter_schema(flow)
-    assert given <= set(schema.properties)
-    assert set(schema.required) - given == {"questions"}
+    assert launch_parameters <= set(schema.properties)
+    assert set(schema.required) - launch_parameters == {"questions"}

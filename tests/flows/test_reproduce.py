@@ -1,4 +1,4 @@
-"""A published table beside our values: what is fetched, built, evaluated, refused and found again."""
+"""`reproduce`, which compares measured values with a published table."""
 
 import hashlib
 import json
@@ -105,7 +105,7 @@ measures = ["EM"]
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Documents, and questions whose answers are in them."""
+    """A folder with documents and questions about them."""
     rows = [
         {"id": str(i), "title": f"{WORDS[i % 15]} {i}", "text": f"The {WORDS[i % 15]} of number{i} is value{i}."}
         for i in range(60)
@@ -124,13 +124,11 @@ def write_table(folder: Path, encoder: Path, dev: str = 'path = "questions.jsonl
     return path
 
 
-def test_a_table_has_the_values_of_evaluate_and_is_found_again(
-    folder: Path, tiny: Path, bookwheel: Any, tmp_path: Path
-) -> None:
+def test_table_has_values_of_evaluate_and_is_reused(folder: Path, tiny: Path, bookwheel: Any, tmp_path: Path) -> None:
     model = save_tiny_rag(tmp_path / "models", tiny)
     table, store = write_table(folder, tiny, more=ANSWER.format(model=model)), folder / "store"
     result = bookwheel("reproduce", table, "--store", store, "--json")
-    assert result.code == 3  # every answer is in the first hit of BM25, and 40 % are said to be published
+    assert result.code == 3  # Every first hit of BM25 has the answer, but the table says that 40 % have it.
     assert "1 value of 5 differ from the published ones" in result.err
     assert "such as Success@1 of BM25 on dev: 100.00, published 40.00" in result.err
     lines = {(line["row"], line["measure"]): line for line in result.json["lines"]}
@@ -138,25 +136,25 @@ def test_a_table_has_the_values_of_evaluate_and_is_found_again(
     assert verdicts == ["higher", "reproduced", "no published value", "no published value", "no published value"]
     assert lines["BM25", "Success@1"]["difference"] == 60.0
     assert lines["hnsw", "Success@5"]["value"] == lines["exact", "Success@5"]["value"]
-    for line in result.json["lines"]:  # the printed command gives the value alone, and finds the recorded evaluation
-        alone = bookwheel(*shlex.split(line["command"])[1:], "--json").json
-        value, evaluation = alone["metrics"][line["measure"]], alone["evaluation"]
+    for line in result.json["lines"]:  # The printed command returns the recorded evaluation with the value.
+        evaluated = bookwheel(*shlex.split(line["command"])[1:], "--json").json
+        value, evaluation = evaluated["metrics"][line["measure"]], evaluated["evaluation"]
         assert (100 * value, evaluation) == (pytest.approx(line["value"]), line["evaluation"])
-    again = bookwheel("reproduce", table, "--store", store, "--json")
-    assert (again.json["new"], again.json["evaluation"]) == (0, result.json["evaluation"])
-    assert again.json["lines"] == result.json["lines"]
+    second = bookwheel("reproduce", table, "--store", store, "--json")
+    assert (second.json["new"], second.json["evaluation"]) == (0, result.json["evaluation"])
+    assert second.json["lines"] == result.json["lines"]
     exported = folder / "exported"
     assert bookwheel("export", f"evaluation:{result.json['evaluation'][:12]}", exported, "--store", store).code == 0
     markdown, page = (exported / "report.md").read_text(), (exported / "report.html").read_text()
     assert "| BM25 | dev | Success@1 | 40.00 ± 1 | 100.00 | +60.00 | 100.00 to 100.00 | higher | the test |" in markdown
     assert "+60.00" in page
     assert bookwheel("show", "small-small", "--store", store).out.count("evaluated ") == 5
-    fewer = bookwheel("reproduce", table, "--store", store, "--rows", "e*act", "--json").json
-    assert [line["row"] for line in fewer["lines"]] == ["exact"]
-    assert list(Store.open(str(store)).snapshots.get(fewer["snapshots"]["small"]).content.indexes) == []
+    selected = bookwheel("reproduce", table, "--store", store, "--rows", "e*act", "--json").json
+    assert [line["row"] for line in selected["lines"]] == ["exact"]
+    assert list(Store.open(str(store)).snapshots.get(selected["snapshots"]["small"]).content.indexes) == []
 
 
-FAILING = """
+FAILING_ROWS = """
 [library.small.recipe.index.cells]
 factory = "IVF16,Flat"
 search = {{ nprobe = 1 }}
@@ -196,16 +194,16 @@ measures = ["Success@5"]
 """
 
 
-def test_a_row_that_fails_is_in_the_table_and_the_others_go_on(folder: Path, tiny: Path, bookwheel: Any) -> None:
+def test_failed_row_is_reported_and_others_continue(folder: Path, tiny: Path, bookwheel: Any) -> None:
     table, store = write_table(folder, tiny), folder / "store"
-    table.write_text(table.read_text().replace("40.0", "100.0") + FAILING.format(encoder=tiny))
+    table.write_text(table.read_text().replace("40.0", "100.0") + FAILING_ROWS.format(encoder=tiny))
     (folder / "damaged.jsonl").write_text("{")
     result = bookwheel("reproduce", table, "--store", store, "--json")
     assert result.code == 1
     assert "3 rows of 6 failed, such as cells on dev: " in result.err
     verdicts = {line["row"]: line["verdict"] for line in result.json["lines"]}
-    others = {"BM25": "reproduced", "exact": "no published value", "hnsw": "no published value"}
-    assert verdicts == others | dict.fromkeys(("cells", "RAG", "damaged"), "failed")
+    other_verdicts = {"BM25": "reproduced", "exact": "no published value", "hnsw": "no published value"}
+    assert verdicts == other_verdicts | dict.fromkeys(("cells", "RAG", "damaged"), "failed")
     reasons = {line["row"]: line["failure"] for line in result.json["lines"] if line["failure"]}
     for row, reason in {"cells": "recall", "RAG": str(tiny), "damaged": "damaged.jsonl"}.items():
         assert reason in reasons[row]
@@ -215,23 +213,23 @@ def test_a_row_that_fails_is_in_the_table_and_the_others_go_on(folder: Path, tin
         "hnsw",
         "bm25",
     }
-    again = bookwheel("reproduce", table, "--store", store, "--json")
-    assert (again.code, again.json["new"], again.json["evaluation"]) == (1, 0, result.json["evaluation"])
+    second = bookwheel("reproduce", table, "--store", store, "--json")
+    assert (second.code, second.json["new"], second.json["evaluation"]) == (1, 0, result.json["evaluation"])
     only = bookwheel("reproduce", table, "--store", store, "--rows", "cells", "--json")
     assert (only.code, [line["verdict"] for line in only.json["lines"]]) == (1, ["failed"])
-    alone = bookwheel("reproduce", table, "--store", store, "--rows", "damaged", "--json")
-    assert (alone.code, alone.json["error"]) == (1, reasons["damaged"])
+    damaged = bookwheel("reproduce", table, "--store", store, "--rows", "damaged", "--json")
+    assert (damaged.code, damaged.json["error"]) == (1, reasons["damaged"])
 
 
 @pytest.mark.usefixtures("prefect_server")
-def test_a_sample_runs_every_row_and_does_not_compare(folder: Path, tiny: Path, bookwheel: Any) -> None:
+def test_sample_runs_every_row_without_comparison(folder: Path, tiny: Path, bookwheel: Any) -> None:
     table = write_table(folder, tiny)
     arguments = "reproduce", table, "--store", folder / "store", "--fraction", ".5"
     declared = table.read_text().replace('path = "documents.jsonl"', 'path = "documents.jsonl"\nrecords = 21015324')
     table.write_text(declared)
     planned = bookwheel(*arguments, "--dry-run", "--json")
     assert planned.code == 0
-    assert planned.json["passages"]["small"] <= 1_000, "a share of the copy, which is small"
+    assert planned.json["passages"]["small"] <= 1_000, "a fraction of the local file, not of the declared records"
     assert not (folder / "store").exists()
     result = bookwheel(*arguments, "--json")
     assert result.code == 0
@@ -242,8 +240,8 @@ def test_a_sample_runs_every_row_and_does_not_compare(folder: Path, tiny: Path, 
 
 
 @pytest.fixture
-def served(folder: Path) -> Iterator[str]:
-    """The URL of a server of the folder's files."""
+def server_url(folder: Path) -> Iterator[str]:
+    """The URL of a server for the files of the folder."""
     handler = partial(SimpleHTTPRequestHandler, directory=str(folder))
     handler.log_message = lambda *arguments: None  # type: ignore[attr-defined]
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
@@ -252,16 +250,16 @@ def served(folder: Path) -> Iterator[str]:
         server.shutdown()
 
 
-def test_missing_data_is_downloaded_and_checked(folder: Path, tiny: Path, bookwheel: Any, served: str) -> None:
+def test_missing_data_is_downloaded_and_verified(folder: Path, tiny: Path, bookwheel: Any, server_url: str) -> None:
     digits, data = hashlib.sha256((folder / "questions.jsonl").read_bytes()).hexdigest(), folder / "data"
-    dev = f'url = "{served}/questions.jsonl"\nbytes = 5000\nlicence = "CC BY"\nchecksum = "sha256:%s"'
+    dev = f'url = "{server_url}/questions.jsonl"\nbytes = 5000\nlicence = "CC BY"\nchecksum = "sha256:%s"'
     arguments = "reproduce", write_table(folder, tiny, dev % digits), "--store", folder / "store", "--data", data
     arguments += ("--rows", "exact")
     planned = bookwheel(*arguments, "--dry-run", "--json").json
     assert (planned["download"], planned["licences"]) == ({"dev": 5000}, {"CC BY": ["dev"]})
     assert bookwheel(*arguments).code == 0
     assert (data / "questions.jsonl").read_bytes() == (folder / "questions.jsonl").read_bytes()
-    (data / "questions.jsonl").write_text("{}")  # a copy that somebody has changed
+    (data / "questions.jsonl").write_text("{}")
     changed = bookwheel(*arguments)
     assert (changed.code, changed.out) == (1, "")
     assert f"{data / 'questions.jsonl'} is not the published dev: its sha256 is" in changed.err
@@ -269,17 +267,17 @@ def test_missing_data_is_downloaded_and_checked(folder: Path, tiny: Path, bookwh
     write_table(folder, tiny, dev % ("0" * 64))
     assert "does not match its sha256 and was deleted" in bookwheel(*arguments).err
     assert not (data / "questions.jsonl").exists()
-    write_table(folder, tiny, f'path = "questions.jsonl"\nchecksum = "sha256:{"0" * 64}"')  # a file of the user
+    write_table(folder, tiny, f'path = "questions.jsonl"\nchecksum = "sha256:{"0" * 64}"')
     assert "give the right file, or correct `checksum`" in bookwheel(*arguments).err
     no_folder = bookwheel(*arguments[:4], "--dry-run", "--data", "/dev/null")
     assert (no_folder.code, "--data /dev/null is not a folder" in no_folder.complaint) == (2, True)
 
 
-def test_files_of_the_hub_are_downloaded_and_of_a_sample_the_first(
+def test_hub_files_are_downloaded_and_sample_takes_first_file(
     folder: Path, tiny: Path, bookwheel: Any, hub: Hub
 ) -> None:
-    whole = (folder / "documents.jsonl").read_text().splitlines(keepends=True)
-    pieces = {f"data/part-{i}.jsonl": "".join(whole[20 * i : 20 * i + 20]).encode() for i in range(3)}
+    lines = (folder / "documents.jsonl").read_text().splitlines(keepends=True)
+    pieces = {f"data/part-{i}.jsonl": "".join(lines[20 * i : 20 * i + 20]).encode() for i in range(3)}
     hub.add("datasets/me/pieces", {**pieces, "README.md": b"pieces"})
     url = 'url = "hf://datasets/me/pieces@main/data/*.jsonl"\nrecords = 60'
     table = write_table(folder, tiny)
@@ -289,7 +287,7 @@ def test_files_of_the_hub_are_downloaded_and_of_a_sample_the_first(
     assert sample.code == 0, sample.err
     first_files = "me-pieces-main-data-first-0.3"
     assert [path.name for path in (folder / "some" / first_files).glob("*.jsonl")] == ["part-0.jsonl"]
-    result = bookwheel(*arguments, "--data", folder / "some")  # the files of the sample are not all files
+    result = bookwheel(*arguments, "--data", folder / "some")  # It downloads the other files.
     assert result.code == 0, result.err
     assert any("has 60 passages" in note for note in result.json["notes"])
     table.write_text(table.read_text().replace("@main", "@nope"))
@@ -300,8 +298,8 @@ def test_files_of_the_hub_are_downloaded_and_of_a_sample_the_first(
     )
     table.write_text(table.read_text().replace("@nope", "@main"))
     shutil.rmtree(folder / "some" / first_files)
-    again = bookwheel(*arguments, "--data", folder / "some", "--fraction", ".3").json  # links to complete copies
-    assert again["snapshots"] == sample.json["snapshots"]
+    linked = bookwheel(*arguments, "--data", folder / "some", "--fraction", ".3").json
+    assert linked["snapshots"] == sample.json["snapshots"]
     assert (folder / "some" / first_files / "part-0.jsonl").is_symlink()
 
 
@@ -339,7 +337,7 @@ def test_files_of_the_hub_are_downloaded_and_of_a_sample_the_first(
         ('encoder = "', 'encoder = "nobody/', 1, "may also be put into"),
     ],
 )
-def test_what_is_wrong_is_named_before_anything_is_built(
+def test_invalid_table_is_refused_before_build(
     before: str, after: str, code: int, message: str, folder: Path, tiny: Path, bookwheel: Any, monkeypatch: Any
 ) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
@@ -357,17 +355,15 @@ def test_what_is_wrong_is_named_before_anything_is_built(
     assert not list((folder / "store").glob("snapshots/*.json"))
 
 
-def test_an_unknown_reproduction_or_row_is_named(folder: Path, tiny: Path, bookwheel: Any) -> None:
+def test_unknown_reproduction_and_row_are_refused(folder: Path, tiny: Path, bookwheel: Any) -> None:
     unknown = bookwheel("reproduce", "dqr", "--store", folder / "store")
-    assert (unknown.code, unknown.complaint) == (
-        2,
-        "there is no reproduction 'dqr': give dpr, rag, or a TOML file",
-    )
+    message = "there is no reproduction 'dqr': give dpr, rag, or a TOML file"
+    assert (unknown.code, unknown.complaint) == (2, message)
     row = bookwheel("reproduce", write_table(folder, tiny), "--rows", "bm25", "--dry-run")
     assert (row.code, row.complaint) == (2, "no row matches 'bm25': choose from BM25, exact, hnsw")
 
 
-def test_the_name_of_a_file_becomes_a_name_of_refs(folder: Path, tiny: Path) -> None:
+def test_file_name_becomes_ref_name(folder: Path, tiny: Path) -> None:
     table = write_table(folder, tiny)
     for stem, name in (("Own_table (2)", "own-table-2"), ("__", "own"), ("a" * 39 + "_b", "a" * 39)):
         assert read_reproduction(str(table.rename(folder / f"{stem}.toml"))).name == name
@@ -375,7 +371,7 @@ def test_the_name_of_a_file_becomes_a_name_of_refs(folder: Path, tiny: Path) -> 
 
 
 @pytest.mark.xdist_group("processes")
-def test_a_killed_run_continues(folder: Path, tiny: Path, bookwheel: Any) -> None:
+def test_killed_run_continues(folder: Path, tiny: Path, bookwheel: Any) -> None:
     table, store = write_table(folder, tiny), folder / "store"
     arguments = ["reproduce", str(table), "--store", str(store)]
     running = ForkedCommand(arguments, folder)
@@ -393,7 +389,7 @@ def test_a_killed_run_continues(folder: Path, tiny: Path, bookwheel: Any) -> Non
 
 
 @pytest.mark.parametrize("name", list_built_in())
-def test_a_built_in_table_can_be_planned_without_data(name: str, bookwheel: Any, folder: Path) -> None:
+def test_built_in_table_is_planned_without_data(name: str, bookwheel: Any, folder: Path) -> None:
     reproduction = read_reproduction(name)
     assert all(file.licence and file.records for file in reproduction.data.values())
     assert {row.library for row in reproduction.row} == set(reproduction.library)
@@ -408,7 +404,7 @@ def test_a_built_in_table_can_be_planned_without_data(name: str, bookwheel: Any,
     assert planned["row_hours"].keys() == {row.name for row in reproduction.row}
     if name == "dpr":
         hours = planned["row_hours"]
-        assert hours["DPR multi, exact, against the paper"] == 0 < hours["DPR multi, exact"], "it is measured once"
+        assert hours["DPR multi, exact, against the paper"] == 0 < hours["DPR multi, exact"], "one evaluation for both"
         assert 0 < hours["ColBERTv2 reranks BM25"] < hours["DPR multi, exact"]
         assert planned["disk_bytes"] > 2 * 128 * 120 * 21_015_324, "the token vectors are stored"
     printed = bookwheel("reproduce", name, "--print-file").out
@@ -423,7 +419,7 @@ TOPICS = "Pyserini 0a0be29, pyserini/2cr/odqa_nq.yaml"
 DPR_PAPER, RAG_PAPER = "Karpukhin et al. 2020, as printed", "Lewis et al. 2020, table 1"
 MULTI = "79.5 86.1 78.9 84.8 75.1 83.0 88.8 93.4 52.0 67.7"
 SINGLE = "68.61 80.58 86.68"
-# Every row with published values: data sets, measures of each, values, tolerance and source.
+# Each row with published values: data sets, measures, values, tolerance and source.
 PUBLISHED = {
     "dpr": {
         "DPR multi, exact": (FIVE, TOP, MULTI, 0.2, PYSERINI),
@@ -473,7 +469,7 @@ PUBLISHED = {
 
 
 @pytest.mark.parametrize("name", list_built_in())
-def test_a_built_in_table_has_the_published_values(name: str) -> None:
+def test_built_in_table_has_published_values(name: str) -> None:
     rows = {row.name: row for row in read_reproduction(name).row if row.published}
     assert rows.keys() == PUBLISHED[name].keys()
     for row_name, (datasets, measures, text, tolerance, source) in PUBLISHED[name].items():
@@ -482,15 +478,15 @@ def test_a_built_in_table_has_the_published_values(name: str) -> None:
         assert (row.tolerance, row.source) == (tolerance, source), row_name
 
 
-def test_every_built_in_row_is_measured_from_local_copies(
+def test_built_in_rows_are_measured_from_local_copies(
     tmp_path: Path, bookwheel: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     folder, store = tmp_path / "data", tmp_path / "store"
     texts = [f"The {WORDS[i % 15]} of number{i} is value{i}." for i in range(120)]
     passages = [(str(i + 1), f"{WORDS[i % 15]} {i}", text) for i, text in enumerate(texts)]
-    asked = [(i, f"What is the {WORDS[i % 15]} of number{i}?") for i in range(0, 120, 24)]
-    questions = [(question, [f"value{i}"], str(i + 1)) for i, question in asked]
+    numbered_questions = [(i, f"What is the {WORDS[i % 15]} of number{i}?") for i in range(0, 120, 24)]
+    questions = [(question, [f"value{i}"], str(i + 1)) for i, question in numbered_questions]
     folder.mkdir()
     write_published(folder, passages, questions)
     values: dict[tuple[str, str, str], float] = {}
@@ -499,16 +495,16 @@ def test_every_built_in_row_is_measured_from_local_copies(
         lines = bookwheel("reproduce", name, "--print-file").out.splitlines(keepends=True)
         table.write_text("".join(line for line in lines if not line.startswith("checksum = ")))
         result = bookwheel("reproduce", table, "--store", store, "--data", folder, "--json")
-        assert result.code == 3, result.err  # tiny models have other values than the published ones
+        assert result.code == 3, result.err  # The values of tiny models differ from the published ones.
         expected = [
             (row.name, data, measure)
             for row in read_reproduction(name).row
             for data in row.list_data()
             for measure in row.list_measures(data)
         ]
-        found = {(line["row"], line["data"], line["measure"]): line["value"] for line in result.json["lines"]}
-        assert list(found) == expected
-        values.update(found)
+        measured = {(line["row"], line["data"], line["measure"]): line["value"] for line in result.json["lines"]}
+        assert list(measured) == expected
+        values.update(measured)
     assert values["BM25", "nq", "Success@5"] == 100.0
     assert values["BM25, with tables and lists", "trivia", "Success@20"] == 100.0
     dataset = folder / "facebook-wiki_dpr-main-data-psgs_w100-nq"
@@ -524,7 +520,7 @@ def test_every_built_in_row_is_measured_from_local_copies(
 
 
 @pytest.mark.parametrize(
-    ("value", "published", "half", "is_sample", "verdict"),
+    ("value", "published", "half_width", "is_sample", "verdict"),
     [
         (79.4, 79.5, 1.0, False, "reproduced"),
         (79.3, 79.5, 1.0, False, "reproduced"),
@@ -535,10 +531,12 @@ def test_every_built_in_row_is_measured_from_local_copies(
         (79.5, 79.5, 1.0, True, "not compared"),
     ],
 )
-def test_a_verdict_follows_from_tolerance_and_interval(
-    value: float, published: float | None, half: float, is_sample: bool, verdict: Verdict
+def test_verdict_follows_from_tolerance_and_interval(
+    value: float, published: float | None, half_width: float, is_sample: bool, verdict: Verdict
 ) -> None:
-    line = ReproductionRow("r", "d", "m", published, 0.2, value, value - half, value + half, "", "", "", 9, is_sample)
+    line = ReproductionRow(
+        "r", "d", "m", published, 0.2, value, value - half_width, value + half_width, "", "", "", 9, is_sample
+    )
     assert line.verdict == verdict
     page = render_reproduction_page(ReproductionReport("t", "2026", [line], [], {}))
     assert ('class="verdict"' in page, 'class="verdict no"' in page) == (
@@ -547,11 +545,11 @@ def test_a_verdict_follows_from_tolerance_and_interval(
     )
 
 
-def test_a_look_up_and_a_search_service_import_neither_training_nor_transformers() -> None:
+def test_reproduce_and_serve_import_neither_training_nor_transformers() -> None:
     program = "import sys, flows.reproduce, flows.verbs.serve, rag_model.serving.run, flows.compare;"
     program += "print({'flows.finetune', 'transformers'} & {*sys.modules})"
     assert subprocess.check_output([sys.executable, "-c", program], text=True) == "set()\n"
 
 
-def test_the_verb_has_help(bookwheel: Any) -> None:
+def test_reproduce_has_help(bookwheel: Any) -> None:
     assert cli.run(["reproduce", "--help"]) == 0

@@ -1,4 +1,4 @@
-"""`--retriever`: one expression for search, evaluate and answer, and one sentence for each that is wrong."""
+"""`--retriever`: one expression for search, evaluate and answer, with an error message if it is wrong."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -9,9 +9,9 @@ import pytest
 from tests.fixtures.tiny import save_cross_encoder
 from tests.fixtures.tiny_rag import save_tiny_rag
 
-ASKED = "Who wrote What is Property?"
+QUESTION = "Who wrote What is Property?"
 QUESTIONS = [
-    {"id": "p", "question": ASKED, "answers": ["Proudhon"]},
+    {"id": "p", "question": QUESTION, "answers": ["Proudhon"]},
     {"id": "a", "question": "What is autism?", "answers": ["disorder", "developmental"]},
 ]
 Bookwheel = Callable[..., Any]
@@ -22,73 +22,72 @@ def rag(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny_rag(tmp_path_factory.mktemp("rag"), tiny)
 
 
-def test_a_snapshot_without_a_graph_answers_where_no_index_is_named(
-    lists_only: Path, rag: Path, questions: Path, bookwheel: Bookwheel
-) -> None:
-    plain, named = (
-        bookwheel("search", ASKED, "--store", lists_only, "--json", *words) for words in ([], ["--index", "ivfpq"])
-    )
-    assert (plain.code, plain.json) == (0, named.json), plain.err
-    measured = bookwheel("evaluate", "--store", lists_only, "--questions", questions, "--json")
-    assert (measured.code, measured.json["retriever"], measured.json["index"]) == (0, "ivfpq", "ivfpq"), measured.err
-    answered = bookwheel("answer", ASKED, "--store", lists_only, "--model", rag, "--json")
-    assert answered.code == 0, answered.err
-    examined = bookwheel("evaluate", "--store", lists_only, "--questions", questions, "--model", rag, "--json")
-    assert (examined.code, examined.json["retriever"]) == (0, "ivfpq"), examined.err
+def test_ivfpq_is_default_without_graph(lists_only: Path, rag: Path, questions: Path, bookwheel: Bookwheel) -> None:
+    result = bookwheel("search", QUESTION, "--store", lists_only, "--json")
+    assert result.code == 0, result.err
+    assert result.json == bookwheel("search", QUESTION, "--store", lists_only, "--json", "--index", "ivfpq").json
+    result = bookwheel("evaluate", "--store", lists_only, "--questions", questions, "--json")
+    assert (result.code, result.json["retriever"], result.json["index"]) == (0, "ivfpq", "ivfpq"), result.err
+    result = bookwheel("answer", QUESTION, "--store", lists_only, "--model", rag, "--json")
+    assert result.code == 0, result.err
+    result = bookwheel("evaluate", "--store", lists_only, "--questions", questions, "--model", rag, "--json")
+    assert (result.code, result.json["retriever"]) == (0, "ivfpq"), result.err
 
 
-def test_search_shows_where_each_leg_found_a_hit(library: Path, bookwheel: Bookwheel, tmp_path: Path) -> None:
-    def hits(*words: object) -> list[dict[str, Any]]:
-        result = bookwheel("search", ASKED, "--store", library, "-k", 4, "--json", *words)
+def test_search_shows_rank_of_each_leg(library: Path, bookwheel: Bookwheel, tmp_path: Path) -> None:
+    def search(*words: object) -> list[dict[str, Any]]:
+        result = bookwheel("search", QUESTION, "--store", library, "-k", 4, "--json", *words)
         assert result.code == 0, result.err
-        found: list[dict[str, Any]] = result.json["results"][0]["hits"]
-        return found
+        hits: list[dict[str, Any]] = result.json["results"][0]["hits"]
+        return hits
 
-    assert hits("--retriever", "hnsw") == hits("--index", "hnsw") == hits("--index", "hnsw", "--retriever", " hnsw")
-    assert not any("legs" in hit for hit in hits())
-    for hit in hits("--retriever", "rrf(hnsw:50, exact:50, k=60)"):
+    assert search("--retriever", "hnsw") == search("--index", "hnsw")
+    assert search("--index", "hnsw", "--retriever", " hnsw") == search("--index", "hnsw")
+    assert not any("legs" in hit for hit in search())
+    for hit in search("--retriever", "rrf(hnsw:50, exact:50, k=60)"):
         ranks = {leg["leg"]: leg["rank"] for leg in hit["legs"]}
         assert set(ranks) <= {"hnsw", "exact"}
         assert hit["score"] == pytest.approx(sum(1 / (60 + rank) for rank in ranks.values()))
-    output = bookwheel("search", ASKED, "--store", library, "--retriever", "rrf(hnsw, exact)").out
-    assert "(hnsw 1, exact 1)" in output, "people read the ranks of the legs"
+    output = bookwheel("search", QUESTION, "--store", library, "--retriever", "rrf(hnsw, exact)").out
+    assert "(hnsw 1, exact 1)" in output
     cross = save_cross_encoder(tmp_path / "cross")
-    for hit in hits("--retriever", f"rerank(rrf(hnsw, exact), {cross}, 9)"):
+    for hit in search("--retriever", f"rerank(rrf(hnsw, exact), {cross}, 9)"):
         assert [leg["leg"] for leg in hit["legs"]][-1] == "rrf(hnsw, exact)"
         assert 1 <= hit["legs"][-1]["rank"] <= 9
 
 
-def test_a_fused_retriever_is_measured_and_answered_from(
+def test_fused_retriever_is_evaluated_and_answers(
     library: Path, rag: Path, questions: Path, bookwheel: Bookwheel
 ) -> None:
-    named = "rrf(hnsw, exact:30)"
-    result = bookwheel("evaluate", "--store", library, "--questions", questions, "--retriever", named, "--json")
-    assert (result.code, result.json["retriever"], result.json["n"]) == (0, named, 2), result.err
+    expression = "rrf(hnsw, exact:30)"
+    result = bookwheel("evaluate", "--store", library, "--questions", questions, "--retriever", expression, "--json")
+    assert (result.code, result.json["retriever"], result.json["n"]) == (0, expression, 2), result.err
     assert list(result.json["metrics"]) == ["Success@1", "Success@5", "Success@20"]
-    given = ["--store", library, "--questions", questions, "--model", rag, "--retriever", named, "--json"]
-    result = bookwheel("evaluate", *given)
-    assert (result.code, result.json["retriever"]) == (0, named), result.err
-    fused, plain = (
-        bookwheel("answer", ASKED, "--store", library, "--model", rag, "-k", 3, "--retriever", one, "--json").json
-        for one in (named, "exact")
-    )
-    weights = [{one["id"]: one["weight"] for one in told["answers"][0]["passages"]} for told in (fused, plain)]
-    assert weights[0] == pytest.approx(weights[1], abs=1e-4), "both find the same three, weighed alike"
+    options = ["--store", library, "--questions", questions, "--model", rag, "--retriever", expression, "--json"]
+    result = bookwheel("evaluate", *options)
+    assert (result.code, result.json["retriever"]) == (0, expression), result.err
+    answer = ["answer", QUESTION, "--store", library, "--model", rag, "-k", 3, "--json", "--retriever"]
+    fused_reply, exact_reply = bookwheel(*answer, expression).json, bookwheel(*answer, "exact").json
+    weights = [
+        {passage["id"]: passage["weight"] for passage in reply["answers"][0]["passages"]}
+        for reply in (fused_reply, exact_reply)
+    ]
+    assert weights[0] == pytest.approx(weights[1], abs=1e-4), "both retrieve the same three passages"
 
 
-def test_a_retriever_may_stand_in_the_settings(
+def test_retriever_is_read_from_environment(
     library: Path, bookwheel: Bookwheel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("BOOKWHEEL_RETRIEVER", "rrf(hnsw, exact)")
-    result = bookwheel("search", ASKED, "--store", library, "--json")
+    result = bookwheel("search", QUESTION, "--store", library, "--json")
     assert "legs" in result.json["results"][0]["hits"][0]
-    result = bookwheel("search", ASKED, "--store", library, "--index", "exact", "--json")
-    assert (result.code, "legs" in result.json["results"][0]["hits"][0]) == (0, False), "a flag goes before a setting"
+    result = bookwheel("search", QUESTION, "--store", library, "--index", "exact", "--json")
+    assert "legs" not in result.json["results"][0]["hits"][0], "the option wins over the environment"
     monkeypatch.setenv("BOOKWHEEL_INDEX", "exact")
-    result = bookwheel("search", ASKED, "--store", library)
+    result = bookwheel("search", QUESTION, "--store", library)
     assert (result.code, "on the command line or in the settings" in result.complaint) == (2, True)
     monkeypatch.delenv("BOOKWHEEL_RETRIEVER")
-    result = bookwheel("search", ASKED, "--store", library, "--retriever", "rrf(hnsw, exact)", "--json")
+    result = bookwheel("search", QUESTION, "--store", library, "--retriever", "rrf(hnsw, exact)", "--json")
     assert (result.code, "legs" in result.json["results"][0]["hits"][0]) == (0, True), result.err
 
 
@@ -113,24 +112,32 @@ WRONG = [
 
 
 @pytest.mark.parametrize(
-    ("verb", "expression", "says"),
+    ("verb", "expression", "message"),
     [("search", *wrong) for wrong in WRONG] + [(verb, *WRONG[0]) for verb in ("evaluate", "answer")],
     ids=range(len(WRONG) + 2),
 )
-def test_a_wrong_retriever_is_one_sentence(
-    verb: str, expression: str, says: str, library: Path, tiny: Path, rag: Path, questions: Path, bookwheel: Bookwheel
+def test_wrong_retriever_is_refused(
+    verb: str,
+    expression: str,
+    message: str,
+    library: Path,
+    tiny: Path,
+    rag: Path,
+    questions: Path,
+    bookwheel: Bookwheel,
 ) -> None:
-    words = {"search": [ASKED, "-k", 5], "evaluate": ["--questions", questions, "-k", 5]}.get(verb, [ASKED, "-k", 5])
-    words += ["--model", rag] if verb == "answer" else []
-    result = bookwheel(verb, *words, "--store", library, "--retriever", expression.replace("{bi}", str(tiny)))
+    options = ["--questions", questions] if verb == "evaluate" else [QUESTION]
+    options += ["--model", rag] if verb == "answer" else []
+    retriever = expression.replace("{bi}", str(tiny))
+    result = bookwheel(verb, *options, "-k", 5, "--store", library, "--retriever", retriever)
     assert result.code == (1 if "rerank" in expression else 2), result.err
-    assert says in result.complaint
+    assert message in result.complaint
     assert len(result.complaint) < 400
 
 
-def test_a_depth_above_the_number_of_passages_is_all_of_them(library: Path, bookwheel: Bookwheel) -> None:
-    deep, plain = (
-        bookwheel("search", ASKED, "--store", library, "--retriever", named, "--json").json
-        for named in ("exact:1000000000", "exact")
+def test_depth_is_capped_at_number_of_passages(library: Path, bookwheel: Bookwheel) -> None:
+    deep_hits, all_hits = (
+        bookwheel("search", QUESTION, "--store", library, "--retriever", retriever, "--json").json
+        for retriever in ("exact:1000000000", "exact")
     )
-    assert deep == plain
+    assert deep_hits == all_hits

@@ -1,4 +1,4 @@
-"""What `bookwheel search` loads: a question costs little more than torch and the encoder."""
+"""The imports of `bookwheel search`, and its default depth."""
 
 import subprocess
 import sys
@@ -12,7 +12,7 @@ from tests.fixtures.tiny_snapshot import publish_tiny
 from tests.flows.conftest import Bookwheel
 
 ARTICLES = {"Animal Farm": "a story that was written by the king of music", "Rivers": "the river of the city"}
-UNUSED = {  # slow to import; `bookwheel[all]` or the tests install them
+UNUSED = {  # These packages are installed and slow to import.
     *("transformers", "prefect", "apache_beam", "fastapi", "pydantic", "rich", "onnxruntime", "s3fs", "numba"),
     *("scipy", "sklearn", "pandas", "matplotlib", "sympy", "huggingface_hub", "sentence_transformers"),
 }
@@ -35,20 +35,24 @@ def store(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "store"
 
 
-def test_a_dense_search_imports_nothing_that_it_does_not_need(store: Path) -> None:
-    asked = [sys.executable, "-c", PROGRAM % UNUSED, "--store", str(store), "-k", "2"]
-    result = subprocess.run(asked, check=False, capture_output=True, text=True)
+def test_dense_search_imports_no_unused_package(store: Path) -> None:
+    command = [sys.executable, "-c", PROGRAM % UNUSED, "--store", str(store), "-k", "2"]
+    result = subprocess.run(command, check=False, capture_output=True, text=True)
     assert (result.returncode, result.stderr.split()) == (0, [])
     assert "a story that was written" in result.stdout
 
 
-def test_a_default_depth_is_capped_by_the_corpus(store: Path, tmp_path: Path, bookwheel: Bookwheel) -> None:
+def test_default_depth_is_capped_at_corpus_size(store: Path, tmp_path: Path, bookwheel: Bookwheel) -> None:
     (hits,) = [result["hits"] for result in bookwheel("search", "who?", "--store", store, "--json").json["results"]]
     assert len(hits) == 2
     questions = tmp_path / "questions.jsonl"
     questions.write_text('{"question": "who wrote it?", "answers": ["king of music"]}\n')
-    ran = bookwheel("evaluate", "--store", store, "--questions", questions, "--json")
-    assert (ran.code, "Success@1" in ran.json["metrics"], "Success@5" in ran.json["metrics"]) == (0, True, False)
+    result = bookwheel("evaluate", "--store", store, "--questions", questions, "--json")
+    assert (result.code, "Success@1" in result.json["metrics"], "Success@5" in result.json["metrics"]) == (
+        0,
+        True,
+        False,
+    )
     assert len(BookwheelRetriever(store=str(store)).invoke("who wrote it?")) == 2
     for command in (["search", "who?"], ["evaluate", "--questions", questions]):
         refused = bookwheel(*command, "--store", store, "-k", 3)

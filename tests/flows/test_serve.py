@@ -1,4 +1,4 @@
-"""`bookwheel serve` as people start it: a process, its address, its signals, its end."""
+"""`bookwheel serve` as a process: its addresses, its replies, its signals and its end."""
 
 import json
 import os
@@ -21,16 +21,13 @@ from rag_model.store.store import Store
 from tests.fixtures.forked_processes import ForkedCommand
 
 PATIENCE = 400  # seconds; a busy machine takes a while to import torch
-SECRET = "a-word-that-nobody-may-see"
-
+SECRET = "secret-of-the-environment"
 
 pytestmark = pytest.mark.xdist_group("processes")
 
 
 @dataclass(slots=True)
-class Served:
-    """A service in a process of its own."""
-
+class ServiceProcess:
     process: ForkedCommand
     url: str
     health: str | None
@@ -45,29 +42,29 @@ class Served:
         try:
             with urllib.request.urlopen(self.url + path, timeout=PATIENCE) as reply:
                 return reply.status, reply.read().decode()
-        except urllib.error.HTTPError as refused:
-            with refused:
-                return refused.code, refused.read().decode()
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, error.read().decode()
 
-    def until(self, condition: Callable[[], object]) -> None:
-        wait_until(condition, self.process, self.log)
+    def wait_until(self, condition: Callable[[], object]) -> None:
+        wait_for(condition, self.process, self.log)
 
-    def end(self, number: int) -> int | None:
-        """Send a signal; return the exit code."""
+    def stop(self, number: int) -> int | None:
+        """Send a signal, wait for the end, and return the exit code."""
         os.kill(self.process.pid, number)
         return self.process.wait(PATIENCE)
 
 
-def wait_until(condition: Callable[[], object], process: ForkedCommand, log: Path) -> None:
+def wait_for(condition: Callable[[], object], process: ForkedCommand, log: Path) -> None:
     deadline = time.monotonic() + PATIENCE
     while not condition():
         assert process.poll() is None, log.read_text()
         assert time.monotonic() < deadline, log.read_text()
-        time.sleep(0.05)  # between two looks
+        time.sleep(0.05)
 
 
 @contextmanager
-def service(tmp_path: Path, *options: object) -> Iterator[Served]:
+def start_service(tmp_path: Path, *options: object) -> Iterator[ServiceProcess]:
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("BOOKWHEEL_CACHE", str(tmp_path / "cache"))
         environment.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
@@ -75,107 +72,103 @@ def service(tmp_path: Path, *options: object) -> Iterator[Served]:
         process = ForkedCommand(["serve", "--port", "0", "--json", *map(str, options)], tmp_path)
     output, log = process.outputs
     try:
-        wait_until(lambda: output.exists() and output.read_text().endswith("\n"), process, log)
+        wait_for(lambda: output.exists() and output.read_text().endswith("\n"), process, log)
         (line,) = output.read_text().splitlines()
         addresses = json.loads(line)
-        yield Served(process, addresses["url"], addresses["health"], log)
+        yield ServiceProcess(process, addresses["url"], addresses["health"], log)
     finally:
         process.kill()
         process.wait()
-    assert output.read_text() == f"{line}\n", "a service prints its addresses alone"
+    assert output.read_text() == f"{line}\n", "a service prints only its addresses"
 
 
 @pytest.fixture(scope="module")
-def copy(library: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def store(library: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return Path(shutil.copytree(library, tmp_path_factory.mktemp("serve") / "store"))
 
 
-def test_it_serves_follows_and_ends_when_what_is_under_way_is_answered(
-    copy: Path, tmp_path: Path, bookwheel: Callable
-) -> None:
-    searched = bookwheel("search", "who wrote about anarchism?", "--store", copy, "-k", 2, "--json").json
-    with service(tmp_path, "--store", copy, "--poll", 0.1, "--in-memory") as served:
-        served.until(lambda: served.get("/readyz")[0] == 200)
-        assert "bookwheel_snapshot_info" in served.get("/metrics")[1]
-        assert json.loads(served.get("/snapshot")[1])["snapshot"] == searched["snapshot"]
+def test_service_answers_open_request_before_it_ends(store: Path, tmp_path: Path, bookwheel: Callable) -> None:
+    searched = bookwheel("search", "who wrote about anarchism?", "--store", store, "-k", 2, "--json").json
+    with start_service(tmp_path, "--store", store, "--poll", 0.1, "--in-memory") as service:
+        service.wait_until(lambda: service.get("/readyz")[0] == 200)
+        assert "bookwheel_snapshot_info" in service.get("/metrics")[1]
+        assert json.loads(service.get("/snapshot")[1])["snapshot"] == searched["snapshot"]
         body = json.dumps({"questions": ["who wrote about anarchism?"], "k": 2}).encode()
-        head = (
-            f"POST /search HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
-        )
-        head += "\r\nConnection: close\r\n\r\n"
-        with socket.create_connection(served.address, timeout=PATIENCE) as connection:
+        head = "POST /search HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        head += f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+        with socket.create_connection(service.address, timeout=PATIENCE) as connection:
             connection.sendall(head.encode() + body[:10])
-            served.get("/healthz")  # by now the first bytes are there
-            os.kill(served.process.pid, signal.SIGTERM)
-            served.until(lambda: served.get("/readyz")[0] == 503)
-            assert "is shutting down" in served.get("/readyz")[1]
+            service.get("/healthz")  # The service has received the first bytes once it has answered this.
+            os.kill(service.process.pid, signal.SIGTERM)
+            service.wait_until(lambda: service.get("/readyz")[0] == 503)
+            assert "is shutting down" in service.get("/readyz")[1]
             connection.sendall(body[10:])
             reply = b"".join(iter(lambda: connection.recv(65536), b""))
         assert reply.startswith(b"HTTP/1.1 200 ")
-        found = json.loads(reply.partition(b"\r\n\r\n")[2])
-        hits, expected = ([hit["id"] for hit in one["results"][0]["hits"]] for one in (found, searched))
+        reply_json = json.loads(reply.partition(b"\r\n\r\n")[2])
+        hits, expected = ([hit["id"] for hit in reply["results"][0]["hits"]] for reply in (reply_json, searched))
         assert hits == expected
-        assert served.process.wait(PATIENCE) == 0
-    log = served.log.read_text()
-    assert f"serving latest at {served.url}" in log
+        assert service.process.wait(PATIENCE) == 0
+    log = service.log.read_text()
+    assert f"serving latest at {service.url}" in log
     assert SECRET not in log
     assert "Traceback" not in log
 
 
-def test_a_snapshot_without_a_graph_is_served_by_what_it_has(lists_only: Path, tmp_path: Path) -> None:
-    with service(tmp_path, "--store", lists_only, "--dest", tmp_path / "dest") as served:
-        served.until(lambda: served.get("/readyz")[0] == 200)
-        told = json.loads(served.get("/snapshot")[1])
-        assert (told["retrievers"], told["indexes"]) == (["ivfpq"], ["ivfpq"])
-        assert served.end(signal.SIGTERM) == 0
+def test_service_uses_ivfpq_without_graph(lists_only: Path, tmp_path: Path) -> None:
+    with start_service(tmp_path, "--store", lists_only, "--dest", tmp_path / "dest") as service:
+        service.wait_until(lambda: service.get("/readyz")[0] == 200)
+        description = json.loads(service.get("/snapshot")[1])
+        assert (description["retrievers"], description["indexes"]) == (["ivfpq"], ["ivfpq"])
+        assert service.stop(signal.SIGTERM) == 0
 
 
-def test_an_expression_is_served_and_composed_of(copy: Path, tmp_path: Path) -> None:
-    named = ("--retriever", "rrf(hnsw, exact)", "--retriever", "exact:5")
-    with service(tmp_path, "--store", copy, "--dest", tmp_path / "dest", *named) as served:
-        served.until(lambda: served.get("/readyz")[0] == 200)
-        assert json.loads(served.get("/snapshot")[1])["retrievers"] == ["rrf(hnsw, exact)", "exact:5"]
+def test_service_composes_retriever_expressions(store: Path, tmp_path: Path) -> None:
+    options = ("--retriever", "rrf(hnsw, exact)", "--retriever", "exact:5")
+    with start_service(tmp_path, "--store", store, "--dest", tmp_path / "dest", *options) as service:
+        service.wait_until(lambda: service.get("/readyz")[0] == 200)
+        assert json.loads(service.get("/snapshot")[1])["retrievers"] == ["rrf(hnsw, exact)", "exact:5"]
         body = json.dumps({"questions": ["Who?"], "retriever": "rrf(exact:2,hnsw:2)", "k": 1}).encode()
-        asked = urllib.request.Request(f"{served.url}/search", body, {"Content-Type": "application/json"})
-        with urllib.request.urlopen(asked, timeout=PATIENCE) as reply:
+        request = urllib.request.Request(f"{service.url}/search", body, {"Content-Type": "application/json"})
+        with urllib.request.urlopen(request, timeout=PATIENCE) as reply:
             (hit,) = json.loads(reply.read())["results"][0]["hits"]
         assert {leg["leg"] for leg in hit["legs"]} == {"exact", "hnsw"}
 
 
-def test_who_has_no_token_is_not_answered_and_health_has_a_port_of_its_own(copy: Path, tmp_path: Path) -> None:
+def test_token_is_required_except_on_health_port(store: Path, tmp_path: Path) -> None:
     token, file = "a" * 40, tmp_path / "tokens"
     file.write_text(token)
-    doors = ("--tokens", file, "--health-port", 0, "--allow-host", "rag.example")
-    with service(tmp_path, "--store", copy, "--dest", tmp_path / "dest", *doors) as served:
-        served.until(lambda: served.get("/readyz")[0] == 200)
-        with urllib.request.urlopen(f"{served.health}/metrics", timeout=PATIENCE) as reply:
+    options = ("--tokens", file, "--health-port", 0, "--allow-host", "rag.example")
+    with start_service(tmp_path, "--store", store, "--dest", tmp_path / "dest", *options) as service:
+        service.wait_until(lambda: service.get("/readyz")[0] == 200)
+        with urllib.request.urlopen(f"{service.health}/metrics", timeout=PATIENCE) as reply:
             assert 'bookwheel_thread_deaths_total{thread="search"} 0.0' in reply.read().decode()
-        assert served.get("/snapshot")[0] == 401
+        assert service.get("/snapshot")[0] == 401
         headers = {"Authorization": f"Bearer {token}", "Host": "rag.example"}
-        asked = urllib.request.Request(f"{served.url}/snapshot", headers=headers)
-        with urllib.request.urlopen(asked, timeout=PATIENCE) as reply:
+        request = urllib.request.Request(f"{service.url}/snapshot", headers=headers)
+        with urllib.request.urlopen(request, timeout=PATIENCE) as reply:
             assert reply.status == 200
-        assert token not in served.log.read_text()
+        assert token not in service.log.read_text()
 
 
-def test_an_interrupt_ends_it_at_once(copy: Path, tmp_path: Path) -> None:
-    with service(tmp_path, "--store", copy, "--dest", tmp_path / "dest", "--host", "0.0.0.0") as served:
-        assert served.end(signal.SIGINT) == 0
-    assert "programs may use any host name" in served.log.read_text()
-    assert "Traceback" not in served.log.read_text()
+def test_interrupt_ends_service(store: Path, tmp_path: Path) -> None:
+    with start_service(tmp_path, "--store", store, "--dest", tmp_path / "dest", "--host", "0.0.0.0") as service:
+        assert service.stop(signal.SIGINT) == 0
+    assert "programs may use any host name" in service.log.read_text()
+    assert "Traceback" not in service.log.read_text()
 
 
-def test_a_misspelt_ref_is_not_served_from_what_was_pulled(copy: Path, tmp_path: Path, bookwheel: Callable) -> None:
-    pull(Store.open(str(copy)), "latest", tmp_path / "dest")
-    result = bookwheel("serve", "--store", copy, "--ref", "nobody", "--port", 0, "--dest", tmp_path / "dest")
-    assert (result.code, "no snapshot or ref 'nobody'" in result.err) == (1, True)
+def test_misspelt_ref_is_not_served_from_earlier_pull(store: Path, tmp_path: Path, bookwheel: Callable) -> None:
+    pull(Store.open(str(store)), "latest", tmp_path / "dest")
+    result = bookwheel("serve", "--store", store, "--ref", "typo", "--port", 0, "--dest", tmp_path / "dest")
+    assert (result.code, "no snapshot or ref 'typo'" in result.err) == (1, True)
 
 
 @pytest.mark.parametrize(
-    ("options", "code", "words"),
+    ("options", "code", "message"),
     [
         (["--store", "{nothing}"], 1, "there is no bookwheel store"),
-        (["--store", "{store}", "--ref", "nobody"], 1, "no snapshot or ref 'nobody'"),
+        (["--store", "{store}", "--ref", "typo"], 1, "no snapshot or ref 'typo'"),
         (["--store", "{store}", "--index", "nonesuch"], 2, "no index 'nonesuch'"),
         (["--store", "{store}", "--retriever", "rrf(hnsw, nonesuch)"], 2, "no index 'nonesuch'"),
         (["--store", "{store}", "--retriever", "rrf(hnsw, exact"], 2, "is not closed"),
@@ -196,15 +189,14 @@ def test_a_misspelt_ref_is_not_served_from_what_was_pulled(copy: Path, tmp_path:
         (["--store", "{store}", "--health-port", "{taken}"], 2, "give another --health-port"),
     ],
 )
-def test_what_can_never_be_served_is_one_sentence(
-    options: list[str], code: int, words: str, copy: Path, tmp_path: Path, bookwheel: Callable
+def test_wrong_options_are_refused(
+    options: list[str], code: int, message: str, store: Path, tmp_path: Path, bookwheel: Callable
 ) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        known = {"store": copy, "nothing": tmp_path / "nothing", "taken": taken.getsockname()[1]}
-        given = [option.format(**known) for option in options]
-        given += [] if "--port" in given else ["--port", "0"]
-        result = bookwheel("serve", *given, "--dest", tmp_path / "dest")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        values = {"store": store, "nothing": tmp_path / "nothing", "taken": listener.getsockname()[1]}
+        arguments = [option.format(**values) for option in options]
+        arguments += [] if "--port" in arguments else ["--port", "0"]
+        result = bookwheel("serve", *arguments, "--dest", tmp_path / "dest")
     assert result.code == code, result.err
-    told = [line for line in result.err.splitlines() if line.startswith("bookwheel: ")]
-    assert len(told) == 1
-    assert words in told[0]
+    (error_line,) = [line for line in result.err.splitlines() if line.startswith("bookwheel: ")]
+    assert message in error_line

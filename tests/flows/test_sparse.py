@@ -1,4 +1,4 @@
-"""Weighted terms the whole way: encoded by part, indexed, gated, inherited, taken down, pulled, searched, served."""
+"""Weighted terms in every verb: encoded, indexed, gated, reused, taken down, pulled, searched and served."""
 
 import io
 import json
@@ -57,42 +57,40 @@ def recipe_of_terms(mlm: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 
 @pytest.fixture(scope="module")
-def made(
+def sparse_build(
     mini_dump: Path, tiny: Path, recipe_of_terms: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Path, Any]:
-    """A store with a snapshot, and what `reindex --json` told of it; tests only read it."""
+    """A store with a snapshot, and the reply of `reindex --json`; tests only read it."""
     store, out = tmp_path_factory.mktemp("store"), io.StringIO()
-    given = ["--dump", mini_dump, "--encoder", tiny, "--recipe", recipe_of_terms, "--store", store]
+    options = ["--dump", mini_dump, "--encoder", tiny, "--recipe", recipe_of_terms, "--store", store]
     with redirect_stdout(out):
-        assert cli.run(["reindex", *map(str, given), "--json"]) == 0
+        assert cli.run(["reindex", *map(str, options), "--json"]) == 0
     return store, json.loads(out.getvalue())
 
 
-def rows_of(snapshot: Snapshot) -> SparseVectors:
+def read_sparse_rows(snapshot: Snapshot) -> SparseVectors:
     return SparseVectors.concatenate(
         [block for path in snapshot.row_files("sparse") for block in SparseFile(path).iter_batches()]
     )
 
 
-def test_parts_are_encoded_gated_and_searched_exactly(made: tuple[Path, Any], mlm: Path, tmp_path: Path) -> None:
-    store, told = made
-    assert "embed sparse" in told["seconds"]
-    assert told["metrics"]["splade"]["recall@20"] == 1.0
-    assert "source@20" in told["metrics"]["splade"]
+def test_sparse_index_returns_exact_scores(sparse_build: tuple[Path, Any], mlm: Path, tmp_path: Path) -> None:
+    store, reply = sparse_build
+    assert "embed sparse" in reply["seconds"]
+    assert reply["metrics"]["splade"]["recall@20"] == 1.0
+    assert "source@20" in reply["metrics"]["splade"]
     with Snapshot.open(str(store)) as snapshot:
-        content, rows = snapshot.manifest.content, rows_of(snapshot)
+        content, rows = snapshot.manifest.content, read_sparse_rows(snapshot)
         assert content.representations["sparse"]["kind"] == "sparse"
         assert len(snapshot.row_files("sparse")) == len(content.parts) > 1
-        whole = build_impacts(rows, tmp_path / "whole", 128).file.path
-        assert whole.read_bytes() == snapshot.path("index/splade.postings").read_bytes(), "parts do not show"
+        expected_file = build_impacts(rows, tmp_path / "whole", 128).file.path
+        assert expected_file.read_bytes() == snapshot.path("index/splade.postings").read_bytes()
 
         encoder, last = SparseEncoder.load(mlm, {"passage_terms": 40}), snapshot.n - 1
-        some = snapshot.passages([0, last])
-        own, stored = (
-            encoder.encode_passages([one.title for one in some], [one.text for one in some]),
-            rows.take(np.array([0, last])),
-        )
-        assert (stored.terms.tolist(), stored.weights.tolist()) == (own.terms.tolist(), own.weights.tolist())
+        passages = snapshot.passages([0, last])
+        encoded = encoder.encode_passages([p.title for p in passages], [p.text for p in passages])
+        stored = rows.take(np.array([0, last]))
+        assert (stored.terms.tolist(), stored.weights.tolist()) == (encoded.terms.tolist(), encoded.weights.tolist())
 
         dense = np.zeros((snapshot.n, 128))
         dense[np.repeat(np.arange(snapshot.n), np.diff(rows.offsets)), rows.terms] = rows.weights / 64
@@ -104,10 +102,10 @@ def test_parts_are_encoded_gated_and_searched_exactly(made: tuple[Path, Any], ml
         assert [hit.score for hit in hits] == pytest.approx(scores[expected].tolist())
 
 
-def test_weighted_terms_are_a_leg_of_every_verb(
-    made: tuple[Path, Any], bookwheel: Any, other_tiny: Path, tmp_path: Path
+def test_sparse_index_is_fused_evaluated_and_served(
+    sparse_build: tuple[Path, Any], bookwheel: Any, other_tiny: Path, tmp_path: Path
 ) -> None:
-    store, fused = made[0], "rrf(bm25, splade(terms=20):50, hnsw)"
+    store, fused = sparse_build[0], "rrf(bm25, splade(terms=20):50, hnsw)"
     result = bookwheel("search", QUESTION, "--store", store, "-k", 4, "--retriever", fused, "--json")
     assert result.code == 0, result.err
     legs = {leg["leg"] for hit in result.json["results"][0]["hits"] for leg in hit["legs"]}
@@ -121,92 +119,84 @@ def test_weighted_terms_are_a_leg_of_every_verb(
 
     with serving(str(store), tmp_path / "dest", with_limits(retrievers=(fused, "splade"))) as served:
         for retriever in (None, "splade", "rrf(splade, hnsw)"):
-            named = {} if retriever is None else {"retriever": retriever}
-            reply = served.client.post("/search", json={"questions": [QUESTION], "k": 4, **named})
+            choice = {} if retriever is None else {"retriever": retriever}
+            reply = served.client.post("/search", json={"questions": [QUESTION], "k": 4, **choice})
             assert reply.status_code == 200, reply.text
             ids = [hit["id"] for hit in reply.json()["results"][0]["hits"]]
             with Snapshot.open(str(store)) as snapshot:
-                found = open_retriever(snapshot, retriever or fused).search([QUESTION], 4)[0]
-            assert ids == [hit.passage.id for hit in found]
+                hits = open_retriever(snapshot, retriever or fused).search([QUESTION], 4)[0]
+            assert ids == [hit.passage.id for hit in hits]
 
-    for expression, sentence in (
+    for expression, message in (
         ("splade(k1=2)", "k1 is not a search parameter of this index: it takes terms"),
         ("splade(terms=0)", "terms is 0: give a whole number from 1 to 10,000"),
         ("maxsim(hnsw, splade, 50)", "splade is not an index over token vectors"),
     ):
         result = bookwheel("search", "x", "--store", store, "--retriever", expression)
-        assert (result.code, sentence in result.complaint) == (2, True), result.complaint
-    for stranger in (save_splade(tmp_path / "stranger", seed=8), other_tiny):
-        given = ("--retriever", "splade", "--question-encoder", stranger)
-        result = bookwheel("search", "x", "--store", store, *given)
+        assert (result.code, message in result.complaint) == (2, True), result.complaint
+    for encoder in (save_splade(tmp_path / "other", seed=8), other_tiny):
+        options = ("--retriever", "splade", "--question-encoder", encoder)
+        result = bookwheel("search", "x", "--store", store, *options)
         assert "cannot search a snapshot of encoder BertForMaskedLM-128-" in result.complaint
 
 
-def test_a_bag_is_added_a_page_goes_and_a_reader_pulls_postings_alone(
-    made: tuple[Path, Any], reindex: Any, bookwheel: Any, recipe_of_terms: Path, tmp_path: Path
+def test_bag_is_added_page_is_taken_down_and_postings_are_pulled(
+    sparse_build: tuple[Path, Any], reindex: Any, bookwheel: Any, recipe_of_terms: Path, tmp_path: Path
 ) -> None:
-    store, more = Path(shutil.copytree(made[0], tmp_path / "store")), tmp_path / "more.toml"
+    store, recipe_path = Path(shutil.copytree(sparse_build[0], tmp_path / "store")), tmp_path / "more.toml"
     result = reindex(store, "--explain", recipe=recipe_of_terms)
     stages = {row["stage"]: row for row in json.loads(result.out)["stages"]}
     assert stages["embed sparse"]["recorded"] == stages["embed sparse"]["tasks"] > 1
-    more.write_text(recipe_of_terms.read_text() + BAG)
-    result = bookwheel("add-index", "latest", "--recipe", more, "--index", "bag", "--store", store, "--json")
+    recipe_path.write_text(recipe_of_terms.read_text() + BAG)
+    result = bookwheel("add-index", "latest", "--recipe", recipe_path, "--index", "bag", "--store", store, "--json")
     assert result.code == 0, result.err
     assert result.json["metrics"]["bag"]["recall@20"] == 1.0
     with Snapshot.open(str(store)) as snapshot:
-        before, rows = snapshot.n, rows_of(snapshot)
-        encoder = open_retriever(snapshot, "bag")
-        query_vectors = SparseEncoder.load(snapshot.folder("encoder/sparse/question")).encode_questions([QUESTION])[0][
-            :30
-        ]
-        weights = dict(zip(query_vectors[:, 0].astype(int).tolist(), query_vectors[:, 1].tolist(), strict=True))
-        shared = np.array([weights.get(term, 0) for term in rows.terms.tolist()])
-        scores = np.add.reduceat(shared, rows.offsets[:-1])
-        assert [hit.score for hit in encoder.search([QUESTION], 5)[0]] == pytest.approx(-np.sort(-scores)[:5])
-    told = bookwheel("diff", made[1]["snapshot"], "latest", "--store", store)
-    assert "index/bag" in told.out, told.err
+        n_passages, rows = snapshot.n, read_sparse_rows(snapshot)
+        retriever = open_retriever(snapshot, "bag")
+        encoder = SparseEncoder.load(snapshot.folder("encoder/sparse/question"))
+        query_vector = encoder.encode_questions([QUESTION])[0][:30]
+        weights = {int(term): weight for term, weight in query_vector.tolist()}
+        contributions = np.array([weights.get(term, 0) for term in rows.terms.tolist()])
+        scores = np.add.reduceat(contributions, rows.offsets[:-1])
+        assert [hit.score for hit in retriever.search([QUESTION], 5)[0]] == pytest.approx(-np.sort(-scores)[:5])
+    difference = bookwheel("diff", sparse_build[1]["snapshot"], "latest", "--store", store)
+    assert "index/bag" in difference.out, difference.err
     assert "sparse" in bookwheel("show", "--store", store).out
 
     result = bookwheel("takedown", "12", "--store", store, "--yes", "--json")
     assert result.code == 0, result.err
-    with Snapshot.open(str(store)) as after:
-        assert 0 < after.n < before
-        assert len(rows_of(after)) == open_index(after, "splade").n == open_index(after, "bag").n == after.n
-        assert verify_version(Store.open(str(store)), after.id) == []
+    with Snapshot.open(str(store)) as new_snapshot:
+        assert 0 < new_snapshot.n < n_passages
+        assert len(read_sparse_rows(new_snapshot)) == new_snapshot.n
+        assert open_index(new_snapshot, "splade").n == open_index(new_snapshot, "bag").n == new_snapshot.n
+        assert verify_version(Store.open(str(store)), new_snapshot.id) == []
 
     pulled = tmp_path / "pulled"
-    chosen = ("--index", "splade", "--index", "bm25", "--no-embeddings")
-    assert bookwheel("pull", "latest", pulled, "--store", store, *chosen).code == 0
-    assert not list(pulled.rglob("*.sparse")), "the index holds them in a form of its own"
+    options = ("--index", "splade", "--index", "bm25", "--no-embeddings")
+    assert bookwheel("pull", "latest", pulled, "--store", store, *options).code == 0
+    assert not list(pulled.rglob("*.sparse")), "the index has the weights in its own format"
     with Snapshot.from_folder(pulled) as local:
-        found = open_retriever(local, "rrf(splade, bm25)").search([QUESTION], 3)[0]
+        local_hits = open_retriever(local, "rrf(splade, bm25)").search([QUESTION], 3)[0]
     result = bookwheel("search", QUESTION, "--store", store, "-k", 3, "--retriever", "rrf(splade, bm25)", "--json")
-    assert [hit["id"] for hit in result.json["results"][0]["hits"]] == [hit.passage.id for hit in found]
+    assert [hit["id"] for hit in result.json["results"][0]["hits"]] == [hit.passage.id for hit in local_hits]
 
 
-def test_what_does_not_fit_is_refused_in_one_sentence(reindex: Any, tiny: Path, mlm: Path, tmp_path: Path) -> None:
+def test_wrong_recipes_are_refused(reindex: Any, tiny: Path, mlm: Path, tmp_path: Path) -> None:
     splade, recipe = save_splade(tmp_path / "splade"), tmp_path / "wrong.toml"
-    index = '[index.s]\nfactory = "Impact"\n'
-    for words, sentence in (
-        (
-            f'[represent.sparse]\nencoder = "{tiny}"\n{index}',
-            "is a BertModel, which has no weights over its vocabulary",
-        ),
-        (
-            f'[represent.other]\nencoder = "{splade}"\n[index.hnsw]\nfactory = "HNSW8"',
-            "is a sparse encoder, which computes",
-        ),
+    index, graph = '[index.s]\nfactory = "Impact"\n', '[index.hnsw]\nfactory = "HNSW8"'
+    for text, message in (
+        (f'[represent.sparse]\nencoder = "{tiny}"\n{index}', "is a BertModel, which has no weights over its vocab"),
+        (f'[represent.other]\nencoder = "{splade}"\n{graph}', "is a sparse encoder, which computes"),
         (f'[represent.a]\nencoder = "{mlm}"\n{index}over = "a"', "but Impact takes sparse"),
         (index, "add [represent.sparse] with an encoder"),
         (f'[represent.a]\nkind = "sparse"\nencoder = "{mlm}"\nspec.scale = 0\n{index}over = "a"', "scale of a sparse"),
     ):
-        recipe.write_text(words)
-        result = reindex(tmp_path / "none", recipe=recipe)
-        assert result.code
-        assert sentence in result.complaint
+        recipe.write_text(text)
+        assert message in reindex(tmp_path / "none", recipe=recipe).complaint
 
 
-def test_a_plan_says_what_a_passage_costs(bookwheel: Any) -> None:
+def test_plan_estimates_bytes_of_impact_index(bookwheel: Any) -> None:
     result = bookwheel("index", "--plan", "--index", "Impact1", "--n", 21_015_324, "--json")
     assert result.code == 0, result.err
     reply = result.json

@@ -1,4 +1,4 @@
-"""A static encoder the whole way: beside a transformer, gated, rebuilt, searched, fused, served, and never trained."""
+"""A static encoder in every verb: it is gated, rebuilt, searched, fused and served, but not trained."""
 
 import json
 import os
@@ -35,44 +35,55 @@ over = "quick"
 factory = "BM25"
 """
 QUESTION = "who was the king of the river city?"
+PROGRAM = """
+import sys
+from pathlib import Path
+from flows.cli import run
+from flows.stage import find_prefect_server
+code = run(sys.argv[1:])
+unused = {"prefect", "httpx", "torch", "transformers", "apache_beam", "pandas", "scipy.linalg", "pydantic", "rich"}
+print(code, *sorted(unused & set(sys.modules)))
+Path("pyproject.toml").write_text('[tool.prefect.api]\\nurl = "http://127.0.0.1:9/api"')
+print(find_prefect_server())
+"""
 
 
 @pytest.fixture(scope="module")
 def static(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A static encoder, as model2vec saves it."""
+    """A static encoder in the format of model2vec."""
     return save_model2vec(tmp_path_factory.mktemp("static"))
 
 
 @pytest.fixture(scope="module")
-def nested(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Another one, as sentence-transformers saves it: without a config."""
+def nested_static(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Another static encoder, in the format of sentence-transformers, which has no config."""
     return save_static_embedding(tmp_path_factory.mktemp("nested"), seed=2, inside="0_StaticEmbedding", normalize=True)
 
 
-def test_it_is_an_encoder_in_every_verb(
-    static: Path, nested: Path, tiny: Path, reindex: Any, bookwheel: Any, tmp_path: Path
+def test_static_encoder_works_in_every_verb(
+    static: Path, nested_static: Path, tiny: Path, reindex: Any, bookwheel: Any, tmp_path: Path
 ) -> None:
     store, recipe = tmp_path / "store", tmp_path / "recipe.toml"
-    recipe.write_text(RECIPE.format(encoder=nested))
+    recipe.write_text(RECIPE.format(encoder=nested_static))
     first = reindex(store, encoder=static, recipe=recipe)
     assert first.code == 0, first.err
     assert first.json["metrics"]["quick"]["recall@20"] == 1.0
-    again = reindex(store, encoder=static, recipe=recipe)
-    assert (again.json["snapshot"], again.json["counts"]["embedded"]) == (first.json["snapshot"], 0)
+    second = reindex(store, encoder=static, recipe=recipe)
+    assert (second.json["snapshot"], second.json["counts"]["embedded"]) == (first.json["snapshot"], 0)
 
     with Snapshot.open(str(store)) as snapshot:
         content, last = snapshot.manifest.content, snapshot.n - 1
         spaces = {name: content.space_of(name) or {} for name in ("embeddings", "quick")}
-        assert [own["name"].rpartition("-")[0] for own in spaces.values()] == ["StaticModel-16", "StaticModel-16"]
-        assert spaces["quick"]["digest"] == Encoder.load(nested).space().digest
-        some = snapshot.passages([last])
-        own = Encoder.load(static).encode_passages([one.title for one in some], [one.text for one in some])
+        assert [space["name"].rpartition("-")[0] for space in spaces.values()] == ["StaticModel-16", "StaticModel-16"]
+        assert spaces["quick"]["digest"] == Encoder.load(nested_static).space().digest
+        (passage,) = snapshot.passages([last])
+        encoded = Encoder.load(static).encode_passages([passage.title], [passage.text])
         stored = np.asarray(snapshot.embeddings(snapshot.parts[-1].name))[-1]
-        assert np.array_equal(stored, own[0].astype(np.float16))
-        hits = open_retriever(snapshot, "rrf(hnsw, quick, bm25)").search([some[0].title], 3)[0]
+        assert np.array_equal(stored, encoded[0].astype(np.float16))
+        hits = open_retriever(snapshot, "rrf(hnsw, quick, bm25)").search([passage.title], 3)[0]
 
     fused = ("--retriever", "rrf(hnsw, quick, bm25)")
-    result = bookwheel("search", some[0].title, "--store", store, "-k", 3, *fused, "--json")
+    result = bookwheel("search", passage.title, "--store", store, "-k", 3, *fused, "--json")
     assert result.code == 0, result.err
     assert [hit["id"] for hit in result.json["results"][0]["hits"]] == [hit.passage.id for hit in hits]
 
@@ -88,17 +99,17 @@ def test_it_is_an_encoder_in_every_verb(
 
     examples = tmp_path / "examples.jsonl"
     examples.write_text(json.dumps({"question": QUESTION, "answers": ["king"], "context": "the king"}) + "\n")
-    for kind, given in (("dpr", ()), ("cross-encoder", ()), ("dpr", ("--encoder", nested))):
-        result = bookwheel("finetune", kind, "--train", examples, "--dev", examples, "--store", store, *given)
+    for kind, encoder_option in (("dpr", ()), ("cross-encoder", ()), ("dpr", ("--encoder", nested_static))):
+        result = bookwheel("finetune", kind, "--train", examples, "--dev", examples, "--store", store, *encoder_option)
         assert (result.code, "is static and cannot be trained" in result.complaint) == (2, True), result.complaint
 
-    other = reindex(store, encoder=tiny, recipe=recipe)  # the gate holds the space
-    assert other.code == 3, other.err
-    result = bookwheel("search", "x", "--store", store, "--question-encoder", nested)
+    transformer_build = reindex(store, encoder=tiny, recipe=recipe)
+    assert transformer_build.code == 3, "the gate refuses another encoder space"
+    result = bookwheel("search", "x", "--store", store, "--question-encoder", nested_static)
     assert "cannot search a snapshot of encoder StaticModel-16-" in result.complaint
 
 
-def test_a_damaged_one_publishes_nothing(static: Path, reindex: Any, tmp_path: Path) -> None:
+def test_damaged_static_encoder_is_refused(static: Path, reindex: Any, tmp_path: Path) -> None:
     broken = save_model2vec(tmp_path / "broken")
     (broken / "model.safetensors").write_bytes((static / "model.safetensors").read_bytes()[:-9])
     result = reindex(tmp_path / "store", encoder=broken)
@@ -106,26 +117,27 @@ def test_a_damaged_one_publishes_nothing(static: Path, reindex: Any, tmp_path: P
     assert "is truncated (9 bytes are missing): fetch it again" in result.complaint
 
 
-def test_its_work_is_estimated_by_its_own_rate(static: Path, tiny: Path) -> None:
+def test_static_encoding_has_its_own_rate(static: Path, tiny: Path) -> None:
     quick, slow = (estimate_build(1_000_000, folder, Recipe().index, None) for folder in (static, tiny))
     assert quick.operations == 0 < slow.operations
     assert quick.seconds > 1_000_000 * 5e-5
 
 
-def test_a_rebuild_without_a_server_imports_neither_prefect_nor_torch_nor_pandas(static: Path, tmp_path: Path) -> None:
-    dump, program = tmp_path / "dump.jsonl", "import sys; from flows.cli import run; code = run(sys.argv[1:]); "
-    program += "unused = {'prefect', 'torch', 'transformers', 'apache_beam', 'pandas', 'scipy.linalg', "
-    program += "'pydantic', 'rich'}; "
-    program += "print(*sorted(unused & set(sys.modules))); sys.exit(code)"
+def test_rebuild_without_server_imports_neither_prefect_nor_torch_nor_pandas(static: Path, tmp_path: Path) -> None:
+    dump = tmp_path / "dump.jsonl"
     lines = [{"_id": str(number), "title": "Rivers", "text": f"the king of river {number}"} for number in range(40)]
     dump.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     words = ["reindex", "--dump", str(dump), "--store", str(tmp_path / "store"), "--encoder", str(static)]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
     environment |= {"HOME": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
-    for url, imported in (("", ""), ("http://127.0.0.1:1", "prefect pydantic rich")):
-        environment |= {"PREFECT_API_URL": url} if url else {}
+    environment["PREFECT_LOGGING_LEVEL"] = "CRITICAL"  # The command line sets it too; it configures no server.
+    for server, imported, url in (
+        ({}, "0", "http://127.0.0.1:9/api"),
+        ({"PREFECT_API_URL": "http://127.0.0.1:1"}, "1 httpx prefect pydantic rich", "http://127.0.0.1:1"),
+    ):
+        (tmp_path / "pyproject.toml").write_text('[project]\ndependencies = ["prefect"]')
         result = subprocess.run(
-            [sys.executable, "-c", program, *words],
-            cwd=tmp_path, env=environment, capture_output=True, text=True, check=False,
+            [sys.executable, "-c", PROGRAM, *words],
+            cwd=tmp_path, env=environment | server, capture_output=True, text=True, check=False,
         )  # fmt: skip
-        assert result.stdout.splitlines()[-1] == imported, result.stderr
+        assert result.stdout.splitlines()[-2:] == [imported, url], result.stderr

@@ -1,4 +1,4 @@
-"""Killed at any moment, out of disk, or in a race: a rerun finishes the same snapshot, and nothing is lost."""
+"""Builds that are killed, interrupted, out of disk space or in a race; a rerun finishes the same snapshot."""
 
 import json
 import os
@@ -17,64 +17,67 @@ from tests.fixtures.forked_processes import ForkedCommand
 
 pytestmark = [pytest.mark.xdist_group("processes"), pytest.mark.slow]
 
-Seen = Callable[[Path], object]
-Kill = Callable[[int, int], None]
+Condition = Callable[[Path], object]
+SendSignal = Callable[[int, int], None]
 WORKER = "--direct_num_workers=1"
-DEADLINE = 300.0  # seconds until a test gives up on a condition
+DEADLINE = 300.0  # seconds
 
 
-def until(condition: Callable[[], object], what: str, still: Callable[[], bool] = lambda: True) -> None:
-    """Return once `condition` holds; fail when it cannot any more."""
+def wait_until(
+    condition: Callable[[], object], description: str, is_running: Callable[[], bool] = lambda: True
+) -> None:
+    """Return once `condition` holds; fail after the deadline or the end of the process."""
     deadline = time.monotonic() + DEADLINE
     while not condition():
-        assert time.monotonic() < deadline, f"{what}: not seen in {DEADLINE:.0f} s"
-        assert still(), f"{what}: not seen before the process ended"
+        assert time.monotonic() < deadline, f"{description} did not come in {DEADLINE:.0f} s"
+        assert is_running(), f"the process ended before {description}"
         time.sleep(0.002)
 
 
-def recorded(stage: str, least: int) -> Seen:
-    def seen(store: Path) -> bool:
+def has_records(stage: str, count: int) -> Condition:
+    def check(store: Path) -> bool:
         folder = store / "memo" / stage
-        return folder.is_dir() and len(list(folder.glob("*.json"))) >= least
+        return folder.is_dir() and len(list(folder.glob("*.json"))) >= count
 
-    return seen
+    return check
 
 
-def manifest_written(store: Path) -> bool:
+def has_manifest(store: Path) -> bool:
     return any((store / "snapshots").glob("*.json"))
 
 
 Beam = tuple[str, ...]
-MOMENTS: dict[str, tuple[Seen, Kill, Beam]] = {  # who is killed: the process alone, or with all that it started
+# os.kill kills only the process; os.killpg also kills its children.
+MOMENTS: dict[str, tuple[Condition, SendSignal, Beam]] = {
     "at the start": (lambda store: (store / "store.json").exists(), os.kill, ()),
-    "after the first part was cut": (recorded("chunk", 1), os.kill, ()),
-    "while parts are encoded": (recorded("embed", 1), os.killpg, (WORKER,)),
-    "while shards are built": (recorded("train", 1), os.kill, (WORKER,)),
-    "while the index is measured": (recorded("merge", 1), os.killpg, ()),  # by then workers have ended
-    "between the manifest and the ref": (manifest_written, os.kill, ()),
+    "after the first part was cut": (has_records("chunk", 1), os.kill, ()),
+    "while parts are encoded": (has_records("embed", 1), os.killpg, (WORKER,)),
+    "while shards are built": (has_records("train", 1), os.kill, (WORKER,)),
+    "while the index is measured": (has_records("merge", 1), os.killpg, ()),
+    "between the manifest and the ref": (has_manifest, os.kill, ()),
 }
 
 
 @pytest.fixture
 def arguments(mini_dump: Path, tiny: Path, recipe: Path, tmp_path: Path) -> list[str]:
-    given = {"dump": mini_dump, "encoder": tiny, "recipe": recipe, "store": tmp_path / "store"}
-    return [word for name, value in given.items() for word in (f"--{name}", str(value))]
+    options = {"dump": mini_dump, "encoder": tiny, "recipe": recipe, "store": tmp_path / "store"}
+    return [word for name, value in options.items() for word in (f"--{name}", str(value))]
 
 
-def start(folder: Path, arguments: list[str], beam: Beam = (WORKER,)) -> ForkedCommand:
+def start_build(folder: Path, arguments: list[str], beam: Beam = (WORKER,)) -> ForkedCommand:
     return ForkedCommand(["reindex", *arguments, "--", *beam], folder)
 
 
-def stop(running: ForkedCommand, send: Kill, number: int) -> tuple[str, str]:
-    """Send a signal, and return what was said once the process and all that it started are gone."""
-    started = psutil.Process(running.pid).children(recursive=True)
+def stop_build(running: ForkedCommand, send: SendSignal, number: int) -> tuple[str, str]:
+    """Send a signal, wait for the end of the process and its children, and return the output."""
+    children = psutil.Process(running.pid).children(recursive=True)
     send(running.pid, number)
-    said = running.communicate(timeout=DEADLINE)
-    until(lambda: not any(map(_lives, started)), f"the end of {started}")
-    return said
+    output = running.communicate(timeout=DEADLINE)
+    wait_until(lambda: not any(map(is_alive, children)), f"the end of {children}")
+    return output
 
 
-def _lives(process: psutil.Process) -> bool:
+def is_alive(process: psutil.Process) -> bool:
     try:
         return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
@@ -82,28 +85,28 @@ def _lives(process: psutil.Process) -> bool:
 
 
 def check_finishes(store: Path, reindex: Any, bookwheel: Any, library: Path) -> None:
-    """A rerun makes what was not recorded, and nothing else, and ends as if nothing had happened."""
-    undisturbed = Store.open(str(library))
-    known = {path: path.read_bytes() for path in (store / "memo").rglob("*.json")} if (store / "memo").is_dir() else {}
-    encoded = sum(fact["rows"] for fact in _facts(store, "embed"))
+    """Check that a rerun does only unrecorded work and publishes the snapshot of an undisturbed build."""
+    records_before = {path: path.read_bytes() for path in store.glob("memo/**/*.json")}
+    encoded = sum(stats["rows"] for stats in read_stats(store, "embed"))
 
-    made = reindex(store).json
-    assert made["snapshot"] == undisturbed.snapshots.resolve("latest")
-    assert made["counts"]["reused"] == encoded
-    assert made["counts"]["embedded"] == 247 - encoded
-    assert all(path.read_bytes() == data for path, data in known.items())
-    assert _keys(store) == _keys(library)
+    reply = reindex(store).json
+    assert reply["snapshot"] == Store.open(str(library)).snapshots.resolve("latest")
+    assert reply["counts"]["reused"] == encoded
+    assert reply["counts"]["embedded"] == 247 - encoded
+    assert all(path.read_bytes() == data for path, data in records_before.items())
+    assert list_records(store) == list_records(library)
     assert len(bookwheel("log", "--store", store, "--json").json) == 1
     assert bookwheel("verify", "--store", store).code == 0
 
 
-def _keys(store: Path) -> set[Path]:
-    """The records of a build, but for its plans: they name their slices by URL."""
-    others = {"plan", "answer"}  # an evaluation may have left answers in the library
-    return {path.relative_to(store) for path in (store / "memo").rglob("*.json") if path.parent.name not in others}
+def list_records(store: Path) -> set[Path]:
+    """Return the paths of the records of a build, except its plans, which contain the URL of the dump."""
+    ignored_stages = {"plan", "answer"}  # Evaluations of other tests may record answers in the library.
+    paths = store.glob("memo/**/*.json")
+    return {path.relative_to(store) for path in paths if path.parent.name not in ignored_stages}
 
 
-def _facts(store: Path, stage: str) -> list[dict[str, Any]]:
+def read_stats(store: Path, stage: str) -> list[dict[str, Any]]:
     memo = Store.open(str(store)).memo if (store / "store.json").exists() else None
     names = [path.stem for path in (store / "memo" / stage).glob("*.json")]
     records = [memo.find(stage, name) for name in names] if memo else []
@@ -111,9 +114,9 @@ def _facts(store: Path, stage: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(("moment", "kill", "beam"), MOMENTS.values(), ids=MOMENTS.keys())
-def test_a_run_killed(
-    moment: Seen,
-    kill: Kill,
+def test_killed_build_is_finished_by_rerun(
+    moment: Condition,
+    kill: SendSignal,
     beam: Beam,
     tmp_path: Path,
     arguments: list[str],
@@ -122,31 +125,31 @@ def test_a_run_killed(
     library: Path,
 ) -> None:
     store = tmp_path / "store"
-    running = start(tmp_path, arguments, beam)
-    until(lambda: moment(store), "the moment", lambda: running.poll() is None)
-    stop(running, kill, signal.SIGKILL)
+    running = start_build(tmp_path, arguments, beam)
+    wait_until(lambda: moment(store), "the moment", lambda: running.poll() is None)
+    stop_build(running, kill, signal.SIGKILL)
     check_finishes(store, reindex, bookwheel, library)
 
 
-def test_a_run_interrupted_says_so(
+def test_interrupted_build_is_finished_by_rerun(
     tmp_path: Path, arguments: list[str], reindex: Any, bookwheel: Any, library: Path
 ) -> None:
     store = tmp_path / "store"
-    running = start(tmp_path, arguments)
-    until(lambda: recorded("chunk", 1)(store), "the moment", lambda: running.poll() is None)
-    out, err = stop(running, os.kill, signal.SIGINT)
+    running = start_build(tmp_path, arguments)
+    wait_until(lambda: has_records("chunk", 1)(store), "the moment", lambda: running.poll() is None)
+    out, err = stop_build(running, os.kill, signal.SIGINT)
     assert running.returncode == 130, err
     assert out == ""
     assert err.splitlines()[-1].startswith("bookwheel: interrupted: finished work is recorded")
     check_finishes(store, reindex, bookwheel, library)
 
 
-def test_a_full_disk(
+def test_full_disk_is_reported(
     tmp_path: Path, arguments: list[str], executable: Path, on_a_disk_of: Callable[[str, Path], list[str]]
 ) -> None:
-    within = on_a_disk_of("200k", tmp_path / "store")
+    command = on_a_disk_of("200k", tmp_path / "store")
     result = subprocess.run(
-        [*within, executable, "reindex", *arguments, "--", "--runner=FnApiRunner"],
+        [*command, executable, "reindex", *arguments, "--", "--runner=FnApiRunner"],
         capture_output=True,
         text=True,
         check=False,
@@ -158,7 +161,7 @@ def test_a_full_disk(
     assert "Traceback" not in result.stderr
 
 
-def test_no_room_for_a_file_and_then_there_is(
+def test_build_without_room_for_file_is_finished_by_rerun(
     tmp_path: Path, arguments: list[str], reindex: Any, bookwheel: Any, library: Path
 ) -> None:
     store = tmp_path / "store"
@@ -172,7 +175,7 @@ def test_no_room_for_a_file_and_then_there_is(
 
 
 @pytest.mark.parametrize("second", ["of the same day", "of an older day"])
-def test_two_that_publish_one_ref_at_once(
+def test_two_builds_move_same_ref(
     second: str,
     tmp_path: Path,
     tiny: Path,
@@ -188,22 +191,21 @@ def test_two_that_publish_one_ref_at_once(
     Store.open(str(store), create=True)
     recipe = tmp_path / "recipe.toml"
     recipe.write_text('[index.hnsw]\nfactory = "HNSW8"\n')
-    given = ["--encoder", str(tiny), "--store", str(store), "--recipe", str(recipe)]
-    given += ["--json"]
-    both = [ForkedCommand(["reindex", "--dump", str(dump), *given], tmp_path) for dump in dumps]
-    ran = [(*running.communicate(timeout=DEADLINE), running.returncode) for running in both]
-    made = [json.loads(out) for out, _, _ in ran]
-    assert len({one["snapshot"] for one in made}) == 2
-    for one in made:
-        assert bookwheel("verify", one["snapshot"], "--store", store).code == 0
-    moved = {one["number"]: one["snapshot"] for one in made if one["number"]}
+    options = ["--encoder", str(tiny), "--store", str(store), "--recipe", str(recipe), "--json"]
+    both = [ForkedCommand(["reindex", "--dump", str(dump), *options], tmp_path) for dump in dumps]
+    results = [(*running.communicate(timeout=DEADLINE), running.returncode) for running in both]
+    replies = [json.loads(out) for out, _, _ in results]
+    assert len({reply["snapshot"] for reply in replies}) == 2
+    for reply in replies:
+        assert bookwheel("verify", reply["snapshot"], "--store", store).code == 0
+    moves = {reply["number"]: reply["snapshot"] for reply in replies if reply["number"]}
     history = Store.open(str(store)).refs.read_history("latest")
-    assert {move.number: move.snapshot for move in history} == moved
+    assert {move.number: move.snapshot for move in history} == moves
     if second == "of the same day":
-        assert [code for _, _, code in ran] == [0, 0]
-        assert set(moved) == {1, 2}
-    else:  # whoever was first, the newer one stands at the end
-        assert history[-1].snapshot == made[0]["snapshot"]
-        assert ran[0][2] == 0
-        assert ran[1][2] == (0 if len(moved) == 2 else 3)
-        assert len(moved) == 2 or "newest revision" in ran[1][1].splitlines()[-1]
+        assert [code for _, _, code in results] == [0, 0]
+        assert set(moves) == {1, 2}
+    else:  # The newer dump wins, whichever build moves the ref first.
+        assert history[-1].snapshot == replies[0]["snapshot"]
+        assert results[0][2] == 0
+        assert results[1][2] == (0 if len(moves) == 2 else 3)
+        assert len(moves) == 2 or "newest revision" in results[1][1].splitlines()[-1]

@@ -1,4 +1,4 @@
-"""A page is taken down: out of every snapshot, out of all bytes of the store, and out of whatever is built later."""
+"""Takedowns, which remove a page from all snapshots and files of a store and from later builds."""
 
 import bz2
 import os
@@ -23,23 +23,23 @@ from rag_model.store.versions.snapshot import Snapshot
 from tests.fixtures.blob_texts import told
 from tests.fixtures.forked_processes import ForkedCommand
 
-PAGE, TITLE, SENTENCE = "12", "Anarchism", "political philosophy"  # of the small dump, and of no other page of it
+PAGE, TITLE, SENTENCE = "12", "Anarchism", "political philosophy"  # Only this page of the small dump has the sentence.
 
 
-def pages_of(snapshot: Snapshot) -> set[str]:
+def list_page_ids(snapshot: Snapshot) -> set[str]:
     return {passage.page_id for passage in snapshot.passages(range(snapshot.n))}
 
 
-def vectors_of(store: Path, snapshot: Snapshot, page: str) -> list[bytes]:
-    """The vectors of a page, as float16 and as float32, and the digests of both: what no file may hold afterwards."""
+def collect_vector_traces(snapshot: Snapshot, page: str) -> list[bytes]:
+    """Return the vectors of a page in float16 and float32, and the digests of both."""
     rows = [row for row, passage in enumerate(snapshot.passages(range(snapshot.n))) if passage.page_id == page]
-    whole = np.concatenate([snapshot.embeddings(part.name) for part in snapshot.parts])[rows]
-    stored = [vector.astype(kind).tobytes() for vector in whole for kind in (np.float16, np.float32)]
+    vectors = np.concatenate([snapshot.embeddings(part.name) for part in snapshot.parts])[rows]
+    stored = [vector.astype(kind).tobytes() for vector in vectors for kind in (np.float16, np.float32)]
     return [*stored, *(blake2b(vector, digest_size=8).digest() for vector in stored)]
 
 
 def check_shard(store: Store, snapshot_id: str) -> None:
-    """Check that a graph's only shard holds digests of the snapshot's vectors, and links between them, alone."""
+    """Check that the only shard of the graph has only digests of vectors of the snapshot and links between them."""
     manifest = store.snapshots.get(snapshot_id)
     (shard,) = read_shards(store, BlobRef.from_json(manifest.provenance["shards"]["hnsw"]["list"]))
     plan = manifest.content.indexes["hnsw"]["trained"]["plan"]
@@ -59,166 +59,168 @@ def check_shard(store: Store, snapshot_id: str) -> None:
 
 
 @pytest.mark.usefixtures("prefect_server")
-def test_a_page_leaves_every_byte(store: Path, bookwheel: Any, reindex: Any, mini_dump: Path, tmp_path: Path) -> None:
-    with Snapshot.open(str(store)) as before:
-        old, vectors, titles = before.id, vectors_of(store, before, PAGE), pages_of(before)
+def test_takedown_removes_every_byte_of_page(
+    store: Path, bookwheel: Any, reindex: Any, mini_dump: Path, tmp_path: Path
+) -> None:
+    with Snapshot.open(str(store)) as snapshot:
+        old_id, traces, pages = snapshot.id, collect_vector_traces(snapshot, PAGE), list_page_ids(snapshot)
     assert told(store, SENTENCE.encode())
-    assert PAGE in titles
-    held = [path.read_bytes() for path in (store / "blobs").glob("??/*")]
-    assert all(any(trace in blob for blob in held) for trace in vectors[::2]), "of float16, as they are stored"
+    assert PAGE in pages
+    blobs = [path.read_bytes() for path in (store / "blobs").glob("??/*")]
+    assert all(any(trace in blob for blob in blobs) for trace in traces[::2]), "the store has float16 vectors"
 
-    (tmp_path / "asked.jsonl").write_text('{"question": "what is anarchism?", "answers": ["Proudhon"]}\n')
-    measured = bookwheel("evaluate", "--store", store, "--questions", tmp_path / "asked.jsonl", "--json").json
+    questions = tmp_path / "questions.jsonl"
+    questions.write_text('{"question": "what is anarchism?", "answers": ["Proudhon"]}\n')
+    evaluation = bookwheel("evaluate", "--store", store, "--questions", questions, "--json").json["evaluation"]
     assert len(told(store, f'"title": "{TITLE}"'.encode())) >= 1
 
-    rehearsed = bookwheel("takedown", PAGE, "--store", store, "--json").json
-    assert measured["evaluation"] in rehearsed["evaluations"]  # other tests may have measured the library too
-    assert rehearsed["dry_run"]
-    assert rehearsed["wiki"] == "enwiki"
-    (holder,) = rehearsed["snapshots"]
-    assert (holder["snapshot"], holder["refs"], holder["pages"]) == (old, ["latest"], [PAGE])
+    dry_run = bookwheel("takedown", PAGE, "--store", store, "--json").json
+    assert evaluation in dry_run["evaluations"]
+    assert dry_run["dry_run"]
+    assert dry_run["wiki"] == "enwiki"
+    (holder,) = dry_run["snapshots"]
+    assert (holder["snapshot"], holder["refs"], holder["pages"]) == (old_id, ["latest"], [PAGE])
     assert 0 < holder["passages"] < 247
-    words = bookwheel("takedown", PAGE, "--store", store).out
-    assert f"page      {PAGE}: {TITLE}\n" in words
-    assert "nothing was changed" in words
+    output = bookwheel("takedown", PAGE, "--store", store).out
+    assert f"page      {PAGE}: {TITLE}\n" in output
+    assert "nothing was changed" in output
     assert not (store / "takedowns").exists()
 
     result = bookwheel(
         "takedown", PAGE, "--reason", "a request", "--store", store, "--yes", "--json", "--", "--runner=FnApiRunner"
     )
     assert result.code == 0, result.err
-    done = result.json
-    opened = Store.open(str(store))
-    (record,) = opened.takedowns.list_records()
-    assert (record.wiki, record.pages, record.reason, done["record"]) == ("enwiki", (PAGE,), "a request", 1)
-    assert (list(done["replaced"]), done["moves"], done["waiting"]) == ([old], 1, [])
-    assert (done["evaluations"], opened.evaluations.list_ids()) == (rehearsed["evaluations"], [])
-    new = done["replaced"][old]
-    assert opened.snapshots.list_ids() == [new]
-    assert verify_version(opened, new) == []
-    with Snapshot.open(str(store)) as after:
-        assert after.id == new
-        assert pages_of(after) == titles - {PAGE}
-        assert after.n == 247 - holder["passages"]
-        assert after.manifest.provenance["takedown"] == {"of": old, "pages": [PAGE]}
-        index = faiss.read_index(str(after.path("index/hnsw.faiss")))
-        assert index.ntotal == after.n
-        assert after.manifest.provenance["shards"]["hnsw"]["generation"] == [1], "the graph was updated"
-    assert bookwheel("search", "what is anarchism?", "--store", store, "--json").json["snapshot"] == new
+    report = result.json
+    opened_store = Store.open(str(store))
+    (record,) = opened_store.takedowns.list_records()
+    assert (record.wiki, record.pages, record.reason, report["record"]) == ("enwiki", (PAGE,), "a request", 1)
+    assert (list(report["replaced"]), report["moves"], report["waiting"]) == ([old_id], 1, [])
+    assert (report["evaluations"], opened_store.evaluations.list_ids()) == (dry_run["evaluations"], [])
+    new_id = report["replaced"][old_id]
+    assert opened_store.snapshots.list_ids() == [new_id]
+    assert verify_version(opened_store, new_id) == []
+    with Snapshot.open(str(store)) as snapshot:
+        assert snapshot.id == new_id
+        assert list_page_ids(snapshot) == pages - {PAGE}
+        assert snapshot.n == 247 - holder["passages"]
+        assert snapshot.manifest.provenance["takedown"] == {"of": old_id, "pages": [PAGE]}
+        index = faiss.read_index(str(snapshot.path("index/hnsw.faiss")))
+        assert index.ntotal == snapshot.n
+        assert snapshot.manifest.provenance["shards"]["hnsw"]["generation"] == [1], "the graph was updated"
+    assert bookwheel("search", "what is anarchism?", "--store", store, "--json").json["snapshot"] == new_id
 
     deleted = bookwheel("gc", "--grace", 0, "--store", store, "--yes", "--json").json
     assert deleted["files"] > 0
     assert told(store, SENTENCE.encode()) == told(store, f'"title": "{TITLE}"'.encode()) == []
     blobs = [path.read_bytes() for path in (store / "blobs").glob("??/*")]
-    assert not [1 for vector in vectors for blob in blobs if vector in blob]
-    check_shard(opened, new)
+    assert not any(trace in blob for trace in traces for blob in blobs)
+    check_shard(opened_store, new_id)
     assert bookwheel("verify", "--store", store).code == 0
 
-    again = reindex(store, dump=mini_dump).json
-    assert again["snapshot"] == new, "what is built later is what was put in its place"
-    assert again["counts"]["dropped"]["taken_down"] == 1
-    assert again["counts"]["embedded"] == 0
+    rebuilt = reindex(store, dump=mini_dump).json
+    assert rebuilt["snapshot"] == new_id, "a later build leaves the page out"
+    assert rebuilt["counts"]["dropped"]["taken_down"] == 1
+    assert rebuilt["counts"]["embedded"] == 0
 
 
-def test_a_takedown_that_waits_for_a_writer_exits_3(store: Path, bookwheel: Any) -> None:
-    opened = Store.open(str(store))
-    old = opened.snapshots.resolve("latest")
-    with opened.intents.hold("move-1", [f"snapshots/{old}.json"]):
-        waiting = bookwheel("takedown", PAGE, "--store", store, "--yes")
-    assert (waiting.code, "running builds or services still need 1 snapshot with the pages" in waiting.err) == (3, True)
+def test_takedown_that_waits_for_writer_exits_3(store: Path, bookwheel: Any) -> None:
+    opened_store = Store.open(str(store))
+    old_id = opened_store.snapshots.resolve("latest")
+    with opened_store.intents.hold("move-1", [f"snapshots/{old_id}.json"]):
+        result = bookwheel("takedown", PAGE, "--store", store, "--yes")
+    assert (result.code, "running builds or services still need 1 snapshot with the pages" in result.err) == (3, True)
     assert bookwheel("takedown", "--store", store, "--yes").code == 0
 
 
-def test_a_takedown_of_a_page_that_no_snapshot_holds_says_so(store: Path, bookwheel: Any) -> None:
+def test_takedown_reports_page_that_no_snapshot_has(store: Path, bookwheel: Any) -> None:
     result = bookwheel("takedown", "999999999", "--store", store, "--yes")
     assert (result.code, "no snapshot holds such a page: check the ids" in result.out) == (0, True)
 
 
-def test_a_takedown_that_was_only_ordered_is_gone_on_with(store: Path, bookwheel: Any, trusted: Path) -> None:
-    """And without its pages being named again; where refs are half moved, `tests/rag_model/snapshots` looks."""
-    opened = Store.open(str(store))
-    opened.takedowns.add("enwiki", [PAGE], "a request", "me")
-    old = opened.snapshots.resolve("latest")
+def test_recorded_takedown_is_finished(store: Path, bookwheel: Any, trusted: Path) -> None:
+    opened_store = Store.open(str(store))
+    opened_store.takedowns.add("enwiki", [PAGE], "a request", "me")
+    old_id = opened_store.snapshots.resolve("latest")
     assert "would replace 1 snapshot;" in bookwheel("takedown", "--store", store).out
     result = bookwheel("takedown", "--store", store, "--yes", "--trust", trusted)
     assert result.out.splitlines()[0] == "record    none: all pages were ordered before"
-    new = opened.snapshots.resolve("latest")
-    left = [line.partition(":")[0] for line in result.out.splitlines() if line.startswith("unsigned")]
-    assert left == [f"unsigned  {new[:12]}", "unsigned  latest@2"], "there is a key, but nobody signed the old one"
+    new_id = opened_store.snapshots.resolve("latest")
+    unsigned_names = [line.partition(":")[0] for line in result.out.splitlines() if line.startswith("unsigned")]
+    assert unsigned_names == [f"unsigned  {new_id[:12]}", "unsigned  latest@2"], "as the snapshot it replaces"
     assert not list(store.glob("snapshots/*.sig"))
-    assert f"replaced  {old[:12]} by {new[:12]}\n" in result.out
+    assert f"replaced  {old_id[:12]} by {new_id[:12]}\n" in result.out
     assert "would replace 0 snapshots" in bookwheel("takedown", "--store", store).out
-    told = bookwheel("show", old, "--store", store)
-    assert (told.code, "which replaces it" in told.complaint) == (1, True)
+    description = bookwheel("show", old_id, "--store", store)
+    assert (description.code, "which replaces it" in description.complaint) == (1, True)
     assert [move["number"] for move in bookwheel("log", "--store", store, "--json").json] == [2, 1]
-    assert f"made of   {old[:12]}: without pages {PAGE}\n" in bookwheel("show", "--store", store).out
+    assert f"made of   {old_id[:12]}: without pages {PAGE}\n" in bookwheel("show", "--store", store).out
 
 
 @pytest.mark.slow
 @pytest.mark.xdist_group("processes")
 @pytest.mark.parametrize("moment", ["takedowns/*.json", "memo/merge/*.json", "snapshots/*.json"])
-def test_a_takedown_that_was_killed_is_gone_on_with(moment: str, store: Path, bookwheel: Any, tmp_path: Path) -> None:
-    opened = Store.open(str(store))
-    old, before = opened.snapshots.resolve("latest"), set(store.glob(moment))
+def test_killed_takedown_is_finished(moment: str, store: Path, bookwheel: Any, tmp_path: Path) -> None:
+    opened_store = Store.open(str(store))
+    old_id, files_before = opened_store.snapshots.resolve("latest"), set(store.glob(moment))
     running = ForkedCommand(["takedown", PAGE, "--store", str(store), "--yes"], tmp_path)
-    while set(store.glob(moment)) <= before:
-        assert running.poll() is None, "the moment was not seen before the process ended"
+    while set(store.glob(moment)) <= files_before:
+        assert running.poll() is None, "the process ended before the moment to kill it"
         time.sleep(0.001)
     running.kill()
     running.communicate()
-    assert verify_version(opened, opened.snapshots.resolve("latest")) == []
+    assert verify_version(opened_store, opened_store.snapshots.resolve("latest")) == []
     assert bookwheel("takedown", "--store", store, "--yes").code == 0
-    (record,) = opened.takedowns.list_records()
+    (record,) = opened_store.takedowns.list_records()
     assert record.pages == (PAGE,)
-    new = opened.snapshots.resolve("latest")
-    assert opened.snapshots.list_ids() == [new]
-    assert new != old
-    assert verify_version(opened, new) == []
-    with Snapshot.open(str(store)) as after:
-        assert PAGE not in pages_of(after)
-    for file in opened.files.iter_tree():  # an hour later, when nobody waits for the dead one any more
+    new_id = opened_store.snapshots.resolve("latest")
+    assert opened_store.snapshots.list_ids() == [new_id]
+    assert new_id != old_id
+    assert verify_version(opened_store, new_id) == []
+    with Snapshot.open(str(store)) as snapshot:
+        assert PAGE not in list_page_ids(snapshot)
+    for file in opened_store.files.iter_tree():  # After an hour, gc ignores the killed process.
         os.utime(store / file.path, (file.modified - 3601,) * 2)
     assert bookwheel("gc", "--grace", 0, "--store", store, "--yes").code == 0
     assert told(store, SENTENCE.encode()) == []
 
 
 @pytest.mark.parametrize(
-    ("given", "code", "why"),
+    ("arguments", "code", "message"),
     [
         ([PAGE, "--wiki", "frwiki"], 2, "no snapshot in"),
         ([PAGE, "--wiki", "frwiki", "--yes"], 2, "is of wiki 'frwiki': there are 'enwiki'"),
     ],
 )
-def test_what_cannot_be_is_one_sentence(library: Path, bookwheel: Any, given: list[str], code: int, why: str) -> None:
-    result = bookwheel("takedown", *given, "--store", library)
-    assert (result.code, why in result.complaint) == (code, True)
+def test_unknown_wiki_is_refused(library: Path, bookwheel: Any, arguments: list[str], code: int, message: str) -> None:
+    result = bookwheel("takedown", *arguments, "--store", library)
+    assert (result.code, message in result.complaint) == (code, True)
     assert not (library / "takedowns").exists()
 
 
-def test_a_page_that_is_nowhere_is_told_before_it_is_ordered(library: Path, bookwheel: Any) -> None:
+def test_dry_run_reports_page_that_no_snapshot_has(library: Path, bookwheel: Any) -> None:
     output = bookwheel("takedown", "999", "--store", library).out
     assert "page      999: in no snapshot\nno snapshot holds such a page" in output
 
 
-@pytest.mark.parametrize("given", [["-1", "999"], ["--", "-30-", "999"]])
-def test_what_begins_with_one_hyphen_is_no_option_of_beam(given: list[str], library: Path, bookwheel: Any) -> None:
-    output = bookwheel("takedown", "--store", library, *given).out
-    assert f"page      {given[-2]}: in no snapshot\npage      999: in no snapshot" in output
+@pytest.mark.parametrize("arguments", [["-1", "999"], ["--", "-30-", "999"]])
+def test_page_id_with_hyphen_is_no_beam_option(arguments: list[str], library: Path, bookwheel: Any) -> None:
+    output = bookwheel("takedown", "--store", library, *arguments).out
+    assert f"page      {arguments[-2]}: in no snapshot\npage      999: in no snapshot" in output
 
 
 def delete_files_of(store: Path, snapshot_id: str) -> None:
-    """Delete the files of an expired snapshot, except the encoder, which the build has put there again."""
-    opened = Store.open(str(store))
-    for path, blob in opened.snapshots.get(snapshot_id).content.files.items():
+    """Delete the files of an expired snapshot, except the encoder, which the build has written again."""
+    opened_store = Store.open(str(store))
+    for path, blob in opened_store.snapshots.get(snapshot_id).content.files.items():
         if not path.startswith("encoder"):
-            opened.files.local_path(blob.path).unlink(missing_ok=True)
+            opened_store.files.local_path(blob.path).unlink(missing_ok=True)
 
 
 @pytest.mark.xdist_group("processes")
 @pytest.mark.parametrize(
     ("event", "stage", "code"), [("takedown", "chunk", 0), ("takedown", "train", 1), ("expire", "chunk", 0)]
 )
-def test_a_build_whose_parent_goes_meanwhile_publishes_a_whole_snapshot_and_says_so_or_none(
+def test_build_whose_parent_is_deleted_publishes_complete_snapshot_or_none(
     event: str,
     stage: str,
     code: int,
@@ -228,8 +230,8 @@ def test_a_build_whose_parent_goes_meanwhile_publishes_a_whole_snapshot_and_says
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    opened = Store.open(str(store))
-    parent = opened.snapshots.resolve("latest")
+    opened_store = Store.open(str(store))
+    parent = opened_store.snapshots.resolve("latest")
     module, name = (flow, "chunk_parts") if stage == "chunk" else (finish, "train_indexes")
     run_stage = getattr(module, name)
 
@@ -242,24 +244,24 @@ def test_a_build_whose_parent_goes_meanwhile_publishes_a_whole_snapshot_and_says
         return run_stage(*arguments, **options)
 
     dump = tmp_path / "edited.xml"
-    before, end, after = bz2.decompress(mini_dump.read_bytes()).rpartition(b". The ")
-    dump.write_bytes(before + b". Edited since" + end + after)
+    head, end, tail = bz2.decompress(mini_dump.read_bytes()).rpartition(b". The ")
+    dump.write_bytes(head + b". Edited since" + end + tail)
     with monkeypatch.context() as patched:
         patched.setattr(module, name, lose_parent)
         result = reindex(store, dump=dump)
     assert result.code == code, result.err
     if code:
         assert f"page {PAGE} in it ('{TITLE}') was taken down meanwhile: run the same command again" in result.complaint
-        assert len(opened.snapshots.list_ids()) == 1, "only the snapshot of the takedown is there"
+        assert len(opened_store.snapshots.list_ids()) == 1, "only the takedown has published a snapshot"
         result = reindex(store, dump=dump)
-    latest = opened.snapshots.resolve("latest")
+    latest = opened_store.snapshots.resolve("latest")
     assert (result.json["snapshot"], latest == parent) == (latest, False)
-    assert verify_version(opened, latest) == []
-    if event == "expire":  # the file of the other part is written again with the same bytes
+    assert verify_version(opened_store, latest) == []
+    if event == "expire":  # The build has written the file of the other part again, with the same bytes.
         note = f"1 of 2 parts of the parent {parent[:12]} are gone: they are built again"
         assert f"chunk {note}" in result.err
-        assert note in opened.snapshots.get(latest).provenance["notes"]
+        assert note in opened_store.snapshots.get(latest).provenance["notes"]
         assert note in (store / "reports" / f"{latest}.html").read_text()
     with Snapshot.open(str(store)) as snapshot:
-        assert (PAGE in pages_of(snapshot)) == (event == "expire")
+        assert (PAGE in list_page_ids(snapshot)) == (event == "expire")
         assert any("Edited since." in passage.text for passage in snapshot.passages(range(snapshot.n)))

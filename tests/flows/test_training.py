@@ -1,4 +1,4 @@
-"""The form of settings: defaults are told and not filled in; settings without a form do not hide those of others."""
+"""The JSON schema of training settings, from which Prefect shows a form."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,14 +9,14 @@ from rag_model.training.objectives.objective import get_objective
 from tests.fixtures.toy_objective import Toy
 
 
-class Odd:
-    """Nothing that JSON could say."""
+class Unserializable:
+    """A type without a JSON schema."""
 
 
 @dataclass(frozen=True, slots=True)
-class OddTraining:
+class UnserializableTraining:
     loop: LoopSettings = field(default_factory=LoopSettings)
-    odd: Odd = field(default_factory=Odd)
+    value: Unserializable = field(default_factory=Unserializable)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,29 +31,29 @@ class FileTraining:
     files: FileRecipe = field(default_factory=FileRecipe)
 
 
-class OddToy(Toy):
-    settings = OddTraining  # type: ignore[assignment]
+class UnserializableToy(Toy):
+    settings = UnserializableTraining  # type: ignore[assignment]
 
 
 class FileToy(Toy):
     settings = FileTraining  # type: ignore[assignment]
 
 
-def test_each_setting_is_described_and_none_has_a_default_to_fill_in() -> None:
+def test_form_describes_settings_without_default_values() -> None:
     (form, null) = build_form([get_objective("dpr")])["anyOf"]
     assert null == {"type": "null"}
     assert list(form["properties"]) == ["loop", "dpr", "negatives"]
     mining = form["properties"]["negatives"]["properties"]["mining"]
     assert mining["additionalProperties"] is False
-    said = "number of retrieved passages per question; DPR, section 4.2: 100; by default 100"
-    assert mining["properties"]["depth"] == {"title": "Depth", "type": "integer", "description": said}
+    description = "number of retrieved passages per question; DPR, section 4.2: 100; by default 100"
+    assert mining["properties"]["depth"] == {"title": "Depth", "type": "integer", "description": description}
     assert "$ref" not in str(form)
     assert "'default'" not in str(form)
 
 
-def test_settings_without_a_form_are_one_json_object() -> None:
-    odd, files, _ = build_form([OddToy(), FileToy()])["anyOf"]
-    assert odd == {"title": "toy", "type": "object"}
+def test_settings_without_form_are_json_object() -> None:
+    unserializable, files, _ = build_form([UnserializableToy(), FileToy()])["anyOf"]
+    assert unserializable == {"title": "toy", "type": "object"}
     statements = files["properties"]["files"]["properties"]["statements"]
     assert statements["description"] == 'by default "a.txt"'
     assert {"type": "null"} in statements["anyOf"]

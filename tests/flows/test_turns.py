@@ -1,4 +1,4 @@
-"""Runs of deployments take turns in one store, whatever a Prefect server believes of them."""
+"""Runs of deployments take turns in one store, even if a Prefect server takes a live run for crashed."""
 
 import os
 import threading
@@ -19,14 +19,14 @@ from flows.stage import RUN_HOURS_VARIABLE, STAGE_HOURS_VARIABLE, deployment_flo
 from rag_model.errors import UsageError
 from rag_model.store.store import Store
 
-DEADLINE = 300.0  # seconds until a run that does not come to a point has failed
+DEADLINE = 300.0  # seconds
 
 
 @dataclass
 class Gate:
-    """What a run of a name has come to, and whether it may end."""
+    """Events of a run: it has started, and it may end."""
 
-    begun: threading.Event = field(default_factory=threading.Event)
+    started: threading.Event = field(default_factory=threading.Event)
     may_end: threading.Event = field(default_factory=threading.Event)
 
 
@@ -35,8 +35,8 @@ gates: dict[str, Gate] = {}
 
 @deployment_flow("first-builder", takes_turns=True)
 def build(store: str, name: str, dry_run: bool = False) -> None:
-    """Build until the test lets it end."""
-    gates[name].begun.set()
+    """Run until the test lets it end."""
+    gates[name].started.set()
     assert gates[name].may_end.wait(DEADLINE)
 
 
@@ -48,7 +48,7 @@ def release(store: str, name: str, dry_run: bool = False) -> None:
 
 @dataclass
 class Runs:
-    """Runs in threads of this process, as of workers."""
+    """Flow runs in threads of this process, started as a worker starts them."""
 
     threads: list[threading.Thread] = field(default_factory=list)
 
@@ -67,13 +67,13 @@ class Runs:
 
 @pytest.fixture
 def runs(prefect_server: None) -> Iterator[Runs]:
-    started = Runs()
-    yield started
+    flow_runs = Runs()
+    yield flow_runs
     for gate in gates.values():
         gate.may_end.set()
-    for thread in started.threads:
+    for thread in flow_runs.threads:
         thread.join(DEADLINE)
-    assert not any(thread.is_alive() for thread in started.threads)
+    assert not any(thread.is_alive() for thread in flow_runs.threads)
 
 
 @pytest.fixture
@@ -82,44 +82,44 @@ def store(tmp_path: Path) -> Path:
     return tmp_path / "store"
 
 
-def until(condition: Callable[[], bool]) -> None:
+def wait_until(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + DEADLINE
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.05)
 
 
-def test_a_run_waits_for_one_that_prefect_calls_crashed_while_its_process_lives(runs: Runs, store: Path) -> None:
+def test_run_waits_for_live_process_of_crashed_run(runs: Runs, store: Path) -> None:
     zombie = runs.start(build, store, "zombie")
-    assert gates["zombie"].begun.wait(DEADLINE)
+    assert gates["zombie"].started.wait(DEADLINE)
     with get_client(sync_client=True) as client:
         client.set_flow_run_state(zombie, Crashed(message="no heartbeat"), force=True)
         assert client.read_flow_run(zombie).state_type == StateType.CRASHED
     runs.start(release, store, "scheduled")
-    until(lambda: len([*(store / "intents").glob("turn-*.json")]) == 2)
-    assert not gates["scheduled"].begun.wait(3)
+    wait_until(lambda: len([*(store / "intents").glob("turn-*.json")]) == 2)
+    assert not gates["scheduled"].started.wait(3)
     gates["zombie"].may_end.set()
-    assert gates["scheduled"].begun.wait(DEADLINE)
+    assert gates["scheduled"].started.wait(DEADLINE)
 
 
-def test_runs_in_other_stores_and_rehearsals_do_not_wait(runs: Runs, store: Path, tmp_path: Path) -> None:
+def test_dry_runs_and_runs_in_other_stores_do_not_wait(runs: Runs, store: Path, tmp_path: Path) -> None:
     Store.open(str(tmp_path / "other"), create=True)
     runs.start(build, store, "long")
-    assert gates["long"].begun.wait(DEADLINE)
+    assert gates["long"].started.wait(DEADLINE)
     runs.start(build, tmp_path / "other", "elsewhere")
     runs.start(build, store, "rehearsal", dry_run=True)
-    assert gates["elsewhere"].begun.wait(DEADLINE)
-    assert gates["rehearsal"].begun.wait(DEADLINE)
+    assert gates["elsewhere"].started.wait(DEADLINE)
+    assert gates["rehearsal"].started.wait(DEADLINE)
 
 
-def test_a_command_does_not_wait(store: Path) -> None:
+def test_command_does_not_wait(store: Path) -> None:
     gates["command"] = Gate()
     gates["command"].may_end.set()
     with Store.open(str(store)).intents.hold_turn("somebody", print):
         build.fn(str(store), "command")
 
 
-def test_the_turn_of_a_killed_process_ends(store: Path) -> None:
+def test_turn_of_killed_process_ends(store: Path) -> None:
     intents, waits = Store.open(str(store)).intents, list[str]()
     (store / "intents").mkdir(exist_ok=True)
     turn = store / "intents" / "turn-killed.json"
@@ -133,7 +133,7 @@ def test_the_turn_of_a_killed_process_ends(store: Path) -> None:
         assert waits == ["killed"]
 
 
-def test_a_run_and_a_stage_end_after_their_hours(prefect_server: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_and_stage_end_after_their_hours(prefect_server: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(RUN_HOURS_VARIABLE, str(1 / 3600))
 
     @deployment_flow("slow")
@@ -160,7 +160,7 @@ def test_a_run_and_a_stage_end_after_their_hours(prefect_server: None, monkeypat
 
 
 @pytest.mark.parametrize("value", ["many", "0", "-1", "nan", "inf"])
-def test_a_limit_that_is_no_number_of_hours_is_refused(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+def test_invalid_hours_are_refused(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
     monkeypatch.setenv(RUN_HOURS_VARIABLE, value)
     with pytest.raises(UsageError, match=f"{RUN_HOURS_VARIABLE} is '{value}': set it to a number of hours"):
         read_time_limit(RUN_HOURS_VARIABLE)
