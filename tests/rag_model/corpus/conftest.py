@@ -1,4 +1,4 @@
-"""A folder that plans stage into."""
+"""Fixture for plans whose staged files are kept in a separate folder."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +11,7 @@ from rag_model.corpus.records import Plan
 
 @pytest.fixture
 def plan(tmp_path: Path) -> Callable[..., Plan]:
-    """Return a function that plans a dump; staged files land in a folder of their own."""
+    """Return a function that plans a dump and moves staged files to a separate folder."""
     staged, workdir = tmp_path / "staged", tmp_path / "work"
     staged.mkdir()
     workdir.mkdir()

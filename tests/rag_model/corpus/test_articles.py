@@ -8,11 +8,11 @@ from rag_model.corpus.dump_formats.mediawiki import parse_pages, read_siteinfo
 from rag_model.corpus.records import Page, Siteinfo
 
 
-def judge(title: str = "Anarchism", text: str = "Some words.", language: str = "en", **fields: object) -> object:
+def classify(title: str = "Anarchism", text: str = "Some words.", language: str = "en", **fields: object) -> object:
     values = {"namespace": 0, "redirect": False, "model": "wikitext", **fields}
     page = Page(page_id=1, rev_id=1, revised=None, title=title, text=text, **values)
-    kept = classify_page(page, Siteinfo("", language, ""))
-    return "article" if kept is page else kept
+    verdict = classify_page(page, Siteinfo("", language, ""))
+    return "article" if verdict is page else verdict
 
 
 @pytest.mark.parametrize(
@@ -43,8 +43,8 @@ def judge(title: str = "Anarchism", text: str = "Some words.", language: str = "
         ({"namespace": 4, "redirect": True}, "namespace"),
     ],
 )
-def test_what_dpr_left_out_is_dropped_with_its_reason(page, reason: str) -> None:
-    assert judge(**page) == reason
+def test_pages_that_dpr_excludes_are_dropped_with_a_reason(page, reason: str) -> None:
+    assert classify(**page) == reason
 
 
 @pytest.mark.parametrize(
@@ -91,18 +91,18 @@ def test_what_dpr_left_out_is_dropped_with_its_reason(page, reason: str) -> None
     ],
 )
 def test_each_language_has_its_own_words(language: str, page, reason: str) -> None:
-    assert judge(language=language, **page) == reason
+    assert classify(language=language, **page) == reason
 
 
 @pytest.mark.parametrize("code", [code for code in LANGUAGE_WORDS if code not in {"lt", "lv"}])
-def test_english_holds_beside_every_language(code: str) -> None:
+def test_every_language_accepts_english_templates(code: str) -> None:
     language = get_language(code)
     assert set(LANGUAGE_WORDS["en"]["disambiguation_templates"]) <= set(language.disambiguation_templates)
     assert LANGUAGE_WORDS[code]["disambiguation_templates"]
     assert all(name == name.lower() for name in language.disambiguation_templates)
 
 
-def test_the_real_extract_keeps_its_articles(demo_dump) -> None:
+def test_articles_of_a_real_extract_are_kept(demo_dump) -> None:
     siteinfo = read_siteinfo(demo_dump.as_uri())
     pages = list(parse_pages([bz2.decompress(demo_dump.read_bytes())], "demo"))
     verdicts = {page.title: classify_page(page, siteinfo) for page in pages}
@@ -113,7 +113,7 @@ def test_the_real_extract_keeps_its_articles(demo_dump) -> None:
         "list": 2,
         "namespace": 1,
     }
-    assert {title for title, kept in verdicts.items() if kept in {"disambiguation", "list"}} == {
+    assert {title for title, verdict in verdicts.items() if verdict in {"disambiguation", "list"}} == {
         "Aa River",
         "Aberdeen (disambiguation)",
         "Ada",
@@ -127,7 +127,7 @@ def test_the_real_extract_keeps_its_articles(demo_dump) -> None:
     }
 
 
-def test_siteinfo_is_read_without_the_rest(tmp_path, page_xml, export_xml) -> None:
+def test_siteinfo_is_read_without_the_rest_of_the_dump(tmp_path, page_xml, export_xml) -> None:
     path = tmp_path / "x.xml.bz2"
     path.write_bytes(bz2.compress(export_xml(language="de", dbname="dewiki")) + b"no bz2 at all")
     siteinfo = read_siteinfo(path.as_uri())
@@ -144,7 +144,7 @@ def test_siteinfo_is_read_without_the_rest(tmp_path, page_xml, export_xml) -> No
         ("pt-br", {"imagem": 6, "arquivo": 6, "ficheiro": 6}),
         ("uk", {"зображення": 6, "изображение": 6, "категория": 14}),
         ("zh", {"图像": 6, "圖片": 6, "分类": 14}),
-        ("arz", {"صورة": 6, "ملف": 6}),  # with the names of Arabic
+        ("arz", {"صورة": 6, "ملف": 6}),  # falls back to Arabic
         ("", {}),
     ],
 )

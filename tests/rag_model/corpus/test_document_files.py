@@ -1,4 +1,4 @@
-"""A folder of documents is a dump: what its files say, how they are cut, and which are dropped."""
+"""A folder of documents is a dump: its files are parsed, split into sections, or dropped with a reason."""
 
 import io
 import os
@@ -98,16 +98,13 @@ The last.
 """
 
 
-def test_markdown_has_sections_whose_blocks_are_whole() -> None:
+def test_markdown_is_split_into_sections() -> None:
     document = MARKDOWN.parse(GUIDE.replace("\n", "\r\n").encode("utf-8-sig"), "guide.md")
     assert document.revised == 1793491200
     assert document.metadata == {"language": "en", "categories": ["setup"]}
     assert document.sections == [
         ("The guide", "The guide\nAll about it."),
-        (
-            "The guide",
-            "The guide\nA paragraph with code, a link and an image, wrapped over two lines.",
-        ),
+        ("The guide", "The guide\nA paragraph with code, a link and an image, wrapped over two lines."),
         (
             "The guide > Install",
             "The guide > Install\nRun this:\ndef f(x):\n    return x\n\n"
@@ -129,17 +126,17 @@ INVALID_FRONT_MATTER = {
 }
 
 
-@pytest.mark.parametrize("matter", INVALID_FRONT_MATTER.values(), ids=INVALID_FRONT_MATTER)
-def test_invalid_front_matter_is_left_out(matter: str) -> None:
-    assert MARKDOWN.parse(f"{matter}Words.".encode(), "a.md").sections == [("", "Words.")]
+@pytest.mark.parametrize("front_matter", INVALID_FRONT_MATTER.values(), ids=INVALID_FRONT_MATTER)
+def test_invalid_front_matter_is_ignored(front_matter: str) -> None:
+    assert MARKDOWN.parse(f"{front_matter}Words.".encode(), "a.md").sections == [("", "Words.")]
 
 
-def test_toml_front_matter_gives_a_title_too() -> None:
+def test_toml_front_matter_gives_a_title() -> None:
     document = MARKDOWN.parse(b'+++\ntitle = "Notes"\ndate = 2026-11-01\n+++\nWords.', "a.md")
     assert (document.sections, document.revised) == ([("Notes", "Notes\nWords.")], 1793491200)
 
 
-def test_a_section_a_table_and_code_that_fit_are_not_cut(tmp_path: Path) -> None:
+def test_sections_tables_and_code_that_fit_are_not_split(tmp_path: Path) -> None:
     filler = "Some words of a paragraph that fill it up to the limit. " * 3
     table = "\n".join(["| a | b |", "| - | - |", *(f"| row {i} | value |" for i in range(5))])
     code = "```\nif a:\n\n    for b in c:\n        print(b)\n```"
@@ -165,7 +162,7 @@ LONG_TABLES = {
 
 
 @pytest.mark.parametrize("name", LONG_TABLES)
-def test_each_passage_of_a_long_table_names_its_columns(name: str, tmp_path: Path) -> None:
+def test_each_passage_of_a_long_table_has_the_column_names(name: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text(LONG_TABLES[name])
     passages = list_passages(tmp_path / name, tmp_path / "work")
     assert len(passages) > 3
@@ -186,23 +183,23 @@ def test_tags_of_front_matter_are_categories_of_passages(tmp_path: Path) -> None
     assert passage.categories == "setup"
 
 
-def test_an_edit_changes_the_passages_of_its_file_alone(tmp_path: Path) -> None:
+def test_edit_changes_only_the_passages_of_its_file(tmp_path: Path) -> None:
     folder = tmp_path / "docs"
     (folder / "deep").mkdir(parents=True)
     for i in range(5):
         (folder / f"deep/{i}.md").write_text(f"# Title {i}\n\nText {i}.\n\n## More\n\n" + "Words. " * 200)
-    earlier = {passage.id: passage for passage in list_passages(folder, tmp_path / "work")}
-    assert "deep/3.md:Title_3_>_More.0" in earlier
-    assert {passage.title for passage in earlier.values()} == {f"deep/{i}.md" for i in range(5)}
+    first = {passage.id: passage for passage in list_passages(folder, tmp_path / "work")}
+    assert "deep/3.md:Title_3_>_More.0" in first
+    assert {passage.title for passage in first.values()} == {f"deep/{i}.md" for i in range(5)}
     (folder / "deep/3.md").write_text("# Title 3\n\nAnother text.")
     (folder / "new.md").write_text("New.")
     os.utime(folder / "deep/1.md", (1, 1))
-    later = {passage.id: passage for passage in list_passages(folder, tmp_path / "work")}
-    assert {one for one in later if later[one] != earlier.get(one)} == {"deep/3.md:Title_3.0", "new.md:0"}
-    assert {one.partition(":")[0] for one in earlier if one not in later} == {"deep/3.md"}
+    edited = {passage.id: passage for passage in list_passages(folder, tmp_path / "work")}
+    assert {key for key in edited if edited[key] != first.get(key)} == {"deep/3.md:Title_3.0", "new.md:0"}
+    assert {key.partition(":")[0] for key in first if key not in edited} == {"deep/3.md"}
 
 
-def test_a_glob_and_a_file_name_documents_as_their_folder_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_document_ids_are_relative_to_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "docs/a").mkdir(parents=True)
     (tmp_path / "docs/a/b.md").write_text("B")
     assert list_ids(plan_folder(f"{tmp_path}/docs/**/*.md", tmp_path / "work")) == ["a/b.md"]
@@ -251,7 +248,7 @@ def test_hostile_files_of_a_folder_are_counted(tmp_path: Path) -> None:
     assert passage.title == "sub dir/a b 100%.md"
 
 
-def test_a_folder_without_documents_says_what_it_has(tmp_path: Path) -> None:
+def test_folder_without_documents_is_reported(tmp_path: Path) -> None:
     (tmp_path / "docs").mkdir()
     with pytest.raises(InputError, match=r"docs has no documents \(it is empty\): give folders of Markdown"):
         plan_folder(tmp_path / "docs", tmp_path / "work")
@@ -285,7 +282,7 @@ link</a>.</p>
 </main><footer>Bottom</footer></body></html>"""
 
 
-def test_html_has_sections_whose_blocks_are_whole() -> None:
+def test_html_is_split_into_sections() -> None:
     assert HTML.parse(PAGE.encode(), "a.html").sections == [
         ("The guide", "The guide\nA paragraph with bold and a link."),
         (
@@ -297,7 +294,7 @@ def test_html_has_sections_whose_blocks_are_whole() -> None:
     ]
 
 
-def test_html_in_another_encoding_is_read_if_it_says_so() -> None:
+def test_html_in_a_declared_encoding_is_read() -> None:
     page = "<meta charset='{}'><p>Zürich — Genève"
     for encoding in ("utf-8", "windows-1252"):
         assert HTML.parse(page.format(encoding).encode(encoding), "a.htm").sections == [("", "Zürich — Genève")]
@@ -367,17 +364,11 @@ print(first)
 SOURCES = {
     "a.sh": ("greet() {\n  echo hi\n}\n", ["greet"]),
     "a.c": ("#include <a.h>\n\nstatic int *add(int a)\n{\n  return a;\n}\n", ["", "add"]),
-    "a.cs": (
-        "namespace N {\n  class A {\n    void F() {\n      G();\n    }\n  }\n}\n",
-        ["N > A", "N > A > F"],
-    ),
+    "a.cs": ("namespace N {\n  class A {\n    void F() {\n      G();\n    }\n  }\n}\n", ["N > A", "N > A > F"]),
     "a.hpp": ("class A {\n  int f() {\n    return 1;\n  }\n};\n", ["A > f"]),
     "a.go": ("package a\n\nfunc (a T) F() int {\n\treturn 1\n}\n", ["", "F"]),
     "A.java": ("class A {\n  A() {\n    x();\n  }\n\n  int f() {\n    return 1;\n  }\n}\n", ["A > A", "A > f"]),
-    "a.mjs": (
-        "export const f = (x) => {\n  return x;\n};\n\nclass A {\n  g() {\n    f();\n  }\n}\n",
-        ["f", "A > g"],
-    ),
+    "a.mjs": ("export const f = (x) => {\n  return x;\n};\n\nclass A {\n  g() {\n    f();\n  }\n}\n", ["f", "A > g"]),
     "a.php": ("<?php\nclass A {\n  function f() {\n    g();\n  }\n}\n", ["A", "A > f"]),
     "a.py": (PYTHON, ["", "first", "Outer", "Outer > method", "Outer > Inner > deep", "late", ""]),
     "a.rb": ("module M\n  class A\n    def f\n      1\n    end\n  end\nend\n", ["M > A", "M > A > f"]),
@@ -388,7 +379,7 @@ SOURCES = {
 
 
 @pytest.mark.parametrize("name", SOURCES)
-def test_source_code_is_cut_at_functions_and_classes(name: str) -> None:
+def test_source_code_is_split_at_functions_and_classes(name: str) -> None:
     source, headings = SOURCES[name]
     sections = SOURCE_CODE.parse(source.encode(), name).sections
     assert [heading for heading, _ in sections] == headings
@@ -396,12 +387,12 @@ def test_source_code_is_cut_at_functions_and_classes(name: str) -> None:
     assert lines == [line for line in source.split("\n") if line.strip()]
 
 
-def test_every_grammar_has_a_source_here() -> None:
+def test_every_grammar_has_a_source_in_this_test() -> None:
     grammars = {grammar for ending, grammar in _GRAMMAR_BY_ENDING.items() if f"a{ending}" in {*map(str.lower, SOURCES)}}
     assert grammars == {*_GRAMMAR_BY_ENDING.values()}
 
 
-def test_a_definition_keeps_its_comment_and_decorator_and_is_whole_while_it_fits(tmp_path: Path) -> None:
+def test_definition_keeps_its_comment_and_decorator(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text(PYTHON)
     passages = list_passages(tmp_path / "a.py", tmp_path / "work", words=20)
     texts = [passage.text for passage in passages]
@@ -413,7 +404,7 @@ def test_a_definition_keeps_its_comment_and_decorator_and_is_whole_while_it_fits
         for passage in list_passages(tmp_path / "a.py", tmp_path / "work", words=7)
         if "> method" in passage.section
     ]
-    assert method.text == "def method(self):\n    a = 1\n    return a", "without the indentation of its class"
+    assert method.text == "def method(self):\n    a = 1\n    return a", "the indentation of the class is removed"
     assert all(passage.n_words <= 20 for passage in passages)
 
 
@@ -423,9 +414,9 @@ def test_minified_code_is_dropped() -> None:
 
 
 def build_pdf(pages: list[list[str]], extra: str = "", drawing: str = "", rotation: int = 0) -> bytes:
-    """Return a PDF with lines of text on pages; all pages but the last are in the outline.
+    """Return a PDF with the given lines on its pages; all pages except the last are in the outline.
 
-    Each page is rotated, and has a drawing in twice its size.
+    Each page is rotated, and has the drawing at twice its size.
     """
     outline = range(len(pages) - 1)
     entries = [
@@ -457,7 +448,7 @@ def build_pdf(pages: list[list[str]], extra: str = "", drawing: str = "", rotati
     return ("%PDF-1.7\n" + "\n".join(objects) + f"\ntrailer <</Root 1 0 R /Info 4 0 R {extra}>>\n%%EOF").encode()
 
 
-def test_a_pdf_has_a_section_per_page_with_its_chapter() -> None:
+def test_pdf_has_a_section_per_page_with_its_chapter() -> None:
     document = PDF.parse(
         build_pdf([["First line", "second line."], ["Contents . . . . . . . 7"], [], ["Last."]]), "a.pdf"
     )
@@ -511,7 +502,7 @@ def test_lines_of_a_form_between_texts_are_a_table(rotation: int) -> None:
     assert sorted(text.split("\n\n")) == sorted(["before", expected, "After"])
 
 
-def test_rows_between_which_no_line_is_are_told_apart_by_the_order_of_their_texts() -> None:
+def test_rows_without_a_line_between_them_are_separated() -> None:
     first_row, *rows = [["name", "use"], ["postgres", "catalog"], ["redis", "cache"]]
     texts = [") Tj 80 0 Td (".join(first_row), *(f") Tj -80 0 Td ({') Tj 80 0 Td ('.join(row)}" for row in rows)]
     lines = " ".join(f"-5 {y} m 80 {y} l S" for y in (10, -2, -23)) + " "
@@ -529,13 +520,13 @@ def test_pages_after_very_many_objects_have_no_tables() -> None:
     assert [page[0] for page in pages] == [[["a", "b"], ["c", "d"]], "a\r\nb\r\ncd", "a\r\nb\r\ncd"]
 
 
-def test_a_page_with_too_many_paths_is_text() -> None:
+def test_page_with_too_many_paths_has_no_tables() -> None:
     lines = "0 0 m 1 1 l S " * 100_001
     ((_, text),) = PDF.parse(build_pdf([["Some text", "of a page."], []], drawing=lines), "a.pdf").sections
     assert text == "Some text of a page."
 
 
-def test_a_pdf_that_cannot_be_read_is_dropped() -> None:
+def test_unreadable_pdf_is_dropped() -> None:
     key = "<" + "00" * 32 + ">"
     encrypt = f"/Encrypt <</Filter /Standard /V 1 /R 2 /O {key} /U {key} /P -1>> /ID [<00> <00>]"
     for data, reason in [
@@ -548,7 +539,7 @@ def test_a_pdf_that_cannot_be_read_is_dropped() -> None:
     assert PDF.parse(build_pdf([[], []]), "a.pdf").sections == []
 
 
-def test_a_pdf_that_crashes_its_parser_is_dropped_and_the_next_is_read() -> None:
+def test_next_pdf_is_read_after_a_crash_of_the_parser() -> None:
     data = build_pdf([["Words."], []])
     assert PDF.parse(data, "a.pdf").sections
     process = _get_worker(PDF.module)._process
@@ -560,7 +551,7 @@ def test_a_pdf_that_crashes_its_parser_is_dropped_and_the_next_is_read() -> None
 
 
 WORD_NAMESPACE = "http://schemas.openxmlformats.org/wordprocessingml/2006/main"
-WORD = f"""<w:document xmlns:w="{WORD_NAMESPACE}"><w:body>{{}}</w:body>
+WORD_DOCUMENT = f"""<w:document xmlns:w="{WORD_NAMESPACE}"><w:body>{{}}</w:body>
 </w:document>"""
 WORD_TYPE = "application/vnd.openxmlformats-officedocument.wordprocessingml.document.main+xml"
 RELATIONS = "http://schemas.openxmlformats.org/package/2006/relationships"
@@ -581,7 +572,7 @@ def build_docx(
         f'<Override PartName="/{folder}/document.xml" ContentType="{WORD_TYPE}"/></Types>',
         "_rels/.rels": f'<Relationships xmlns="{RELATIONS}"><Relationship Id="r1" Target="{folder}/document.xml" '
         'Type="http://schemas.openxmlformats.org/officeDocument/2006/relationships/officeDocument"/></Relationships>',
-        f"{folder}/document.xml": (prolog + WORD.format(body)).encode(encoding),
+        f"{folder}/document.xml": (prolog + WORD_DOCUMENT.format(body)).encode(encoding),
         f"{folder}/styles.xml": f'<w:styles xmlns:w="{WORD_NAMESPACE}">{styles}</w:styles>',
         "docProps/core.xml": '<p><dcterms:modified xsi:type="a">2026-11-01T12:00:00Z</dcterms:modified></p>',
     }
@@ -592,13 +583,13 @@ def build_docx(
     return file.getvalue()
 
 
-def test_a_word_file_has_sections_by_headings() -> None:
+def test_word_file_is_split_at_headings() -> None:
     document = OFFICE.parse(build_docx("Before.", "# Rivers", "Long ones.", "|Nile|6650", "|"), "a.DOCX")
     assert document.sections == [("", "Before."), ("Rivers", "Rivers\nLong ones.\n\nNile | 6650")]
     assert document.revised == 1793534400
 
 
-def test_hidden_and_deleted_text_of_a_word_file_is_left_out() -> None:
+def test_hidden_and_deleted_text_of_a_word_file_is_omitted() -> None:
     runs = (
         "<w:r><w:rPr><w:vanish/><w:vanish/></w:rPr><w:t>Hidden. </w:t></w:r>"
         "<w:del><w:r><w:delText>Deleted. </w:delText></w:r></w:del>"
@@ -609,7 +600,7 @@ def test_hidden_and_deleted_text_of_a_word_file_is_left_out() -> None:
     assert document.sections == [("", "Text.\n\nShown. Inserted.")]
 
 
-def test_text_that_a_style_of_a_word_file_hides_is_left_out() -> None:
+def test_text_hidden_by_a_style_of_a_word_file_is_omitted() -> None:
     names, hides, shows = ("Note", "Aside", "Reply", "Loop"), "<w:vanish/>", '<w:vanish w:val="false"/>'
     styles = "".join(
         f'<w:style w:type="character" w:styleId="{name}"><w:basedOn w:val="{base}"/><w:rPr>{vanish}</w:rPr></w:style>'
@@ -625,14 +616,14 @@ def test_text_that_a_style_of_a_word_file_hides_is_left_out() -> None:
 
 
 @pytest.mark.parametrize("unusual", [{"encoding": "utf-16"}, {"folder": "text"}])
-def test_hidden_text_of_an_unusual_word_file_is_left_out(unusual: dict[str, str]) -> None:
+def test_hidden_text_of_an_unusual_word_file_is_omitted(unusual: dict[str, str]) -> None:
     hidden_run = "<w:r><w:rPr><w:vanish/></w:rPr><w:t>Hidden.</w:t></w:r>"
     file = build_docx(f"Text.</w:t></w:r>{hidden_run}<w:r><w:t>", **unusual)
     assert OFFICE.parse(file, "a.docx").sections == [("", "Text.")]
 
 
-def test_a_workbook_has_a_table_per_visible_sheet() -> None:
-    import openpyxl  # noqa: PLC0415 - takes a fifth of a second
+def test_workbook_has_a_table_per_visible_sheet() -> None:
+    import openpyxl  # noqa: PLC0415 - importing it takes 0.2 s
 
     workbook = openpyxl.Workbook()
     rivers, hidden = workbook.active, workbook.create_sheet("Hidden")
@@ -654,8 +645,8 @@ def test_a_workbook_has_a_table_per_visible_sheet() -> None:
     ]
 
 
-def test_a_presentation_has_a_section_per_slide() -> None:
-    import pptx  # noqa: PLC0415 - takes a tenth of a second
+def test_presentation_has_a_section_per_slide() -> None:
+    import pptx  # noqa: PLC0415 - importing it takes 0.1 s
 
     presentation = pptx.Presentation()
     slide = presentation.slides.add_slide(presentation.slide_layouts[1])
@@ -672,7 +663,7 @@ def test_a_presentation_has_a_section_per_slide() -> None:
     ]
 
 
-def test_an_open_document_has_sections_by_headings() -> None:
+def test_open_document_is_split_at_headings() -> None:
     document = odfdo.Document("text")
     document.body.clear()
     table = odfdo.Table("T")
@@ -695,7 +686,7 @@ def declare_size(data: bytes, size: int) -> bytes:
     return data[: start + 24] + struct.pack("<I", size) + data[start + 28 :]
 
 
-def test_a_hostile_office_file_is_dropped() -> None:
+def test_hostile_office_file_is_dropped() -> None:
     plain = build_docx("Words.")
     for data, reason in [
         (b"not an archive", "damaged"),
@@ -711,7 +702,7 @@ def test_a_hostile_office_file_is_dropped() -> None:
             OFFICE.parse(plain, name)
 
 
-def test_a_folder_mixes_formats(tmp_path: Path) -> None:
+def test_folder_with_several_formats(tmp_path: Path) -> None:
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs/a.pdf").write_bytes(build_pdf([["Text of a page."], []]))
     (tmp_path / "docs/b.PY").write_text("x = 1")
@@ -722,7 +713,7 @@ def test_a_folder_mixes_formats(tmp_path: Path) -> None:
     assert list_ids(plan_folder(f"{tmp_path}/docs/*", tmp_path / "work")) == ["a.pdf", "b.PY", "c.md"]
 
 
-MISSING = [
+LIBRARIES = [
     (MARKDOWN, "markdown_it", "markdown"),
     (SOURCE_CODE, "tree_sitter_python", "code"),
     (PDF, "pypdfium2", "pdf"),
@@ -730,8 +721,8 @@ MISSING = [
 ]
 
 
-@pytest.mark.parametrize(("dump_format", "module", "extra"), MISSING)
-def test_a_missing_library_is_named(
+@pytest.mark.parametrize(("dump_format", "module", "extra"), LIBRARIES)
+def test_missing_library_is_reported(
     dump_format: DocumentFiles, module: str, extra: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, module, None)
@@ -739,7 +730,7 @@ def test_a_missing_library_is_named(
         dump_format.parse(b"Words.", "a.py" if dump_format is SOURCE_CODE else f"a{min(dump_format.endings)}")
 
 
-def test_one_damaged_file_is_an_error(tmp_path: Path) -> None:
+def test_single_damaged_file_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "a.md").write_bytes(b"\xff")
     with pytest.raises(InputError, match=r"a.md is not UTF-8: give a file with text"):
         list(MARKDOWN.read_records((tmp_path / "a.md").as_uri()))

@@ -23,11 +23,11 @@ from rag_model.errors import InputError
 from tests.fixtures.work_counters import measure_peaks
 
 
-def articles(plan: Plan) -> list[Article]:
+def read_articles(plan: Plan) -> list[Article]:
     return [article for part in plan.parts for article in JSONL.read(part)]
 
 
-def passages(plan: Plan) -> list[Passage]:
+def read_passages(plan: Plan) -> list[Passage]:
     return [passage for part in plan.parts for passage in JSONL.read(part)]
 
 
@@ -42,24 +42,24 @@ EXPECTED = {Article(f"doc {i}", 0, f"Title {i}", (Section("", f"Text é {i}."),)
 
 
 @pytest.mark.parametrize("name", ["corpus.jsonl", "corpus.jsonl.gz", "corpus.parquet"])
-def test_documents_come_back_whole(tmp_path, plan, name: str) -> None:
+def test_documents_are_read_completely(tmp_path, plan, name: str) -> None:
     path = tmp_path / name
     if path.suffix == ".parquet":
         columns = {key: [row[key] for row in ROWS] for key in ("_id", "title", "text")}
         pq.write_table(pa.table({**columns, "vector": [[0.5]] * len(ROWS)}), path)
     else:
         write_jsonl(path, ROWS)
-    made = plan(path, part_bytes=1000)
-    found = articles(made)
-    assert made.kind == "documents"
-    assert set(found) == EXPECTED
-    assert len(found) == len(EXPECTED)
-    assert len(made.parts) > 5
+    document_plan = plan(path, part_bytes=1000)
+    articles = read_articles(document_plan)
+    assert document_plan.kind == "documents"
+    assert set(articles) == EXPECTED
+    assert len(articles) == len(EXPECTED)
+    assert len(document_plan.parts) > 5
 
 
 @pytest.mark.parametrize("name", ["corpus.jsonl", "corpus.parquet"])
-def test_contents_are_a_title_and_a_text(tmp_path, plan, name: str) -> None:
-    """As Pyserini and FlashRAG write them."""
+def test_contents_are_split_into_title_and_text(tmp_path, plan, name: str) -> None:
+    """Pyserini and FlashRAG write such files."""
     rows = [
         {"id": "a", "contents": "Title\nFirst line.\nSecond line."},
         {"id": "b", "contents": "A text without a title."},
@@ -72,11 +72,11 @@ def test_contents_are_a_title_and_a_text(tmp_path, plan, name: str) -> None:
         pq.write_table(pa.Table.from_pylist(rows, pa.schema([(key, pa.string()) for key in rows[4]])), tmp_path / name)
     else:
         write_jsonl(tmp_path / name, list(rows))
-    found = {
+    documents = {
         article.page_id: (article.title, [part.text for part in article.sections])
-        for article in articles(plan(tmp_path / name))
+        for article in read_articles(plan(tmp_path / name))
     }
-    assert found == {
+    assert documents == {
         "a": ("Title", ["First line.\nSecond line."]),
         "b": ("", ["A text without a title."]),
         "c": ("", ["No title."]),
@@ -87,7 +87,7 @@ def test_contents_are_a_title_and_a_text(tmp_path, plan, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "row", "says"),
+    ("name", "row", "message"),
     [
         (
             "x.jsonl",
@@ -100,44 +100,44 @@ def test_contents_are_a_title_and_a_text(tmp_path, plan, name: str) -> None:
         ("x.tsv", "1\t" + "t" * 100_001 + "\tT", "a text of 100,001 characters, but .*: cut it into passages"),
     ],
 )
-def test_what_every_passage_would_repeat_has_a_bound(tmp_path, plan, name: str, row: str, says: str) -> None:
+def test_length_of_ids_and_titles_is_limited(tmp_path, plan, name: str, row: str, message: str) -> None:
     (tmp_path / name).write_text(row + "\n")
-    with pytest.raises(InputError, match=says):
+    with pytest.raises(InputError, match=message):
         plan(tmp_path / name)
 
 
-def test_a_first_line_of_contents_too_long_for_a_title_is_text(tmp_path, plan) -> None:
-    whole = "T" * 1_001 + "\nmore"
-    (found,) = articles(plan(write_jsonl(tmp_path / "x.jsonl", [{"id": "a", "contents": whole}])))
-    assert (found.title, found.sections) == ("", (Section("", whole),))
+def test_long_first_line_of_contents_is_text(tmp_path, plan) -> None:
+    contents = "T" * 1_001 + "\nmore"
+    (article,) = read_articles(plan(write_jsonl(tmp_path / "x.jsonl", [{"id": "a", "contents": contents}])))
+    assert (article.title, article.sections) == ("", (Section("", contents),))
 
 
-def test_a_document_lies_in_the_part_of_its_place_in_the_order_of_the_source(tmp_path, plan) -> None:
-    made = plan(write_jsonl(tmp_path / "x.jsonl", ROWS), part_bytes=1000)
-    assert made.parts[0].first_page == 0
-    assert made.parts[-1].last_page == ID_HASHES - 1
-    for before, after in zip(made.parts, made.parts[1:], strict=False):
-        assert after.first_page == before.last_page + 1
-    for part in made.parts:
+def test_part_of_a_document_depends_on_its_id(tmp_path, plan) -> None:
+    document_plan = plan(write_jsonl(tmp_path / "x.jsonl", ROWS), part_bytes=1000)
+    assert document_plan.parts[0].first_page == 0
+    assert document_plan.parts[-1].last_page == ID_HASHES - 1
+    for previous_part, next_part in zip(document_plan.parts, document_plan.parts[1:], strict=False):
+        assert next_part.first_page == previous_part.last_page + 1
+    for part in document_plan.parts:
         ids = [article.page_id for article in JSONL.read(part)]
         assert all(part.first_page <= hash_id(document_id) <= part.last_page for document_id in ids)
         assert ids == sorted(ids, key=lambda document_id: int(document_id[4:]))
 
 
-def test_a_plan_of_documents_repeats_and_moves_only_what_changed(tmp_path, plan) -> None:
+def test_edit_changes_one_part_of_the_plan(tmp_path, plan) -> None:
     path = tmp_path / "x.jsonl"
     first = list(map(compute_source_digest, plan(write_jsonl(path, ROWS), part_bytes=1000).parts))
-    again = list(map(compute_source_digest, plan(write_jsonl(path, ROWS), part_bytes=1000).parts))
+    second = list(map(compute_source_digest, plan(write_jsonl(path, ROWS), part_bytes=1000).parts))
     edited = [*ROWS[:7], {**ROWS[7], "text": "Text è 7."}, *ROWS[8:]]
-    other = list(map(compute_source_digest, plan(write_jsonl(path, edited), part_bytes=1000).parts))
-    assert first == again
-    assert sum(a != b for a, b in zip(first, other, strict=True)) == 1
+    third = list(map(compute_source_digest, plan(write_jsonl(path, edited), part_bytes=1000).parts))
+    assert first == second
+    assert sum(a != b for a, b in zip(first, third, strict=True)) == 1
 
 
-def test_more_documents_than_fit_in_memory_are_appended(tmp_path, plan, monkeypatch) -> None:
+def test_documents_beyond_the_buffer_are_appended_to_files(tmp_path, plan, monkeypatch) -> None:
     monkeypatch.setattr(record_format, "MAX_BUFFERED_BYTES", 2000)
     path = write_jsonl(tmp_path / "x.jsonl", ROWS)
-    assert set(articles(plan(path, part_bytes=1000))) == EXPECTED
+    assert set(read_articles(plan(path, part_bytes=1000))) == EXPECTED
 
 
 def plan_with_small_buffer(path: Path, workdir: Path) -> None:
@@ -145,7 +145,7 @@ def plan_with_small_buffer(path: Path, workdir: Path) -> None:
     plan_dump(str(path), workdir=workdir, stage=Path.as_uri)
 
 
-def test_bucketing_holds_little_in_memory(tmp_path) -> None:
+def test_planning_needs_little_memory(tmp_path) -> None:
     small, large = (write_jsonl(tmp_path / f"{count}.jsonl", [{"id": i, "text": "word " * 200} for i in range(count)])
                     for count in (10, 11_000))  # fmt: skip
     _, peak = measure_peaks(*(partial(plan_with_small_buffer, path, tmp_path) for path in (small, large)))
@@ -153,29 +153,29 @@ def test_bucketing_holds_little_in_memory(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("name", ["x.jsonl.gz", "x.tsv.gz"])
-def test_a_file_of_blank_lines_is_given_up_early(tmp_path, plan, name) -> None:
+def test_file_of_blank_lines_is_refused_early(tmp_path, plan, name) -> None:
     lines = b'{"id": 1, "text": "words"}\n' if "jsonl" in name else b"1\twords\ttitle\n"
     (tmp_path / name).write_bytes(gzip.compress(lines) + gzip.compress(b"\n" * (1 << 20)))
     with pytest.raises(InputError, match=r"blank lines: remove them|line 2 of x\.tsv\.gz has 0 columns"):
         plan(tmp_path / name)
 
 
-def test_sections_and_numbers_as_ids_are_taken(tmp_path, plan) -> None:
+def test_sections_and_numeric_ids_are_read(tmp_path, plan) -> None:
     sections = [{"heading": "", "text": "Lead."}, {"heading": "Life", "text": "Born."}, "Plain."]
     rows = [{"id": 7, "title": "T", "sections": sections}, {"id": "8", "text": None}, {"id": "9"}]
-    found = {article.page_id: article for article in articles(plan(write_jsonl(tmp_path / "x.jsonl", rows)))}
-    assert found["7"].sections == (Section("", "Lead."), Section("Life", "Born."), Section("", "Plain."))
-    assert found["8"] == Article("8", 0, "", ())
-    assert found["9"].sections == ()
+    articles = {article.page_id: article for article in read_articles(plan(write_jsonl(tmp_path / "x.jsonl", rows)))}
+    assert articles["7"].sections == (Section("", "Lead."), Section("Life", "Born."), Section("", "Plain."))
+    assert articles["8"] == Article("8", 0, "", ())
+    assert articles["9"].sections == ()
 
 
-def test_half_a_character_becomes_a_mark(tmp_path, plan) -> None:
+def test_lone_surrogate_is_replaced(tmp_path, plan) -> None:
     (tmp_path / "x.jsonl").write_text('{"id": "1", "text": "a \\ud800 \\ud83d\\ude00"}\n')
-    assert articles(plan(tmp_path / "x.jsonl"))[0].sections == (Section("", "a \N{REPLACEMENT CHARACTER} 😀"),)
+    assert read_articles(plan(tmp_path / "x.jsonl"))[0].sections == (Section("", "a \N{REPLACEMENT CHARACTER} 😀"),)
 
 
-def test_docid_is_an_id(tmp_path: Path) -> None:
-    """As in Mr. TyDi and in castorini/odqa-wiki-corpora."""
+def test_docid_is_read_as_id(tmp_path: Path) -> None:
+    """Mr. TyDi and castorini/odqa-wiki-corpora have such files."""
     (tmp_path / "a.jsonl").write_text('{"docid": "12#0", "title": "a", "text": "b"}\n')
     pq.write_table(pa.table({"docid": ["12#0"], "title": ["a"], "text": ["b"]}), tmp_path / "a.parquet")
     for name in ("a.jsonl", "a.parquet"):
@@ -206,7 +206,7 @@ def test_columns_and_rows_give_the_same_records(tmp_path: Path, column: dict[str
         except InputError as error:
             return str(error).replace(name, "x.parquet")
 
-    # A date makes the reader parse row by row.
+    # With a column of dates, the reader parses row by row.
     records = read("x.parquet", columns)
     assert records == read("dated.parquet", {**columns, "revised": [None] * 4})
     if isinstance(records, list):
@@ -223,7 +223,7 @@ def test_columns_and_rows_give_the_same_records(tmp_path: Path, column: dict[str
         ([7, None, 8, 7], ["7", "", "8", "7"]),  # whole numbers are read row by row
     ],
 )
-def test_passages_have_the_pages_that_a_file_names(tmp_path: Path, page_ids: list[object], expected: list[str]) -> None:
+def test_page_ids_of_passages_are_read(tmp_path: Path, page_ids: list[object], expected: list[str]) -> None:
     columns = {"id": ["1", "2", "3", "4"], "title": ["a"] * 4, "text": ["b"] * 4, "embeddings": [[1.0]] * 4}
     pq.write_table(pa.table({**columns, "page_id": page_ids}), tmp_path / "x.parquet")
     (block,) = PARQUET.read_columns(str(tmp_path / "x.parquet"), 0, 4)
@@ -240,21 +240,21 @@ def test_text_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
             list(rows(str(tmp_path / "x.parquet"), 0, 2))
 
 
-def test_sections_in_parquet_are_taken(tmp_path, plan) -> None:
+def test_sections_in_parquet_are_read(tmp_path, plan) -> None:
     sections = [{"heading": "Life", "text": "Born."}]
     rows = pa.table({"id": ["1", "2", "3"], "sections": [sections] * 3})
     pq.write_table(rows, tmp_path / "x.parquet", row_group_size=2)
     expected = {Article(name, 0, "", (Section("Life", "Born."),)) for name in ("1", "2", "3")}
-    assert {*articles(plan(tmp_path / "x.parquet"))} == expected
+    assert {*read_articles(plan(tmp_path / "x.parquet"))} == expected
 
 
-def test_a_document_may_say_when_it_was_changed(tmp_path, plan) -> None:
+def test_dateof_a_document_is_read(tmp_path, plan) -> None:
     noon = 1_793_534_400
-    told = ["2026-11-01T12:00:00Z", "2026-11-01T13:00:00+01:00", noon, "2026-11-01", None, ""]
-    rows = [{"id": str(i), "text": "x", "revised": one} for i, one in enumerate(told)] + [{"id": "6", "text": "x"}]
-    found = articles(plan(write_jsonl(tmp_path / "x.jsonl", rows)))
+    dates = ["2026-11-01T12:00:00Z", "2026-11-01T13:00:00+01:00", noon, "2026-11-01", None, ""]
+    rows = [{"id": str(i), "text": "x", "revised": date} for i, date in enumerate(dates)] + [{"id": "6", "text": "x"}]
+    articles = read_articles(plan(write_jsonl(tmp_path / "x.jsonl", rows)))
     midnight = noon - 12 * 3600
-    assert {one.page_id: one.revised for one in found} == dict(
+    assert {article.page_id: article.revised for article in articles} == dict(
         zip("0123456", [noon, noon, noon, midnight, None, None, None], strict=True)
     )
 
@@ -267,7 +267,7 @@ def test_a_document_may_say_when_it_was_changed(tmp_path, plan) -> None:
     ],
     ids=str,
 )
-def test_dates_in_parquet_are_taken(tmp_path, plan, kind: pa.DataType) -> None:
+def test_dates_in_parquet_are_read(tmp_path, plan, kind: pa.DataType) -> None:
     day = 1_793_491_200  # 2026-11-01, in UTC
     if pa.types.is_timestamp(kind):
         dates = pa.array([day, None], pa.timestamp("s", kind.tz)).cast(kind)
@@ -276,31 +276,31 @@ def test_dates_in_parquet_are_taken(tmp_path, plan, kind: pa.DataType) -> None:
     else:
         dates = pa.array([date(2026, 11, 1), None]).cast(kind)
     pq.write_table(pa.table({"id": ["1", "2"], "text": ["x", "y"], "revised": dates}), tmp_path / "x.parquet")
-    assert {article.page_id: article.revised for article in articles(plan(tmp_path / "x.parquet"))} == {
+    assert {article.page_id: article.revised for article in read_articles(plan(tmp_path / "x.parquet"))} == {
         "1": day,
         "2": None,
     }
 
 
 @pytest.mark.parametrize("revised", ["March 2021", "2026-02-30", 1e9, True, [], {}, 10**12, -(10**30), "x" * 10_000])
-def test_what_is_no_date_is_one_sentence(tmp_path, plan, revised: object) -> None:
-    """A number of milliseconds is none either: it would be in the year 33658."""
-    says = (
+def test_invalid_dateis_reported(tmp_path, plan, revised: object) -> None:
+    """Milliseconds are refused too: as seconds they would mean the year 33658."""
+    message = (
         r"^line 1 of x\.jsonl has '.{1,40}' as its `revised`: give a date such as 2026-11-01 or 2026-11-01T12:00:00Z$"
     )
-    with pytest.raises(InputError, match=says):
+    with pytest.raises(InputError, match=message):
         plan(write_jsonl(tmp_path / "x.jsonl", [{"id": "1", "text": "x", "revised": revised}]))
 
 
-def test_a_limit_takes_the_first_documents_over_files(tmp_path, plan) -> None:
+def test_limit_takes_the_first_documents_of_all_files(tmp_path, plan) -> None:
     write_jsonl(tmp_path / "a2.jsonl", ROWS[:10])
     write_jsonl(tmp_path / "a10.jsonl", ROWS[10:])
-    found = articles(plan(tmp_path / "*.jsonl", limit=12))
-    assert sorted(article.page_id for article in found) == sorted(f"doc {i}" for i in range(12))
+    articles = read_articles(plan(tmp_path / "*.jsonl", limit=12))
+    assert sorted(article.page_id for article in articles) == sorted(f"doc {i}" for i in range(12))
 
 
 @pytest.mark.parametrize(
-    ("line", "says"),
+    ("line", "message"),
     [
         ("{", r"line 2 of x\.jsonl is not JSON"),
         ("[1]", r"line 2 of x\.jsonl is not a JSON object"),
@@ -313,51 +313,43 @@ def test_a_limit_takes_the_first_documents_over_files(tmp_path, plan) -> None:
         ("\xff", r"line 2 of x\.jsonl is not JSON"),
     ],
 )
-def test_a_broken_document_is_one_sentence(tmp_path, plan, line: str, says: str) -> None:
+def test_invalid_document_is_reported(tmp_path, plan, line: str, message: str) -> None:
     (tmp_path / "x.jsonl").write_bytes(b'{"id": "a", "text": "x"}\n' + line.encode("latin-1") + b"\n")
-    with pytest.raises(InputError, match=says) as refused:
+    with pytest.raises(InputError, match=message) as error:
         plan(tmp_path / "x.jsonl")
-    assert "\n" not in str(refused.value)
+    assert "\n" not in str(error.value)
 
 
-def test_an_id_that_comes_twice_is_one_sentence(tmp_path, plan) -> None:
-    made = plan(write_jsonl(tmp_path / "x.jsonl", [*ROWS[:3], ROWS[1]]))
+def test_duplicate_id_is_reported(tmp_path, plan) -> None:
+    document_plan = plan(write_jsonl(tmp_path / "x.jsonl", [*ROWS[:3], ROWS[1]]))
     with pytest.raises(InputError, match="the id 'doc 1' occurs twice"):
-        articles(made)
+        read_articles(document_plan)
 
 
 @pytest.mark.parametrize("name", ["x.jsonl", "x.tsv"])
-def test_a_file_without_records_is_one_sentence(tmp_path, plan, name: str) -> None:
+def test_file_without_records_is_reported(tmp_path, plan, name: str) -> None:
     (tmp_path / name).write_bytes(b"")
     with pytest.raises(InputError, match="contains no records"):
         plan(tmp_path / name)
 
 
-def test_a_file_that_is_no_parquet_is_one_sentence(tmp_path, plan) -> None:
+def test_file_that_is_not_parquet_is_reported(tmp_path, plan) -> None:
     (tmp_path / "x.parquet").write_bytes(b"no parquet at all")
     with pytest.raises(InputError, match=r"^x\.parquet is not readable as Parquet"):
         plan(tmp_path / "x.parquet")
 
 
-def test_ready_passages_are_taken_as_they_are(tmp_path, plan) -> None:
+def test_passages_are_read_unchanged(tmp_path, plan) -> None:
     path = tmp_path / "psgs_w100.tsv.gz"
     rows = 'id\ttext\ttitle\n1\t"He said ""yes"" to it."\tAaron\n2\tMore\twords\n'.replace(
         "More\twords", "More words\tAaron"
     )
     path.write_bytes(gzip.compress(rows.encode()))
-    made = plan(path)
-    assert made.kind == "passages"
-    assert passages(made) == [
+    passage_plan = plan(path)
+    assert passage_plan.kind == "passages"
+    assert read_passages(passage_plan) == [
         Passage(
-            "1",
-            "Aaron",
-            0,
-            "Aaron",
-            "",
-            'He said "yes" to it.',
-            0,
-            5,
-            Passage.hash_of("Aaron", 'He said "yes" to it.'),
+            "1", "Aaron", 0, "Aaron", "", 'He said "yes" to it.', 0, 5, Passage.hash_of("Aaron", 'He said "yes" to it.')
         ),
         Passage("2", "Aaron", 0, "Aaron", "", "More words", 0, 2, Passage.hash_of("Aaron", "More words")),
     ]
@@ -368,24 +360,24 @@ cell = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\r\0
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=50)
 @given(rows=st.lists(st.tuples(cell, cell), min_size=1, max_size=20))
-def test_what_csv_writes_is_read_back(tmp_path, plan, rows: list[tuple[str, str]]) -> None:
+def test_tsv_of_the_csv_module_is_read(tmp_path, plan, rows: list[tuple[str, str]]) -> None:
     path = tmp_path / "x.tsv"
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, delimiter="\t", lineterminator="\n")
         writer.writerow(["id", "text", "title"])
         writer.writerows([str(i), *row] for i, row in enumerate(rows))
-    found = {int(passage.id): (passage.text, passage.title) for passage in passages(plan(path))}
-    assert found == dict(enumerate(rows))
+    rows_read = {int(passage.id): (passage.text, passage.title) for passage in read_passages(plan(path))}
+    assert rows_read == dict(enumerate(rows))
 
 
-def test_a_header_may_name_another_order(tmp_path, plan) -> None:
+def test_header_determines_the_order_of_columns(tmp_path, plan) -> None:
     (tmp_path / "x.tsv").write_text("title\tid\ttext\nT\t5\tWords\n")
-    (found,) = passages(plan(tmp_path / "x.tsv"))
-    assert (found.id, found.title, found.text) == ("5", "T", "Words")
+    (passage,) = read_passages(plan(tmp_path / "x.tsv"))
+    assert (passage.id, passage.title, passage.text) == ("5", "T", "Words")
 
 
 @pytest.mark.parametrize(
-    ("line", "says"),
+    ("line", "message"),
     [
         (b"1\tonly two", r"line 2 of x\.tsv has 2 columns"),
         (b'1\t"no end\tx\n', "badly quoted"),
@@ -393,9 +385,9 @@ def test_a_header_may_name_another_order(tmp_path, plan) -> None:
         (b"1\t\xff\tx", "not UTF-8"),
     ],
 )
-def test_a_broken_row_is_one_sentence(tmp_path, plan, line: bytes, says: str) -> None:
+def test_invalid_row_is_reported(tmp_path, plan, line: bytes, message: str) -> None:
     (tmp_path / "x.tsv").write_bytes(b"id\ttext\ttitle\n" + line)
-    with pytest.raises(InputError, match=says):
+    with pytest.raises(InputError, match=message):
         plan(tmp_path / "x.tsv")
 
 
@@ -410,63 +402,63 @@ def test_a_broken_row_is_one_sentence(tmp_path, plan, line: bytes, says: str) ->
         {"id": 1, "sections": [{"heading": "no text"}]},
     ],
 )
-def test_a_document_of_wrong_types_is_refused_with_its_line(tmp_path, plan, line: object) -> None:
+def test_document_with_wrong_types_is_reported_with_its_line(tmp_path, plan, line: object) -> None:
     with pytest.raises(InputError, match="line 2 of"):
         plan(write_jsonl(tmp_path / "x.jsonl", [ROWS[0], line]))
 
 
-def test_json_too_deep_to_parse_is_refused_with_its_line(tmp_path, plan) -> None:
+def test_deeply_nested_json_is_reported_with_its_line(tmp_path, plan) -> None:
     path = tmp_path / "x.jsonl"
     path.write_text("[" * 200_000)
     with pytest.raises(InputError, match=r"line 1 of x\.jsonl is not JSON"):
         plan(path)
 
 
-def test_a_byte_order_mark_does_not_hide_the_header(tmp_path, plan) -> None:
+def test_byte_order_mark_is_ignored(tmp_path, plan) -> None:
     path = tmp_path / "passages.tsv"
     path.write_text("\ufeffid\ttext\ttitle\n1\tSome text\tTitle\n", encoding="utf-8")
-    assert [passage.id for passage in passages(plan(path))] == ["1"]
+    assert [passage.id for passage in read_passages(plan(path))] == ["1"]
 
 
-def test_a_passage_without_an_id_is_refused(tmp_path, plan) -> None:
+def test_passage_without_an_id_is_refused(tmp_path, plan) -> None:
     path = tmp_path / "passages.tsv"
     path.write_text("id\ttext\ttitle\n \tSome text\tTitle\n")
     with pytest.raises(InputError, match="has no id"):
         plan(path)
 
 
-def test_a_limit_beyond_all_numbers_takes_everything(tmp_path, plan) -> None:
-    assert len(articles(plan(write_jsonl(tmp_path / "x.jsonl", ROWS), limit=10**30))) == len(ROWS)
+def test_huge_limit_takes_all_documents(tmp_path, plan) -> None:
+    assert len(read_articles(plan(write_jsonl(tmp_path / "x.jsonl", ROWS), limit=10**30))) == len(ROWS)
 
 
 def read_long_texts(path: Path) -> None:
     assert sum(len(record[2][0][1]) for record in PARQUET.read_records(str(path))) == 60 * (5 << 20)
 
 
-def test_one_long_text_that_many_rows_name_takes_little_memory(tmp_path: Path) -> None:
+def test_repeated_long_text_needs_little_memory(tmp_path: Path) -> None:
     text = pa.DictionaryArray.from_arrays(pa.array([0] * 60, pa.int32()), pa.array(["x" * (5 << 20)]))
     table = pa.table({"id": [str(row) for row in range(60)], "text": text})
     pq.write_table(table, tmp_path / "long.parquet", compression="zstd")
     assert (tmp_path / "long.parquet").stat().st_size < 100_000
     (peak,) = measure_peaks(partial(read_long_texts, tmp_path / "long.parquet"))
-    assert peak < 3 * MAX_LINE, "the texts of all rows take 300 MB"
+    assert peak < 3 * MAX_LINE, "the texts of all rows need 300 MB"
 
 
 @pytest.mark.parametrize("nested", [False, True])
-def test_a_row_without_end_is_one_sentence(nested: bool, tmp_path: Path) -> None:
-    """Of few kilobytes: in a list a dictionary names one text many times."""
+def test_huge_row_is_reported(nested: bool, tmp_path: Path) -> None:
+    """A file of a few kilobytes can have such a row if a list repeats one text of a dictionary."""
     text = pa.array(["x" * (1 << 20 if nested else (64 << 20) + 1)])
     if nested:
-        named = pa.DictionaryArray.from_arrays(pa.array([0] * 100, pa.int32()), text)
-        text = pa.ListArray.from_arrays(pa.array([0, 100], pa.int32()), named)
+        repeated_texts = pa.DictionaryArray.from_arrays(pa.array([0] * 100, pa.int32()), text)
+        text = pa.ListArray.from_arrays(pa.array([0, 100], pa.int32()), repeated_texts)
     pq.write_table(pa.table({"id": ["1"], "sections": text}), tmp_path / "row.parquet", compression="zstd")
     with pytest.raises(InputError, match=r"row\.parquet has a row of more than 64 MiB: give one document per row"):
         list(PARQUET.read_records(str(tmp_path / "row.parquet")))
 
 
 @pytest.mark.parametrize("encoding", ["PLAIN", "DELTA_BYTE_ARRAY"])
-def test_pages_that_decode_to_far_more_than_the_file_are_refused(encoding: str, tmp_path: Path) -> None:
-    """Of plain texts a page says it; one that repeats the text before it could be as long as that."""
+def test_parquet_bomb_is_refused(encoding: str, tmp_path: Path) -> None:
+    """A page of plain texts states its size; delta-encoded texts may each be as long as the previous one."""
     path, text = tmp_path / "bomb.parquet", pa.array(["x" * (3 << 20)] * 90)
     pq.write_table(
         pa.table({"id": [str(row) for row in range(90)], "text": text}),

@@ -1,4 +1,4 @@
-"""Every dump format keeps the contract: recognition, equal parts, and content that depends on nothing else."""
+"""Every dump format fulfils the contract: it recognizes its files, and its parts are reproducible and complete."""
 
 import bz2
 import gzip
@@ -189,7 +189,7 @@ def write_documents(path: Path, ending: str, build: Callable[[str], bytes]) -> N
         (path / f"{i}{ending}").write_bytes(build(f"Text number {i}."))
 
 
-# For each format its dumps: file name, and a function that writes the file.
+# The format, the file name, and a function that writes the file.
 DUMPS: list[tuple[str, str, Callable[[Path], object]]] = [
     ("jsonl", "a.jsonl", lambda path: path.write_text("\n".join(map(json.dumps, DOCUMENTS)))),
     (
@@ -250,8 +250,7 @@ DUMPS: list[tuple[str, str, Callable[[Path], object]]] = [
     ("mail", "nameless-mail", lambda path: path.write_text("".join(MESSAGE.format(i=i) for i in range(60)))),
     ("pages", "a.wikipages", lambda path: path.write_text(XML)),
 ]
-# Any bytes are a table or mail, a damaged document is counted as dropped, and without a name a
-# damaged file is of no format.
+# Any bytes can be a table or mail, damaged documents are dropped, and a damaged file without a name has no format.
 LENIENT_FORMATS = {"tsv", "mail", "markdown", "html", "source_code", "pdf", "office"}
 STRICT_DUMPS = [entry for entry in DUMPS if entry[0] not in LENIENT_FORMATS and not entry[1].startswith("nameless")]
 
@@ -272,8 +271,8 @@ PLAIN_PAGES = PlainPages()
 
 
 @pytest.fixture(autouse=True)
-def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two packages on the import path that provide formats."""
+def install_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Install two packages that provide formats."""
     install(tmp_path / "mail_package")
     install(tmp_path / "pages_package", f"{__name__}:PLAIN_PAGES", "pages")
     monkeypatch.syspath_prepend(tmp_path / "mail_package")
@@ -290,8 +289,8 @@ def dump(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, Path]:
     return format_name, tmp_path / "dumps" / file_name
 
 
-def plan_of(path: Path, workdir: Path, **settings: Any) -> Plan:
-    """Plan a dump; staged files are named by their number, so that equal plans are equal."""
+def plan_file(path: Path, workdir: Path, **settings: Any) -> Plan:
+    """Plan a dump; staged files are numbered, so that plans can be compared."""
     shutil.rmtree(workdir, ignore_errors=True)
     workdir.mkdir()
     numbers = iter(range(1000))
@@ -302,17 +301,17 @@ def plan_of(path: Path, workdir: Path, **settings: Any) -> Plan:
     return plan_dump(str(path), workdir=workdir, stage=stage, **settings)
 
 
-def content_of(plan: Plan) -> list[Page | Article | Passage]:
+def read_content(plan: Plan) -> list[Page | Article | Passage]:
     return [item for part in plan.parts for item in get_part_format(part).read(part)]
 
 
-def id_of(item: Page | Article | Passage) -> str:
+def get_id(item: Page | Article | Passage) -> str:
     return item.id if isinstance(item, Passage) else str(item.page_id)
 
 
-def test_every_built_in_format_has_a_dump_here() -> None:
-    of_files = {*BUILT_IN_FORMATS} - {"wiki_site"}  # its dumps are in test_wiki_site.py
-    assert {name for name, _, _ in DUMPS} == {*of_files, "mail", "pages"}
+def test_every_built_in_format_has_a_dump_in_this_test() -> None:
+    file_formats = {*BUILT_IN_FORMATS} - {"wiki_site"}  # its dumps are in test_wiki_site.py
+    assert {name for name, _, _ in DUMPS} == {*file_formats, "mail", "pages"}
 
 
 def test_exactly_one_format_recognizes_a_file(dump: tuple[str, Path]) -> None:
@@ -320,32 +319,32 @@ def test_exactly_one_format_recognizes_a_file(dump: tuple[str, Path]) -> None:
     assert {detect_format(url) for url in find_dump_files(str(path)).urls} == {format_name}
 
 
-def test_parts_cover_the_dump_and_are_the_same_when_planned_again(dump: tuple[str, Path], tmp_path: Path) -> None:
+def test_parts_cover_the_dump_and_are_reproducible(dump: tuple[str, Path], tmp_path: Path) -> None:
     format_name, path = dump
-    whole = content_of(plan_of(path, tmp_path / "work"))
-    assert len(whole) == 60
-    plan = plan_of(path, tmp_path / "work", part_bytes=300)
+    whole_content = read_content(plan_file(path, tmp_path / "work"))
+    assert len(whole_content) == 60
+    plan = plan_file(path, tmp_path / "work", part_bytes=300)
     assert len(plan.parts) > 1
-    assert sorted(map(id_of, content_of(plan))) == sorted(map(id_of, whole)), "nothing is read twice"
+    assert sorted(map(get_id, read_content(plan))) == sorted(map(get_id, whole_content)), "nothing may be repeated"
     assert all(first.last_page < second.first_page for first, second in zip(plan.parts, plan.parts[1:], strict=False))
-    assert plan_of(path, tmp_path / "work", part_bytes=300) == plan
+    assert plan_file(path, tmp_path / "work", part_bytes=300) == plan
     assert plan.kind == plan.parts[0].kind
     for part in plan.parts:
         value = json.loads(json.dumps(part.to_json()))
         assert Part.from_json(value) == part
         has_own_parts = format_name in {"pages", "enterprise", "cirrus"}
-        assert ("format" in value) == has_own_parts, "plans of standard formats do not change"
+        assert ("format" in value) == has_own_parts, "plans of standard formats do not name the format"
 
     starts = (0, *(part.first_page for part in plan.parts[1:]))
     boundaries = PartBoundaries(plan.kind, plan.siteinfo.dbname, starts, plan.parts[-1].last_page + 1)
-    later = plan_of(path, tmp_path / "work", parent_boundaries=boundaries, part_bytes=300)
-    assert [part.first_page for part in later.parts] == [part.first_page for part in plan.parts]
+    second_plan = plan_file(path, tmp_path / "work", parent_boundaries=boundaries, part_bytes=300)
+    assert [part.first_page for part in second_plan.parts] == [part.first_page for part in plan.parts]
 
 
-def test_every_format_is_chunked_whole_and_to_a_limit(dump: tuple[str, Path], tmp_path: Path) -> None:
+def test_every_format_is_chunked_with_and_without_a_limit(dump: tuple[str, Path], tmp_path: Path) -> None:
     _, path = dump
-    assert len(content_of(plan_of(path, tmp_path / "work", limit=7))) == 7
-    plan = plan_of(path, tmp_path / "work")
+    assert len(read_content(plan_file(path, tmp_path / "work", limit=7))) == 7
+    plan = plan_file(path, tmp_path / "work")
     rows = 0
     for part in plan.parts:
         stats = chunk_part(part, plan.siteinfo, ChunkRecipe(), tmp_path / "out.parquet")
@@ -355,33 +354,32 @@ def test_every_format_is_chunked_whole_and_to_a_limit(dump: tuple[str, Path], tm
     assert rows == 60
 
 
-def test_the_format_of_a_package_is_part_of_the_keys(tmp_path: Path) -> None:
+def test_format_of_a_package_is_part_of_the_keys(tmp_path: Path) -> None:
     (tmp_path / "a.wikipages").write_text(XML)
-    (part,) = plan_of(tmp_path / "a.wikipages", tmp_path / "work").parts
+    (part,) = plan_file(tmp_path / "a.wikipages", tmp_path / "work").parts
     assert get_format_identity(part) == {"dump_formats": {"pages": "7"}}
     assert isinstance(get_part_format(part), PageFormat)
     (tmp_path / "a.xml").write_text(XML)
-    (part,) = plan_of(tmp_path / "a.xml", tmp_path / "work").parts
+    (part,) = plan_file(tmp_path / "a.xml", tmp_path / "work").parts
     assert get_format_identity(part) == {}
 
 
-def test_a_format_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_format_that_is_not_installed_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(
-        UsageError,
-        match=r"no dump format 'ogg': choose one of jsonl, parquet, tsv, mediawiki, .*, mail, pages",
+        UsageError, match=r"no dump format 'ogg': choose one of jsonl, parquet, tsv, mediawiki, .*, mail, pages"
     ):
         get_format("ogg")
 
 
 @pytest.mark.parametrize("dump", STRICT_DUMPS, ids=[name for _, name, _ in STRICT_DUMPS], indirect=True)
-def test_a_damaged_file_is_an_input_error(dump: tuple[str, Path], tmp_path: Path) -> None:
+def test_damaged_file_is_an_input_error(dump: tuple[str, Path], tmp_path: Path) -> None:
     _, path = dump
     path.write_bytes(b"\x00\xff" + path.read_bytes()[: path.stat().st_size // 2])
     with pytest.raises(InputError, match=path.name):
-        plan_of(path, tmp_path / "work")
+        plan_file(path, tmp_path / "work")
 
 
-def test_the_list_of_accepted_dumps_is_everywhere() -> None:
+def test_help_and_docs_list_all_formats() -> None:
     page = " ".join((Path(__file__).parents[3] / "docs" / "howto" / "build.md").read_text(encoding="utf-8").split())
     for entry in BUILT_IN_FORMATS.values():
         assert entry.summary in describe_formats()
@@ -390,7 +388,7 @@ def test_the_list_of_accepted_dumps_is_everywhere() -> None:
     assert "mail (of an installed package)" in describe_formats()
 
 
-def test_the_listed_kinds_are_those_of_the_formats() -> None:
+def test_listed_kinds_are_those_of_the_formats() -> None:
     assert {name: entry.kind for name, entry in BUILT_IN_FORMATS.items()} == {
         name: get_format(name).kind for name in BUILT_IN_FORMATS
     }
@@ -444,7 +442,7 @@ BROKEN_FORMATS: dict[str, tuple[object, str]] = {
 
 @pytest.fixture(scope="module")
 def all_dumps(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with one dump of each kind; tests only read it."""
+    """Write one dump of each format to a folder, which tests only read."""
     folder = tmp_path_factory.mktemp("dumps")
     for _, file_name, write in DUMPS:
         write(folder / file_name)
@@ -452,19 +450,19 @@ def all_dumps(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(("value", "message"), BROKEN_FORMATS.values(), ids=BROKEN_FORMATS)
-def test_a_broken_format_is_named_and_stops_only_its_own_dumps(
+def test_broken_format_fails_only_for_its_own_dumps(
     value: object, message: str, all_dumps: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     break_format(monkeypatch, tmp_path, value)
     (tmp_path / "a.own").write_text(XML)
     with pytest.raises(InputError, match=rf"^{re.escape(BROKEN_NAME)} {message}"):
-        plan_of(tmp_path / "a.own", tmp_path / "work")
+        plan_file(tmp_path / "a.own", tmp_path / "work")
     for format_name, file_name, _ in DUMPS:
         assert detect_format(find_dump_files(str(all_dumps / file_name)).urls[0]) == format_name
-    plan_of(all_dumps / "a.xml", tmp_path / "work")
+    plan_file(all_dumps / "a.xml", tmp_path / "work")
 
 
-def test_a_format_that_cannot_be_imported_stops_only_its_own_dumps(
+def test_format_that_cannot_be_imported_fails_only_for_its_own_dumps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install(tmp_path / "broken_package", "no_such_module:FORMAT", "aaa")
@@ -473,12 +471,12 @@ def test_a_format_that_cannot_be_imported_stops_only_its_own_dumps(
     for package in ("broken", "first", "second"):
         monkeypatch.syspath_prepend(tmp_path / f"{package}_package")
     (tmp_path / "a.xml").write_text(XML)
-    assert len(content_of(plan_of(tmp_path / "a.xml", tmp_path / "work"))) == 60
+    assert len(read_content(plan_file(tmp_path / "a.xml", tmp_path / "work"))) == 60
     (tmp_path / "a.gz").write_bytes(gzip.compress(b"Not a MediaWiki export."))
     for file_name in ("a.own", "a.gz"):
         (tmp_path / "a.own").touch()
         with pytest.raises(InputError, match=r"dump format 'aaa' .* cannot be imported"):
-            plan_of(tmp_path / file_name, tmp_path / "work")
+            plan_file(tmp_path / file_name, tmp_path / "work")
     with pytest.raises(InputError, match="'bbb' is registered by no_such_module:FIRST and by"):
         get_format("bbb")
 
@@ -510,25 +508,25 @@ def test_invalid_records_are_an_error_of_the_format(
     break_format(monkeypatch, tmp_path, type("A", (OwnRecords,), {"read_records": read_records})())
     (tmp_path / "a.own").touch()
     with pytest.raises(InputError, match=rf"^{re.escape(BROKEN_NAME)} {message}"):
-        plan_of(tmp_path / "a.own", tmp_path / "work")
+        plan_file(tmp_path / "a.own", tmp_path / "work")
 
 
 @pytest.mark.parametrize("member", ["parse_slice", "classify"])
-def test_a_page_format_that_fails_on_a_worker_is_named(
+def test_page_format_that_fails_on_a_worker_is_reported(
     member: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "a.own").write_text(XML)
     break_format(monkeypatch, tmp_path, OwnFormat())
-    plan = plan_of(tmp_path / "a.own", tmp_path / "work")
+    plan = plan_file(tmp_path / "a.own", tmp_path / "work")
     monkeypatch.setattr(OwnFormat, member, raise_error)
     with pytest.raises(InputError, match=r"^dump format 'aaa' .* raises ZeroDivisionError in"):
         chunk_part(plan.parts[0], plan.siteinfo, ChunkRecipe(), tmp_path / "out.parquet")
 
 
 @pytest.mark.parametrize("date", ["never", "", "Thu, 32 Jan 2026 99:00:00"])
-def test_a_mail_without_a_readable_date_is_read(date: str, tmp_path: Path) -> None:
+def test_mail_without_a_valid_date_is_read(date: str, tmp_path: Path) -> None:
     (tmp_path / "a.mbox").write_text(MESSAGE.format(i=1).replace("Subject", f"Date: {date}\nSubject"))
-    assert len(content_of(plan_of(tmp_path / "a.mbox", tmp_path / "work"))) == 1
+    assert len(read_content(plan_file(tmp_path / "a.mbox", tmp_path / "work"))) == 1
 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32"])
@@ -541,56 +539,56 @@ def test_a_mail_without_a_readable_date_is_read(date: str, tmp_path: Path) -> No
         ("a.xml", XML),
     ],
 )
-def test_utf16_and_utf32_are_named(encoding: str, name: str, text: str, tmp_path: Path) -> None:
+def test_utf16_and_utf32_are_reported(encoding: str, name: str, text: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text(text, encoding=encoding)
     with pytest.raises(InputError, match=rf"^{name} is {encoding[:6].upper()}: convert it to UTF-8"):
-        plan_of(tmp_path / name, tmp_path / "work")
+        plan_file(tmp_path / name, tmp_path / "work")
 
 
-def test_the_pages_of_kilt_have_titles_and_sections(tmp_path: Path) -> None:
+def test_kilt_pages_have_titles_and_sections(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text(json.dumps(KILT_PAGES[1]))
-    (article,) = content_of(plan_of(tmp_path / "a.jsonl", tmp_path / "work"))
+    (article,) = read_content(plan_file(tmp_path / "a.jsonl", tmp_path / "work"))
     assert isinstance(article, Article)
     assert (article.page_id, article.title) == ("1", "Title 1")
     assert article.sections == (Section("", "Text number 1."), Section("Origin", "More words."))
 
 
-def test_a_page_of_finewiki_has_sections_and_a_date(tmp_path: Path) -> None:
+def test_finewiki_page_has_sections_and_a_date(tmp_path: Path) -> None:
     write_finewiki(tmp_path / "a.parquet")
-    article = content_of(plan_of(tmp_path / "a.parquet", tmp_path / "work", limit=1))[0]
+    article = read_content(plan_file(tmp_path / "a.parquet", tmp_path / "work", limit=1))[0]
     assert isinstance(article, Article)
     assert (article.page_id, article.title, article.revised) == ("enwiki/0", "Page 0", 1_793_534_400)
     assert article.sections == (Section("", "Text number 0.\n\n"), Section("History", "\nIt has words."))
 
 
-def test_passages_of_wiki_dpr_are_used_unchanged(tmp_path: Path) -> None:
+def test_wiki_dpr_passages_are_read_unchanged(tmp_path: Path) -> None:
     write_wiki_dpr(tmp_path / "a.parquet")
-    passage = content_of(plan_of(tmp_path / "a.parquet", tmp_path / "work", limit=1))[0]
+    passage = read_content(plan_file(tmp_path / "a.parquet", tmp_path / "work", limit=1))[0]
     assert isinstance(passage, Passage)
     assert (passage.id, passage.title, passage.text) == ("0", "Title 0", "Text 0")
 
 
-@pytest.mark.parametrize("text", ["words", None, [1], [["words"]]])
-def test_a_page_of_kilt_without_paragraphs_is_named(text: object, tmp_path: Path) -> None:
+@pytest.mark.parametrize("text", ["message", None, [1], [["message"]]])
+def test_kilt_page_without_paragraphs_is_reported(text: object, tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text(json.dumps({**KILT_PAGES[1], "text": text}))
     with pytest.raises(InputError, match=r"line 1 of a\.jsonl has no list of paragraphs"):
-        plan_of(tmp_path / "a.jsonl", tmp_path / "work")
+        plan_file(tmp_path / "a.jsonl", tmp_path / "work")
 
 
 @pytest.mark.parametrize("compress", [lzma.compress, compress_zstd])
 @pytest.mark.parametrize("damage", ["cut", "changed", "followed"])
-def test_a_damaged_compressed_file_is_named(compress: Callable[[bytes], bytes], damage: str, tmp_path: Path) -> None:
+def test_damaged_compressed_file_is_reported(compress: Callable[[bytes], bytes], damage: str, tmp_path: Path) -> None:
     name = "a.jsonl.xz" if compress is lzma.compress else "a.jsonl.zst"
     data = compress("\n".join(map(json.dumps, DOCUMENTS)).encode())
     damaged = {"cut": data[:-9], "changed": data[:40] + b"\xff" * 40 + data[80:], "followed": data + b"more"}
     (tmp_path / name).write_bytes(damaged[damage])
     state = "truncated" if damage == "cut" else "corrupt"
     with pytest.raises(InputError, match=rf"^{re.escape(name)} is {state} \("):
-        plan_of(tmp_path / name, tmp_path / "work")
+        plan_file(tmp_path / name, tmp_path / "work")
 
 
 @pytest.mark.parametrize("compress", [lzma.compress, compress_zstd])
-def test_concatenated_streams_are_read_and_a_bomb_in_bounded_steps(compress: Callable[[bytes], bytes]) -> None:
+def test_concatenated_streams_are_decoded_in_bounded_steps(compress: Callable[[bytes], bytes]) -> None:
     codec: Compression = "xz" if compress is lzma.compress else "zstd"
     data = compress(bytes(8 << 20)) + compress(b"end")
     data = data + bytes(4) if codec == "xz" else data  # padding, which xz allows
@@ -603,15 +601,9 @@ LZMA2 = {"id": py7zr.FILTER_LZMA2, "preset": 6}
 
 
 @pytest.mark.parametrize(
-    "filters",
-    [
-        [{"id": py7zr.FILTER_LZMA}],
-        [LZMA2],
-        [{"id": py7zr.FILTER_X86}, LZMA2],
-        [{"id": py7zr.FILTER_BZIP2}],
-    ],
+    "filters", [[{"id": py7zr.FILTER_LZMA}], [LZMA2], [{"id": py7zr.FILTER_X86}, LZMA2], [{"id": py7zr.FILTER_BZIP2}]]
 )
-def test_an_archive_is_decoded_in_bounded_steps(filters: list[dict[str, int]], tmp_path: Path) -> None:
+def test_archive_is_decoded_in_bounded_steps(filters: list[dict[str, int]], tmp_path: Path) -> None:
     data = random.Random(1).randbytes(600_000) + bytes(8 << 20) + b"end"
     write_7z(tmp_path / "a.7z", {"folder/a": data}, filters=filters)
     steps = list(read_decoded(str(tmp_path / "a.7z")))
@@ -650,17 +642,17 @@ ARCHIVES: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize("name", ARCHIVES)
-def test_an_archive_that_is_no_dump_is_named(name: str, tmp_path: Path) -> None:
-    write, words = ARCHIVES[name]
+def test_unsuitable_archive_is_reported(name: str, tmp_path: Path) -> None:
+    write, message = ARCHIVES[name]
     write(tmp_path / "a.xml.7z")
-    with pytest.raises(InputError, match=rf"^a\.xml\.7z .*{re.escape(words)}"):
-        plan_of(tmp_path / "a.xml.7z", tmp_path / "work")
+    with pytest.raises(InputError, match=rf"^a\.xml\.7z .*{re.escape(message)}"):
+        plan_file(tmp_path / "a.xml.7z", tmp_path / "work")
 
 
-def test_an_archive_without_its_library_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_archive_without_its_library_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_7z(tmp_path / "a.xml.7z", XML_FILE)
     (tmp_path / "hidden").mkdir()
     (tmp_path / "hidden" / "py7zr.py").write_text("raise ModuleNotFoundError(name='py7zr')")
-    monkeypatch.syspath_prepend(tmp_path / "hidden")  # the child's path as well
+    monkeypatch.syspath_prepend(tmp_path / "hidden")  # also on the path of the child process
     with pytest.raises(MissingExtraError, match=r"pip install 'bookwheel\[sevenzip\]'"):
-        plan_of(tmp_path / "a.xml.7z", tmp_path / "work")
+        plan_file(tmp_path / "a.xml.7z", tmp_path / "work")

@@ -1,8 +1,8 @@
-"""The work on a page grows in proportion to its length, whatever any editor writes on it.
+"""The work on a page grows in proportion to its length, for any wikitext.
 
-Every rule of the grammar is repeated, alone and beside others, to a length and to four times that. A linear pass takes
-four times the processor time for it, a quadratic one sixteen times. So is every opening followed by a long run.
-Processor time of this thread is compared with itself, and only a ratio that three tries confirm counts.
+Texts that repeat one or two rules of the grammar, or an opening tag before a long run, are read at a length and at
+four times this length. Linear code takes four times as much CPU time, quadratic code sixteen times. The CPU time of
+this thread is measured, and a ratio counts only if three attempts confirm it.
 """
 
 import time
@@ -26,10 +26,10 @@ from tests.fixtures.tiny import add_tokenizer
 ENGLISH = Siteinfo(
     "enwiki", "en", "https://en.wikipedia.org/wiki/Main_Page", dict(CANONICAL_NAMESPACES), "first-letter"
 )
-LENGTH = 1 << 14  # characters
+LENGTH = 1 << 13  # characters
 TIMES = 4
-MOST = 8.0  # between 4, linear, and 16, quadratic
-NEGLIGIBLE = 0.03  # seconds: 2 MB a second or faster is linear enough
+MAX_RATIO = 8.0  # linear code has 4, quadratic code 16
+NEGLIGIBLE = 0.03  # seconds: 1 MB per second is fast enough
 
 RULES = {
     "headings": ["\n==a==\n", "\n=", "=", "\n==a \t"],
@@ -86,106 +86,109 @@ MARKUP = [piece for pieces in RULES.values() for piece in pieces]
 TEXTS = ["a ", "a", "a. ", "。", "漢", "(", '"', "\n", "a\n\n", "a.b", "e\u0301", ". ", "1 ", "\u3000", "A.A. ", "…"]
 
 
-def read(text: str) -> object:
-    """Do with a page what a build does before it is cut."""
+def clean_page(text: str) -> object:
+    """Process a page like a build before chunking."""
     page = Page(7, 7, None, 0, "T", False, "wikitext", text)
     return classify_page(page, ENGLISH), clean_wikitext(text, ENGLISH, "T")
 
 
-def seconds(work: Callable[[str], object], text: str) -> float:
-    before = time.thread_time()
+def measure_seconds(work: Callable[[str], object], text: str) -> float:
+    start = time.thread_time()
     work(text)
-    return time.thread_time() - before
+    return time.thread_time() - start
 
 
 def grows_linearly(work: Callable[[str], object], text: Callable[[int], str], length: int = LENGTH) -> bool:
-    """Whether four times the text takes at most eight times the work, in one of three tries."""
+    """Return whether four times the text takes at most eight times the CPU time in one of three attempts."""
     short, long = text(length), text(TIMES * length)
     for _ in range(3):
-        whole = seconds(work, long)
-        if whole < NEGLIGIBLE or whole < MOST * min(seconds(work, short) for _ in range(2)):
+        long_seconds = measure_seconds(work, long)
+        if long_seconds < NEGLIGIBLE:
+            return True
+        if long_seconds < MAX_RATIO * min(measure_seconds(work, short) for _ in range(2)):
             return True
     return False
 
 
-def repeated(*pieces: str) -> Callable[[int], str]:
+def repeat_pieces(*pieces: str) -> Callable[[int], str]:
     unit = "".join(pieces)
     return lambda length: (unit * (length // len(unit) + 1))[:length]
 
 
-def opened_and_closed(first: str, second: str) -> Callable[[int], str]:
+def open_and_close(first: str, second: str) -> Callable[[int], str]:
     return lambda length: first * (length // 2 // len(first)) + second * (length // 2 // len(second))
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_a_rule_repeated_is_linear(rule: str) -> None:
-    slow = [piece for piece in RULES[rule] if not grows_linearly(read, repeated(piece))]
-    slow += [pair for pair in combinations(RULES[rule], 2) if not grows_linearly(read, opened_and_closed(*pair))]
-    assert slow == []
+def test_repeated_rule_is_linear(rule: str) -> None:
+    slow_texts = [piece for piece in RULES[rule] if not grows_linearly(clean_page, repeat_pieces(piece))]
+    pairs = combinations(RULES[rule], 2)
+    slow_texts += [pair for pair in pairs if not grows_linearly(clean_page, open_and_close(*pair))]
+    assert slow_texts == []
 
 
 @pytest.mark.parametrize("opening", OPENINGS)
-def test_an_opening_before_a_long_run_is_linear(opening: str) -> None:
+def test_opening_before_a_long_run_is_linear(opening: str) -> None:
     def page(run: str, ending: str) -> Callable[[int], str]:
         return lambda length: opening + run * (length // len(run)) + ending
 
-    assert [(run, end) for run in RUNS for end in ENDINGS if not grows_linearly(read, page(run, end))] == []
+    assert [(run, end) for run in RUNS for end in ENDINGS if not grows_linearly(clean_page, page(run, end))] == []
 
 
-def test_a_file_of_empty_streams_is_linear() -> None:
+def test_file_of_empty_streams_is_linear() -> None:
     def work(text: str) -> object:
         return list(split_lines((b"" for _ in text), "a file"))
 
-    assert grows_linearly(work, repeated("a"))
+    assert grows_linearly(work, repeat_pieces("a"))
 
 
 SHAPES = [
-    repeated,
-    opened_and_closed,
-    lambda one, two: lambda length: one + two * (length // len(two)),
-    lambda one, two: lambda length: one * (length // len(one)) + two,
+    repeat_pieces,
+    open_and_close,
+    lambda first, second: lambda length: first + second * (length // len(second)),
+    lambda first, second: lambda length: first * (length // len(first)) + second,
 ]
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.sampled_from(MARKUP), st.sampled_from(MARKUP), st.sampled_from(SHAPES))
-def test_two_rules_together_are_linear(one: str, two: str, shape: Callable[..., Callable[[int], str]]) -> None:
-    assert grows_linearly(read, shape(one, two))
+def test_two_rules_are_linear(first: str, second: str, shape: Callable[..., Callable[[int], str]]) -> None:
+    assert grows_linearly(clean_page, shape(first, second))
 
 
 @pytest.mark.parametrize("piece", TEXTS, ids=ascii)
 @pytest.mark.parametrize("kind", [Words, Sections, Sentences, Recursive])
-def test_cutting_is_linear(kind: Callable[[], object], piece: str) -> None:
-    cut = kind().open()  # type: ignore[attr-defined]
+def test_chunking_is_linear(kind: Callable[[], object], piece: str) -> None:
+    chunk = kind().open()  # type: ignore[attr-defined]
 
     def work(text: str) -> object:
-        return sum(1 for _ in cut(Article("1", 1, "T", (Section("", text),))))
+        return sum(1 for _ in chunk(Article("1", 1, "T", (Section("", text),))))
 
-    def many(text: str) -> object:
-        sections = tuple(Section("a", text[at : at + 9]) for at in range(0, len(text), 9))
-        return sum(1 for _ in cut(Article("1", 1, "T", sections)))
+    def chunk_many_sections(text: str) -> object:
+        sections = tuple(Section("a", text[start : start + 9]) for start in range(0, len(text), 9))
+        return sum(1 for _ in chunk(Article("1", 1, "T", sections)))
 
-    assert grows_linearly(work, repeated(piece))
-    assert grows_linearly(many, repeated(piece))
+    assert grows_linearly(work, repeat_pieces(piece))
+    assert grows_linearly(chunk_many_sections, repeat_pieces(piece))
 
 
 @pytest.mark.parametrize("piece", TEXTS, ids=ascii)
-def test_cutting_by_tokens_is_linear(piece: str, tmp_path: Path) -> None:
+def test_chunking_by_tokens_is_linear(piece: str, tmp_path: Path) -> None:
     add_tokenizer(tmp_path)
-    cut = Tokens(tmp_path).open()
+    chunk = Tokens(tmp_path).open()
 
     def work(text: str) -> object:
-        return sum(1 for _ in cut(Article("1", 1, "T", (Section("", text),))))
+        return sum(1 for _ in chunk(Article("1", 1, "T", (Section("", text),))))
 
-    assert grows_linearly(work, repeated(piece), LENGTH // 4)
+    assert grows_linearly(work, repeat_pieces(piece), LENGTH // 2)
 
 
-def test_the_measure_tells_a_quadratic_pass_from_a_linear_one() -> None:
+def test_quadratic_work_is_detected() -> None:
     def quadratic(text: str) -> object:
-        return sum(text.count("b", at) for at in range(0, len(text), 64))
+        return sum(text.count("b", start) for start in range(0, len(text), 64))
 
     def linear(text: str) -> object:
-        return sum(text.count("b", at, at + 64) for at in range(0, len(text), 64))
+        return sum(text.count("b", start, start + 64) for start in range(0, len(text), 64))
 
-    assert not grows_linearly(quadratic, repeated("a"), 1 << 16)
-    assert grows_linearly(linear, repeated("a"), 1 << 16)
+    assert not grows_linearly(quadratic, repeat_pieces("a"), 1 << 16)
+    assert grows_linearly(linear, repeat_pieces("a"), 1 << 16)

@@ -1,4 +1,4 @@
-"""Metadata of pages: what is read of them, and what is refused or cut."""
+"""Metadata of pages are read from dumps, limited in length, and refused if they are invalid."""
 
 import json
 from pathlib import Path
@@ -46,32 +46,31 @@ def chunk(path: Path, metadata: tuple[Any, ...]) -> list[Passage]:
         return list(file.iter_passages())
 
 
-def test_an_export_has_the_language_and_the_categories_of_its_wikitext(tmp_path: Path) -> None:
+def test_language_and_categories_of_an_export_are_read(tmp_path: Path) -> None:
     (tmp_path / "a.xml").write_text(XML)
     (passage,) = chunk(tmp_path / "a.xml", ("language", "categories", "wikidata"))
     assert (passage.language, passage.categories) == ("de", "Frau|Geboren 1815")
     assert passage.wikidata == ""
 
 
-def test_documents_may_have_metadata(tmp_path: Path) -> None:
+def test_metadata_of_documents_are_read(tmp_path: Path) -> None:
     row = {"id": "1", "title": "Ada", "text": "She wrote.", "language": "en", "categories": "Women"}
     rows = [row, row | {"id": "2", "language": 7, "wikidata": "42", "aliases": ["Lady \ud800 Ada"]}]
     (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
     first, second = sorted(
-        chunk(tmp_path / "a.jsonl", ("language", "categories", "aliases", "wikidata")),
-        key=lambda passage: passage.id,
+        chunk(tmp_path / "a.jsonl", ("language", "categories", "aliases", "wikidata")), key=lambda passage: passage.id
     )
     assert (first.language, first.categories, first.text) == ("en", "Women", "She wrote.")
     assert (second.language, second.wikidata) == ("", "")
     assert second.text == "Lady \ufffd Ada. She wrote."
 
 
-def test_links_of_other_namespaces_are_no_categories() -> None:
+def test_only_links_to_categories_are_categories() -> None:
     text = "[[Kategorie:A]] [[Datei:B.jpg]] [[:Kategorie:C]] [[D]] [[category:E|key]] [[Kategorie:A]]"
     assert find_categories(text, DE) == ("A", "E")
 
 
-def test_aliases_without_a_new_word_are_left_out() -> None:
+def test_aliases_without_a_new_word_are_omitted() -> None:
     sections = (Section("", "Ada wrote.", ((0, 3),)), Section("Life", "Born."))
     aliases = ["ada lovelace", "Lovelace, Ada", "Ada King", "King", "Countess"]
     first, second = add_aliases(sections, "Ada Lovelace", aliases)
@@ -83,7 +82,7 @@ def test_aliases_without_a_new_word_are_left_out() -> None:
     assert add_aliases((), "Ada", aliases) == ()
 
 
-def test_what_every_passage_repeats_is_bounded() -> None:
+def test_aliases_and_categories_are_limited() -> None:
     aliases = [f"word{i}" for i in range(10_000)]
     (section,) = add_aliases((Section("", "Text."),), "Title", aliases)
     assert len(section.text.split()) == MAX_ALIAS_WORDS + 1
@@ -95,23 +94,23 @@ def test_what_every_passage_repeats_is_bounded() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", "3", "[" * 100_000, '{"language": ["de"]}'])
-def test_what_is_no_metadata_is_none(text: str) -> None:
+def test_invalid_metadata_are_empty(text: str) -> None:
     assert parse_metadata(text) == Metadata()
 
 
-def test_metadata_are_read_back() -> None:
+def test_metadata_round_trip() -> None:
     metadata = Metadata("pt-BR", "Q42", ("A", "B c"), ("Ä",))
     assert parse_metadata(format_metadata(metadata)) == metadata
 
 
-def test_unknown_metadata_in_a_recipe_are_named() -> None:
+def test_unknown_metadata_in_a_recipe_are_reported() -> None:
     with pytest.raises(UsageError, match="metadata has the unknown value 'lang': choose from aliases, "):
         ChunkRecipe(metadata=("lang",))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("size", [1, 7, 1_000_000])
-def test_items_are_read_from_a_table_of_page_properties(tmp_path: Path, size: int) -> None:
-    # Page 3 has a title that looks like an item; 7 has a value that is none.
+def test_items_are_read_from_the_page_properties(tmp_path: Path, size: int) -> None:
+    # Page 3 has a title that looks like an item, and page 7 an invalid item.
     rows = "(1,'wikibase_item','Q42',NULL),(3,'displaytitle','(3,\\'wikibase_item\\',\\'Q9\\',',NULL)"
     rows += ",(7,'wikibase_item','42',NULL)," + ",".join(f"({i},'wikibase_item','Q{i}',NULL)" for i in range(8, 500))
     data = f"CREATE TABLE `page_props` (\n);\nINSERT INTO `page_props` VALUES {rows};\n".encode()
@@ -122,6 +121,6 @@ def test_items_are_read_from_a_table_of_page_properties(tmp_path: Path, size: in
     assert items == {1: "Q42", 3: "", 7: "", 8: "Q8", 400: "Q400", 401: ""}
 
 
-def test_another_table_is_no_table_of_page_properties(tmp_path: Path) -> None:
+def test_other_table_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"x\.sql has no table page_props: download"):
         write_items([b"INSERT INTO `page` VALUES (1,0,'A');"], "x.sql", tmp_path / "items.arrow")

@@ -1,4 +1,4 @@
-"""Dumps with a page a line: pages in no order, pages that are dropped, and hostile files."""
+"""Dumps with one page per line may have any order; other pages are dropped, and hostile files are refused."""
 
 import gzip
 import io
@@ -27,7 +27,7 @@ HTML = (
 )
 
 
-def article(page_id: int, name: str, html: str = HTML, **others: Any) -> dict[str, Any]:
+def build_article(page_id: int, name: str, html: str = HTML, **other_fields: Any) -> dict[str, Any]:
     return {
         "name": name,
         "identifier": page_id,
@@ -38,34 +38,30 @@ def article(page_id: int, name: str, html: str = HTML, **others: Any) -> dict[st
         "in_language": {"identifier": "en"},
         "is_part_of": {"identifier": "enwiki"},
         "article_body": {"html": html},
-        **others,
+        **other_fields,
     }
 
 
 ARTICLES = [
-    article(30, "Energy", "<p>Energy is conserved.</p>"),
-    article(20, "Mercury", templates=[{"name": "Template:Hndis"}]),
-    article(10, "Ada Lovelace"),
-    article(15, "Category:Energy", namespace={"identifier": 14}),
+    build_article(30, "Energy", "<p>Energy is conserved.</p>"),
+    build_article(20, "Mercury", templates=[{"name": "Template:Hndis"}]),
+    build_article(10, "Ada Lovelace"),
+    build_article(15, "Category:Energy", namespace={"identifier": 14}),
 ]
 
 
 def write_lines(path: Path, rows: list[Any]) -> Path:
     data = "\n".join(map(json.dumps, rows)).encode()
     if path.name.endswith(".tar.gz"):
-        pack(
-            path,
-            {
-                "../../outside.ndjson": data[: data.find(b"\n")],
-                "/tmp/absolute.ndjson": data[data.find(b"\n") :],
-            },
+        write_tar(
+            path, {"../../outside.ndjson": data[: data.find(b"\n")], "/tmp/absolute.ndjson": data[data.find(b"\n") :]}
         )
     else:
         path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
     return path
 
 
-def pack(path: Path, files: dict[str, bytes]) -> None:
+def write_tar(path: Path, files: dict[str, bytes]) -> None:
     with tarfile.open(path, "w:gz") as archive:
         for name, data in files.items():
             header = tarfile.TarInfo(name)
@@ -73,13 +69,13 @@ def pack(path: Path, files: dict[str, bytes]) -> None:
             archive.addfile(header, io.BytesIO(data))
 
 
-def plan_of(path: Path, **settings: Any) -> Plan:
+def plan_file(path: Path, **settings: Any) -> Plan:
     workdir = path.parent / "work"
     workdir.mkdir(exist_ok=True)
     return plan_dump(str(path), workdir=workdir, stage=str, **settings)
 
 
-def content_of(plan: Plan) -> list[Page | Article | Passage]:
+def read_content(plan: Plan) -> list[Page | Article | Passage]:
     return [item for part in plan.parts for item in get_part_format(part).read(part)]
 
 
@@ -94,7 +90,7 @@ def chunk(plan: Plan, out: Path) -> tuple[ChunkStats, list[Passage]]:
 def test_articles_become_passages_and_other_pages_are_counted(name: str, tmp_path: Path) -> None:
     folder = tmp_path / "dumps"
     folder.mkdir()
-    plan = plan_of(write_lines(folder / name, ARTICLES))
+    plan = plan_file(write_lines(folder / name, ARTICLES))
     assert (plan.siteinfo.dbname, plan.siteinfo.language) == ("enwiki", "en")
     assert plan.siteinfo.base == "https://en.wikipedia.org/wiki/"
     stats, passages = chunk(plan, tmp_path / "out.parquet")
@@ -107,15 +103,16 @@ def test_articles_become_passages_and_other_pages_are_counted(name: str, tmp_pat
     assert {path.name for path in tmp_path.iterdir()} == {"dumps", "out.parquet"}
 
 
-def test_order_and_packing_change_no_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = [article(i * 37 % 101, f"A {i}", f"<p>{'x' * 50} {i}</p>", version={"identifier": i}) for i in range(150)]
-    plan = plan_of(write_lines(tmp_path / "a.ndjson", rows))
+def test_parts_do_not_depend_on_order_and_compression(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = [f"<p>{'x' * 50} {i}</p>" for i in range(150)]
+    rows = [build_article(i * 37 % 101, f"A {i}", text, version={"identifier": i}) for i, text in enumerate(texts)]
+    plan = plan_file(write_lines(tmp_path / "a.ndjson", rows))
     monkeypatch.setattr(page_lines, "MAX_SORTED_BYTES", 1000)
     monkeypatch.setattr(page_lines, "MAX_MERGED_FILES", 3)
     random.Random(0).shuffle(rows)
-    other_plan = plan_of(write_lines(tmp_path / "b.tar.gz", rows))
+    other_plan = plan_file(write_lines(tmp_path / "b.tar.gz", rows))
     assert list(map(compute_source_digest, plan.parts)) == list(map(compute_source_digest, other_plan.parts))
-    pages = [page for page in content_of(other_plan) if isinstance(page, Page)]
+    pages = [page for page in read_content(other_plan) if isinstance(page, Page)]
     assert [page.page_id for page in pages] == list(range(101))
     newest = {i * 37 % 101: i for i in range(150)}
     assert {page.page_id: page.rev_id for page in pages} == newest
@@ -123,14 +120,14 @@ def test_order_and_packing_change_no_part(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("limit", [1, 2])
-def test_a_limit_takes_the_first_articles(limit: int, tmp_path: Path) -> None:
-    rows = [*ARTICLES, "no page"]  # which is not read
-    stats, _ = chunk(plan_of(write_lines(tmp_path / "a.ndjson", rows), limit=limit), tmp_path / "out.parquet")
+def test_limit_takes_the_first_articles(limit: int, tmp_path: Path) -> None:
+    rows = [*ARTICLES, "no page"]  # a limit leaves this line unread
+    stats, _ = chunk(plan_file(write_lines(tmp_path / "a.ndjson", rows), limit=limit), tmp_path / "out.parquet")
     assert stats.articles == limit
 
 
 @pytest.mark.parametrize(
-    ("others", "message"),
+    ("other_fields", "message"),
     [
         ({"name": None}, "has None as its `name`: give a title"),
         ({"name": "x" * 1001}, "give a title of 1 to 1,000 characters"),
@@ -138,24 +135,21 @@ def test_a_limit_takes_the_first_articles(limit: int, tmp_path: Path) -> None:
         ({"identifier": 1 << 63}, "give a whole number"),
         ({"version": []}, "has None as its `version.identifier`"),
         ({"date_modified": "soon"}, "has 'soon' as its `date_modified`: give a time"),
-        (
-            {"article_body": "<p>"},
-            "has no string `article_body.html`: give a dump of Wikimedia Enterprise",
-        ),
+        ({"article_body": "<p>"}, "has no string `article_body.html`: give a dump of Wikimedia Enterprise"),
         ({"is_part_of": {"identifier": "dewiki"}}, "is of 'dewiki', but the first page of 'enwiki'"),
     ],
 )
-def test_a_line_that_is_no_article_is_named(others: dict[str, Any], message: str, tmp_path: Path) -> None:
-    dump = write_lines(tmp_path / "a.ndjson", [ARTICLES[0], article(1, "X") | others])
+def test_invalid_article_is_reported_with_its_line(other_fields: dict[str, Any], message: str, tmp_path: Path) -> None:
+    dump = write_lines(tmp_path / "a.ndjson", [ARTICLES[0], build_article(1, "X") | other_fields])
     with pytest.raises(InputError, match=rf"^line 2 of a\.ndjson .*{message}"):
-        plan_of(dump)
+        plan_file(dump)
 
 
-def cut(path: Path) -> None:
+def truncate(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-20])
 
 
-def cut_tar(path: Path) -> None:
+def truncate_tar(path: Path) -> None:
     path.write_bytes(gzip.compress(gzip.decompress(path.read_bytes())[:1000]))
 
 
@@ -189,44 +183,35 @@ def break_line(path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "damage", "message"),
     [
-        ("a.json.gz", cut, "a.json.gz is truncated"),
+        ("a.json.gz", truncate, "a.json.gz is truncated"),
         ("a.ndjson", break_line, "line 3 of a.ndjson is not JSON"),
-        ("a.tar.gz", cut, "a.tar.gz is truncated"),
-        (
-            "a.tar.gz",
-            cut_tar,
-            r"a\.tar\.gz is truncated or not a tar archive \(unexpected end of data\)",
-        ),
-        (
-            "a.tar.gz",
-            damage_second_header,
-            r"a\.tar\.gz is truncated or not a tar archive \(bad checksum\)",
-        ),
+        ("a.tar.gz", truncate, "a.tar.gz is truncated"),
+        ("a.tar.gz", truncate_tar, r"a\.tar\.gz is truncated or not a tar archive \(unexpected end of data\)"),
+        ("a.tar.gz", damage_second_header, r"a\.tar\.gz is truncated or not a tar archive \(bad checksum\)"),
         ("a.tar.gz", add_long_header, r"not a tar archive \(a header of 2\d{6} bytes\)"),
         ("a.tar.gz", add_sparse_file, "has a sparse file, 'sparse'"),
     ],
 )
-def test_a_damaged_or_hostile_file_is_one_sentence(
+def test_damaged_or_hostile_file_is_reported(
     name: str, damage: Callable[[Path], None], message: str, tmp_path: Path
 ) -> None:
     damage(path := write_lines(tmp_path / name, ARTICLES))
     with pytest.raises(InputError, match=message):
-        plan_of(path)
+        plan_file(path)
 
 
-def test_a_very_long_line_is_refused_before_it_is_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = write_lines(tmp_path / "a.json.gz", [ARTICLES[0], article(1, "X", "x" * (5 << 20))])
+def test_very_long_line_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_lines(tmp_path / "a.json.gz", [ARTICLES[0], build_article(1, "X", "x" * (5 << 20))])
     monkeypatch.setattr(source, "MAX_LINE", 2 << 20)
     with pytest.raises(InputError, match=r"a\.json\.gz has a line of more than 2 MiB: put one record on each line"):
-        plan_of(path)
+        plan_file(path)
 
 
-def test_characters_that_xml_lacks_do_not_stop_a_dump(tmp_path: Path) -> None:
+def test_characters_that_xml_does_not_allow_are_replaced(tmp_path: Path) -> None:
     path = write_lines(
-        tmp_path / "a.ndjson",
-        [article(1, "A\ud800 & <B>", "<p>x\x0b\ufffe]]> and \udfff words</p>")],
+        tmp_path / "a.ndjson", [build_article(1, "A\ud800 & <B>", "<p>x\x0b\ufffe]]> and \udfff words</p>")]
     )
-    _, (passage,) = chunk(plan_of(path), tmp_path / "out.parquet")
+    _, (passage,) = chunk(plan_file(path), tmp_path / "out.parquet")
     assert (passage.title, passage.text) == ("A\ufffd & <B>", "x\ufffd\ufffd]]> and \ufffd words")
 
 
@@ -238,7 +223,7 @@ METADATA = {
 
 
 def test_metadata_of_a_page_are_stored_if_the_recipe_names_them(tmp_path: Path) -> None:
-    plan = plan_of(write_lines(tmp_path / "a.ndjson", [article(10, "Ada Lovelace", **METADATA)]))
+    plan = plan_file(write_lines(tmp_path / "a.ndjson", [build_article(10, "Ada Lovelace", **METADATA)]))
     (part,) = plan.parts
     names: tuple[Any, ...]
     for names in ((), ("language", "wikidata", "categories"), ("aliases",), ("wikidata",)):
@@ -246,7 +231,7 @@ def test_metadata_of_a_page_are_stored_if_the_recipe_names_them(tmp_path: Path) 
         with PassageFile(tmp_path / "out.parquet") as file:
             (passage,) = file.iter_passages()
             columns = file.schema.names
-        assert ("wikidata" in columns) == ("wikidata" in names), "without metadata, files are as before"
+        assert ("wikidata" in columns) == ("wikidata" in names), "columns are optional"
         assert passage.wikidata == ("Q7259" if "wikidata" in names else "")
         assert passage.language == ("en" if "language" in names else "")
         categories = "1815 births|Women in computing" if "categories" in names else ""
@@ -255,26 +240,20 @@ def test_metadata_of_a_page_are_stored_if_the_recipe_names_them(tmp_path: Path) 
         assert passage.text == (f"Ada King; Countess of Lovelace. {text}" if "aliases" in names else text)
 
 
-def page(page_id: int, **others: Any) -> list[dict[str, Any]]:
-    fields = {
-        "title": f"Page {page_id}",
-        "text": f"Text {page_id}.",
-        "language": "en",
-        "namespace": 0,
-        "version": 7,
-    }
-    return [{"index": {"_type": "_doc", "_id": str(page_id)}}, fields | others]
+def build_cirrus_page(page_id: int, **other_fields: Any) -> list[dict[str, Any]]:
+    fields = {"title": f"Page {page_id}", "text": f"Text {page_id}.", "language": "en", "namespace": 0, "version": 7}
+    return [{"index": {"_type": "_doc", "_id": str(page_id)}}, fields | other_fields]
 
 
-def test_pages_of_cirrussearch_are_plain_text(tmp_path: Path) -> None:
+def test_cirrussearch_pages_are_plain_text(tmp_path: Path) -> None:
     rows = [
-        *page(5, text=" The [[plain]] {{text}} of 1815. "),
-        *page(3, template=["Template:Disambiguation"]),
-        *page(4, namespace=14),
-        *page(2, content_model="json"),
-        *page(1, text=""),
+        *build_cirrus_page(5, text=" The [[plain]] {{text}} of 1815. "),
+        *build_cirrus_page(3, template=["Template:Disambiguation"]),
+        *build_cirrus_page(4, namespace=14),
+        *build_cirrus_page(2, content_model="json"),
+        *build_cirrus_page(1, text=""),
     ]
-    plan = plan_of(write_lines(tmp_path / "enwiki-20261101-cirrussearch-content.json.gz", rows))
+    plan = plan_file(write_lines(tmp_path / "enwiki-20261101-cirrussearch-content.json.gz", rows))
     assert (plan.siteinfo.dbname, plan.siteinfo.language) == ("enwiki", "en")
     assert find_licence(plan.siteinfo.base) == "CC BY-SA 4.0"
     stats, passages = chunk(plan, tmp_path / "out.parquet")
@@ -285,32 +264,29 @@ def test_pages_of_cirrussearch_are_plain_text(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        (page(1)[:1], "ends after an action, without its page"),
-        ([*page(1), page(2)[1]], "line 3 of a.json has no action `index` before it"),
-        (page(1, language=None), "line 2 of a.json has no string `language`"),
-        ([page(1)[0], {"language": "en", "text": 3}], "line 2 of a.json has no string `text`"),
-        ([{"index": {}}, page(1)[1]], "line 2 of a.json has no action"),
+        (build_cirrus_page(1)[:1], "ends after an action, without its page"),
+        ([*build_cirrus_page(1), build_cirrus_page(2)[1]], "line 3 of a.json has no action `index` before it"),
+        (build_cirrus_page(1, language=None), "line 2 of a.json has no string `language`"),
+        ([build_cirrus_page(1)[0], {"language": "en", "text": 3}], "line 2 of a.json has no string `text`"),
+        ([{"index": {}}, build_cirrus_page(1)[1]], "line 2 of a.json has no action"),
     ],
 )
-def test_a_broken_dump_of_cirrussearch_is_named(rows: list[Any], message: str, tmp_path: Path) -> None:
+def test_invalid_cirrussearch_dump_is_reported(rows: list[Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=message):
-        plan_of(write_lines(tmp_path / "a.json", rows))
+        plan_file(write_lines(tmp_path / "a.json", rows))
 
 
-def test_a_page_of_hotpot_has_a_paragraph_per_list_of_sentences(tmp_path: Path) -> None:
+def test_hotpot_page_has_a_paragraph_per_list_of_sentences(tmp_path: Path) -> None:
     row = {"id": "12", "url": ["https://en.wikipedia.org/wiki?curid=12"], "title": "Ada"}
-    for text in (
-        ["Ada wrote notes.", " She was born in 1815."],
-        [["Ada"], ["Ada wrote.", " It was 1843."], ["End."]],
-    ):
-        plan = plan_of(write_lines(tmp_path / "a.jsonl", [row | {"text": text}]))
-        (found,) = content_of(plan)
-        assert isinstance(found, Article)
+    for text in (["Ada wrote notes.", " She was born in 1815."], [["Ada"], ["Ada wrote.", " It was 1843."], ["End."]]):
+        plan = plan_file(write_lines(tmp_path / "a.jsonl", [row | {"text": text}]))
+        (read_article,) = read_content(plan)
+        assert isinstance(read_article, Article)
         expected = "".join(text) if isinstance(text[0], str) else "Ada wrote. It was 1843.\nEnd."
-        assert (found.page_id, found.title, found.sections) == (
+        assert (read_article.page_id, read_article.title, read_article.sections) == (
             "12",
             "Ada",
             (Section("", expected),),
         )
     with pytest.raises(InputError, match=r"line 1 of a\.jsonl has no list of sentences as its `text`"):
-        plan_of(write_lines(tmp_path / "a.jsonl", [row | {"text": [["a"], 3]}]))
+        plan_file(write_lines(tmp_path / "a.jsonl", [row | {"text": [["a"], 3]}]))

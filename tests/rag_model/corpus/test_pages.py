@@ -26,34 +26,34 @@ NOON = parse_seconds("2026-11-01T12:00:00Z")
 STAMP = "<timestamp>2026-11-01T12:00:00Z</timestamp>"
 
 
-def pages_of(xml: bytes, step: int = 1000) -> list[Page]:
+def parse_in_chunks(xml: bytes, step: int = 1000) -> list[Page]:
     return list(parse_pages((xml[i : i + step] for i in range(0, len(xml), step)), "x.xml"))
 
 
 @pytest.mark.parametrize("schema", ["0.10", "0.11"])
-def test_a_page_is_read_whole(page_xml, export_xml, schema: str) -> None:
+def test_page_is_read_completely(page_xml, export_xml, schema: str) -> None:
     xml = export_xml(page_xml(12, "a < b & 'c' é", rev_id=34, title="A &amp; B"), schema=schema)
-    assert pages_of(xml) == [Page(12, 34, NOON, 0, "A & B", False, "wikitext", "a < b & 'c' é")]
+    assert parse_in_chunks(xml) == [Page(12, 34, NOON, 0, "A & B", False, "wikitext", "a < b & 'c' é")]
 
 
-def test_redirects_namespaces_and_content_models_are_kept_apart(page_xml, export_xml) -> None:
+def test_redirects_namespaces_and_models_are_read(page_xml, export_xml) -> None:
     xml = export_xml(page_xml(1, redirect="X"), page_xml(2, ns="10"), page_xml(3, model="json"))
-    assert [(page.redirect, page.namespace, page.model) for page in pages_of(xml)] == [
+    assert [(page.redirect, page.namespace, page.model) for page in parse_in_chunks(xml)] == [
         (True, 0, "wikitext"),
         (False, 10, "wikitext"),
         (False, 0, "json"),
     ]
 
 
-def test_a_run_of_pages_needs_no_root(page_xml, export_xml) -> None:
+def test_pages_without_a_root_are_read(page_xml, export_xml) -> None:
     pages = page_xml(1) + page_xml(2)
-    assert pages_of(pages.encode()) == pages_of(export_xml(pages))
-    assert pages_of((pages + "</mediawiki>\n").encode()) == pages_of(export_xml(pages))
+    assert parse_in_chunks(pages.encode()) == parse_in_chunks(export_xml(pages))
+    assert parse_in_chunks((pages + "</mediawiki>\n").encode()) == parse_in_chunks(export_xml(pages))
 
 
-def test_other_slots_of_a_revision_are_no_text(page_xml) -> None:
+def test_only_the_main_slot_is_text(page_xml) -> None:
     slot = "<content><role>data</role><model>json</model><text>{}</text></content></revision>"
-    (page,) = pages_of(page_xml(1, "main").replace("</revision>", slot).encode())
+    (page,) = parse_in_chunks(page_xml(1, "main").replace("</revision>", slot).encode())
     assert (page.text, page.model) == ("main", "wikitext")
 
 
@@ -62,21 +62,22 @@ def test_other_slots_of_a_revision_are_no_text(page_xml) -> None:
     ("old_id", "old_time"),
     [
         (5, "2026-10"),
-        (5, "2026-11"),  # of the same time the higher id
-        (12, "2026-10"),  # imported later
+        (5, "2026-11"),  # at equal times the higher id is newer
+        (12, "2026-10"),  # the old revision was imported later
         (12, ""),
     ],
 )
-def test_the_newest_revision_is_taken(page_xml, old_id: int, old_time: str, *, new_first: bool) -> None:
+def test_newest_revision_is_used(page_xml, old_id: int, old_time: str, *, new_first: bool) -> None:
     page = page_xml(1, "new", rev_id=9)
-    new, old = (
+    new_revision, old_revision = (
         each.partition("<revision>")[2].partition("</revision>")[0]
         for each in (page, page_xml(1, "old", rev_id=old_id))
     )
-    old = old.replace("2026-11", old_time) if old_time else re.sub("<timestamp>.*</timestamp>", "", old)
-    revisions = [new, old] if new_first else [old, new]
-    both = page.replace(new, "</revision><revision>".join(revisions))
-    assert [(page.rev_id, page.text, page.revised) for page in pages_of(both.encode())] == [(9, "new", NOON)]
+    time = f"<timestamp>{old_time}-01T12:00:00Z</timestamp>" if old_time else ""
+    old_revision = re.sub("<timestamp>.*</timestamp>", time, old_revision)
+    revisions = [new_revision, old_revision] if new_first else [old_revision, new_revision]
+    both = page.replace(new_revision, "</revision><revision>".join(revisions))
+    assert [(page.rev_id, page.text, page.revised) for page in parse_in_chunks(both.encode())] == [(9, "new", NOON)]
 
 
 @pytest.mark.parametrize(
@@ -90,13 +91,13 @@ def test_the_newest_revision_is_taken(page_xml, old_id: int, old_time: str, *, n
         ("<timestamp>2199-12-31T23:59:59Z</timestamp>", parse_seconds("2199-12-31T23:59:59Z")),
     ],
 )
-def test_a_revision_may_have_no_time(page_xml, stamp: str, revised: int | None) -> None:
-    (page,) = pages_of(page_xml(1).replace(STAMP, stamp).encode())
+def test_revision_may_have_no_time(page_xml, stamp: str, revised: int | None) -> None:
+    (page,) = parse_in_chunks(page_xml(1).replace(STAMP, stamp).encode())
     assert page.revised == revised
 
 
 @pytest.mark.parametrize(
-    ("stamp", "says"),
+    ("stamp", "message"),
     [
         ("yesterday", "x.xml has 'yesterday' instead of a revision's time: give a MediaWiki export"),
         ("20261101120000000", "instead of a revision's time"),
@@ -106,14 +107,14 @@ def test_a_revision_may_have_no_time(page_xml, stamp: str, revised: int | None) 
         ("12026-11-01T12:00:00Z", "instead of a revision's time"),
     ],
 )
-def test_an_impossible_time_is_one_sentence(page_xml, stamp: str, says: str) -> None:
-    """It would date the dump, so that no later one could take its place."""
-    with pytest.raises(InputError, match=says) as refused:
-        pages_of(page_xml(1).replace(STAMP, f"<timestamp>{stamp}</timestamp>").encode())
-    assert len(str(refused.value)) < 200
+def test_impossible_time_is_reported(page_xml, stamp: str, message: str) -> None:
+    """With such a time the dump would be newer than any later one."""
+    with pytest.raises(InputError, match=message) as error:
+        parse_in_chunks(page_xml(1).replace(STAMP, f"<timestamp>{stamp}</timestamp>").encode())
+    assert len(str(error.value)) < 200
 
 
-def test_siteinfo_names_the_wiki_and_its_namespaces(page_xml, export_xml) -> None:
+def test_siteinfo_has_the_wiki_and_its_namespaces(page_xml, export_xml) -> None:
     parser = PageParser("x.xml")
     parser.feed(export_xml(page_xml(1), language="de", dbname="dewiki", files="Datei"))
     assert parser.siteinfo is not None
@@ -122,7 +123,7 @@ def test_siteinfo_names_the_wiki_and_its_namespaces(page_xml, export_xml) -> Non
     assert parser.siteinfo.namespaces["category"] == 14
 
 
-def test_a_picture_by_the_older_name_of_its_namespace_is_dropped(page_xml, export_xml) -> None:
+def test_picture_with_an_old_namespace_name_is_dropped(page_xml, export_xml) -> None:
     parser = PageParser("x.xml")
     text = "[[Εικόνα:A.jpg|thumb|right|Το τέμενος]]\nΚείμενο για την πόλη."
     ((_, page),) = parser.feed(export_xml(page_xml(1, text), language="el", dbname="elwiki", files="Αρχείο"))
@@ -131,34 +132,34 @@ def test_a_picture_by_the_older_name_of_its_namespace_is_dropped(page_xml, expor
 
 
 @given(cuts=st.lists(st.integers(0, 2000), max_size=20))
-def test_where_chunks_end_changes_nothing(page_xml, export_xml, cuts: list[int]) -> None:
+def test_pages_do_not_depend_on_chunk_boundaries(page_xml, export_xml, cuts: list[int]) -> None:
     xml = export_xml(*(page_xml(i, "é&" * i) for i in range(1, 4)))
-    bounds = [0, *sorted(cut for cut in cuts if cut < len(xml)), len(xml)]
+    bounds = [0, *sorted(offset for offset in cuts if offset < len(xml)), len(xml)]
     chunks = [xml[a:b] for a, b in pairwise(bounds)]
-    assert list(parse_pages(chunks, "x")) == pages_of(xml)
+    assert list(parse_pages(chunks, "x")) == parse_in_chunks(xml)
 
 
-def test_the_offset_of_a_page_is_where_its_tag_begins(page_xml, export_xml) -> None:
+def test_offset_of_a_page_is_the_start_of_its_tag(page_xml, export_xml) -> None:
     for xml in (export_xml(page_xml(1), page_xml(2)), (page_xml(1) + page_xml(2)).encode()):
         starts = [start for start, _ in PageParser("x").feed(xml)]
         assert [xml[start : start + 6] for start in starts] == [b"<page>"] * 2
 
 
-def test_a_page_of_twenty_megabytes_is_read(page_xml) -> None:
+def test_page_of_twenty_megabytes_is_read(page_xml) -> None:
     text = "word & word\n" * (20 << 20 >> 3)
-    (page,) = pages_of(page_xml(1, text).encode(), step=1 << 20)
+    (page,) = parse_in_chunks(page_xml(1, text).encode(), step=1 << 20)
     assert page.text == text
 
 
-def bomb() -> bytes:
+def build_entity_bomb() -> bytes:
     entities = "".join(f'<!ENTITY a{i} "{f"&a{i - 1};" * 10}">' for i in range(1, 20))
     return f'<!DOCTYPE x [<!ENTITY a0 "ha">{entities}]><mediawiki><page>&a19;</page></mediawiki>'.encode()
 
 
 @pytest.mark.parametrize(
-    ("xml", "says"),
+    ("xml", "message"),
     [
-        (bomb(), "document type"),
+        (build_entity_bomb(), "document type"),
         (b'<!DOCTYPE x SYSTEM "file:///etc/passwd"><mediawiki>', "document type"),
         (b"<mediawiki>" + b"<a>" * 100_000, f"more than {MAX_DEPTH} deep"),
         (b"<rss><channel/></rss>", "root is <rss>"),
@@ -179,25 +180,25 @@ def bomb() -> bytes:
         (b"<page><title>" + b"a" * 1001 + b"</title><id>1</id></page>", "has a <title> of more than 1,000 characters"),
     ],
 )
-def test_what_is_no_export_is_refused_in_one_sentence(xml: bytes, says: str) -> None:
-    with pytest.raises(InputError, match=says) as refused:
-        pages_of(xml)
-    assert str(refused.value).startswith("x.xml ")
-    assert "\n" not in str(refused.value)
+def test_invalid_export_is_reported_in_one_line(xml: bytes, message: str) -> None:
+    with pytest.raises(InputError, match=message) as error:
+        parse_in_chunks(xml)
+    assert str(error.value).startswith("x.xml ")
+    assert "\n" not in str(error.value)
 
 
-def endless(opening: bytes, filling: bytes) -> Iterator[bytes]:
+def iter_endless(opening: bytes, filling: bytes) -> Iterator[bytes]:
     yield opening
     while True:
         yield filling
 
 
-def parse_endless(opening: bytes, says: str) -> None:
-    with pytest.raises(InputError, match=says):
-        list(parse_pages(endless(opening, b"x" * (1 << 20)), "x.xml"))
+def parse_endless(opening: bytes, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        list(parse_pages(iter_endless(opening, b"x" * (1 << 20)), "x.xml"))
 
 
-def test_what_never_ends_is_given_up() -> None:
+def test_endless_elements_are_refused_in_little_memory() -> None:
     cases = [
         (b"<page><revision><text>", "MiB of text"),
         (b'<page><revision><text a="', "XML tag of more than"),
@@ -209,15 +210,15 @@ def test_what_never_ends_is_given_up() -> None:
     assert max(peaks) < 200 << 20, peaks
 
 
-def test_a_parser_goes_without_waiting_for_the_collector(page_xml) -> None:
+def test_parser_is_freed_without_the_garbage_collector(page_xml) -> None:
     gc.disable()
     try:
         parser = PageParser("x")
         parser.feed(page_xml(1).encode())
         parser.close()
-        seen = weakref.ref(parser)
+        parser_reference = weakref.ref(parser)
         del parser
-        assert seen() is None
+        assert parser_reference() is None
     finally:
         gc.enable()
 
@@ -227,13 +228,13 @@ def parse_same_page(page: bytes, count: int) -> None:
         pass
 
 
-def test_memory_does_not_grow_with_the_pages(page_xml) -> None:
+def test_memory_does_not_grow_with_the_number_of_pages(page_xml) -> None:
     page = page_xml(1, "word " * 2000).encode()
     _, few, many = measure_peaks(*(partial(parse_same_page, page, count) for count in (10, 200, 2000)))
     assert many < 1.5 * few
 
 
-def read_pages_of(plan: Plan) -> list[Page]:
+def read_pages(plan: Plan) -> list[Page]:
     return [page for part in plan.parts for page in MEDIAWIKI.read(part)]
 
 
@@ -243,34 +244,36 @@ def demo_pages(demo_dump: Path) -> list[Page]:
 
 
 @pytest.mark.parametrize(("pages_a_stream", "files"), [(1, 1), (20, 4), (1000, 1)])
-def test_parts_of_a_multistream_dump_hold_its_pages(
-    tmp_path, make_multistream, plan, demo_pages, *, pages_a_stream: int, files: int
+def test_parts_of_a_multistream_dump_have_all_pages(
+    tmp_path, make_multistream, plan, small_dump, *, pages_a_stream: int, files: int
 ) -> None:
-    pattern = make_multistream(tmp_path, pages_a_stream=pages_a_stream, files=files)
-    assert read_pages_of(plan(pattern, part_bytes=100_000)) == demo_pages
+    pattern = make_multistream(tmp_path, small_dump, pages_a_stream=pages_a_stream, files=files)
+    expected = list(parse_pages([bz2.decompress(small_dump.read_bytes())], "small"))
+    assert read_pages(plan(pattern, part_bytes=100_000)) == expected
 
 
-def test_parts_of_a_plain_dump_hold_its_pages(tmp_path, demo_dump, plan, demo_pages) -> None:
+def test_parts_of_a_plain_dump_have_all_pages(tmp_path, demo_dump, plan, demo_pages) -> None:
     xml = tmp_path / "demo.xml"
     xml.write_bytes(bz2.decompress(demo_dump.read_bytes()))
-    assert read_pages_of(plan(demo_dump)) == demo_pages
-    assert read_pages_of(plan(xml)) == demo_pages
+    assert read_pages(plan(demo_dump)) == demo_pages
+    assert read_pages(plan(xml)) == demo_pages
 
 
-def test_a_worker_reads_the_streams_of_its_part_alone(tmp_path, make_multistream, plan, demo_pages) -> None:
+def test_worker_reads_only_the_streams_of_its_part(tmp_path, make_multistream, plan, demo_pages) -> None:
     dump = Path(make_multistream(tmp_path))
     parts = plan(dump).parts
     part = parts[2]
-    whole = dump.read_bytes()
-    (own,) = part.slices
-    dump.write_bytes(b"?" * own.offset + whole[own.offset : own.offset + own.length] + b"?" * 10)
+    data = dump.read_bytes()
+    (part_slice,) = part.slices
+    start, end = part_slice.offset, part_slice.offset + part_slice.length
+    dump.write_bytes(b"?" * start + data[start:end] + b"?" * 10)
     expected = [page for page in demo_pages if part.first_page <= page.page_id <= part.last_page]
     assert list(MEDIAWIKI.read(part)) == expected
     with pytest.raises(InputError, match=f"bytes {parts[1].slices[0].offset} to .* is corrupt"):
         list(MEDIAWIKI.read(parts[1]))
 
 
-def test_a_part_survives_its_json(tmp_path, make_multistream, plan) -> None:
+def test_part_round_trips_through_json(tmp_path, make_multistream, plan) -> None:
     for part in plan(make_multistream(tmp_path)).parts:
         assert Part.from_json(part.to_json()) == part
 
@@ -287,25 +290,25 @@ revisions = st.lists(st.tuples(st.integers(1, 12), st.integers(1, 3), st.integer
     multistream=st.booleans(),
     limit=st.none() | st.integers(1, 13),
 )
-def test_of_duplicates_the_newest_revision_wins_in_any_order(
+def test_newest_revision_of_a_duplicate_page_is_read(
     tmp_path, page_xml, export_xml, make_multistream, plan, *, revisions, pages_a_stream, files, multistream, limit
 ) -> None:
     folder = tmp_path / "dumps"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
-    written = [
+    pages = [
         page_xml(page_id, f"{page_id}.{rev} {'x' * 100_000}", rev_id=rev).replace("2026-11", f"2026-0{time}")
         for page_id, time, rev in revisions
     ]
     source = folder / "all.xml"
-    source.write_bytes(export_xml(*written))
+    source.write_bytes(export_xml(*pages))
     if multistream:
         make_multistream(folder, source, pages_a_stream=pages_a_stream, files=files)
         source.unlink()
     dump_plan = plan(f"{folder}/*.*", part_bytes=1 + 200 * files, limit=limit)
-    read = [(page.page_id, page.rev_id) for page in read_pages_of(dump_plan)]
+    read = [(page.page_id, page.rev_id) for page in read_pages(dump_plan)]
     newest = {
-        page_id: max((time, rev) for other, time, rev in revisions if other == page_id)[1]
+        page_id: max((time, rev) for other_id, time, rev in revisions if other_id == page_id)[1]
         for page_id, _, _ in revisions
     }
     assert len(read) == min(len(newest), limit or len(newest))
@@ -314,17 +317,13 @@ def test_of_duplicates_the_newest_revision_wins_in_any_order(
         assert dict(read) == newest
 
 
-def test_unordered_ids_are_told_from_ordered_ones(tmp_path, page_xml, export_xml, plan) -> None:
+def test_plan_records_whether_ids_are_ordered(tmp_path, page_xml, export_xml, plan) -> None:
     for name, ids in {"up": [1, 2, 9], "down": [9, 2, 1], "twice": [1, 2, 2]}.items():
         (tmp_path / f"{name}.xml").write_bytes(export_xml(*map(page_xml, ids)))
-    assert [plan(tmp_path / f"{name}.xml").parts[0].ordered for name in ("up", "down", "twice")] == [
-        True,
-        False,
-        False,
-    ]
+    assert [plan(tmp_path / f"{name}.xml").parts[0].ordered for name in ("up", "down", "twice")] == [True, False, False]
 
 
-def test_pages_out_of_the_order_that_the_plan_saw_are_refused(tmp_path, page_xml, export_xml, plan) -> None:
+def test_pages_in_another_order_than_planned_are_refused(tmp_path, page_xml, export_xml, plan) -> None:
     dump = tmp_path / "x.xml"
     dump.write_bytes(export_xml(page_xml(1), page_xml(2), page_xml(3)))
     (part,) = plan(dump).parts
@@ -333,34 +332,36 @@ def test_pages_out_of_the_order_that_the_plan_saw_are_refused(tmp_path, page_xml
         list(MEDIAWIKI.read(part))
 
 
-@pytest.mark.parametrize(("now", "says"), [((1, 7, 3), "page 7"), ((1, 2, 2), "only pages 1 to 2")])
-def test_pages_that_the_plan_did_not_see_are_refused(tmp_path, page_xml, export_xml, plan, *, now, says) -> None:
+@pytest.mark.parametrize(("ids_now", "message"), [((1, 7, 3), "page 7"), ((1, 2, 2), "only pages 1 to 2")])
+def test_pages_that_were_not_planned_are_refused(tmp_path, page_xml, export_xml, plan, *, ids_now, message) -> None:
     dump = tmp_path / "x.xml"
     dump.write_bytes(export_xml(*map(page_xml, (1, 2, 3))))
     part = replace(plan(dump).parts[0], ordered=False)
-    dump.write_bytes(export_xml(*map(page_xml, now)))
-    with pytest.raises(InputError, match=f"should have pages 1 to 3 according to its index, but it has {says}"):
+    dump.write_bytes(export_xml(*map(page_xml, ids_now)))
+    with pytest.raises(InputError, match=f"should have pages 1 to 3 according to its index, but it has {message}"):
         list(MEDIAWIKI.read(part))
 
 
-def test_the_digest_is_of_a_parts_own_bytes(tmp_path, make_multistream, plan) -> None:
+def test_digest_depends_on_the_bytes_of_the_part_only(tmp_path, make_multistream, plan) -> None:
     dump = Path(make_multistream(tmp_path))
     first, second, *_ = plan(dump).parts
-    before = [compute_source_digest(first), compute_source_digest(second)]
+    digests_before = [compute_source_digest(first), compute_source_digest(second)]
     changed = bytearray(dump.read_bytes())
     changed[second.slices[0].offset + 100] ^= 1
     dump.write_bytes(changed)
-    after = [compute_source_digest(first), compute_source_digest(second)]
-    assert before[0] == after[0]
-    assert before[1] != after[1]
-    assert compute_source_digest(replace(first, last_page=first.last_page - 1)) != before[0]
+    digests_after = [compute_source_digest(first), compute_source_digest(second)]
+    assert digests_before[0] == digests_after[0]
+    assert digests_before[1] != digests_after[1]
+    assert compute_source_digest(replace(first, last_page=first.last_page - 1)) != digests_before[0]
 
 
-def test_the_digest_of_a_split_part_does_not_hang_on_gzip(small_dump, plan) -> None:
+def test_digest_does_not_depend_on_the_compression_level(small_dump, plan) -> None:
     (part, *_) = plan(small_dump).parts
-    before = compute_source_digest(part)
-    (own,) = part.slices
-    path = Path(own.url.removeprefix("file://"))
-    again = gzip.compress(gzip.decompress(path.read_bytes()[own.offset : own.offset + own.length]), 9)
-    path.write_bytes(again)
-    assert compute_source_digest(replace(part, slices=(replace(own, offset=0, length=len(again)),))) == before
+    digest_before = compute_source_digest(part)
+    (part_slice,) = part.slices
+    path = Path(part_slice.url.removeprefix("file://"))
+    start, end = part_slice.offset, part_slice.offset + part_slice.length
+    recompressed = gzip.compress(gzip.decompress(path.read_bytes()[start:end]), 9)
+    path.write_bytes(recompressed)
+    part = replace(part, slices=(replace(part_slice, offset=0, length=len(recompressed)),))
+    assert compute_source_digest(part) == digest_before

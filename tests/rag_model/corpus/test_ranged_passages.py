@@ -19,7 +19,7 @@ WORDS = [f"wörd{number}" for number in range(2_000)]
 
 
 def write_passages(path: Path, schema: pa.Schema = PASSAGE_SCHEMA, words: int = 90) -> None:
-    """Write passages of which some have equal texts, no text, or no date."""
+    """Write passages, some with equal texts, without text, or without a date."""
     rng = random.Random(words)
     with PassageWriter(path, schema) as writer:
         for row in range(ROWS):
@@ -76,9 +76,9 @@ def test_first_rows_of_a_group_need_a_part_of_it_and_one_round(tmp_path: Path) -
     assert sum(end - start for start, end in ranges) < path.stat().st_size / 4
     assert cache.fetched_bytes < path.stat().st_size / 4
     assert ranged.list_ranges([4, 2]) == []
-    before = cache.fetched_bytes
+    fetched_before = cache.fetched_bytes
     ranged.read_rows([4, 2])
-    assert cache.fetched_bytes == before
+    assert cache.fetched_bytes == fetched_before
 
 
 def test_file_of_another_layout_has_no_cuts(tmp_path: Path) -> None:
@@ -91,11 +91,11 @@ def test_file_of_another_layout_has_no_cuts(tmp_path: Path) -> None:
     assert build_outline(path)["cuts"] == []
 
 
-def test_file_that_lies_is_refused(tmp_path: Path) -> None:
-    path, rng, refusals = tmp_path / "passages.parquet", random.Random(1), 0
+def test_changed_file_is_refused(tmp_path: Path) -> None:
+    path, rng, refused_count = tmp_path / "passages.parquet", random.Random(1), 0
     write_passages(path)
     data, outline = path.read_bytes(), build_outline(path)
-    for number in range(60):  # digests are those of the changed bytes
+    for number in range(60):  # the digests match the changed bytes
         start, end = outline["ranges"][0]
         changed = bytearray(data)
         for _ in range(1 + number % 3):
@@ -106,9 +106,9 @@ def test_file_that_lies_is_refused(tmp_path: Path) -> None:
         try:
             open_ranged(path, outline, cache).read_rows([number, 40, 900])
         except InputError:
-            refusals += 1
+            refused_count += 1
         cache.close()
-    assert refusals > 10
+    assert refused_count > 10
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Times are whole seconds in UTC inside, and ISO 8601 outside."""
+"""Times are whole seconds in UTC, and are read and written as ISO 8601."""
 
 from datetime import UTC, datetime
 
@@ -9,21 +9,21 @@ from hypothesis import strategies as st
 from rag_model.corpus.records import EARLIEST, LATEST, format_day, format_iso, parse_seconds
 
 
-@given(at=st.integers(EARLIEST, LATEST))
-def test_every_second_comes_back(at: int) -> None:
-    shown = format_iso(at)
-    assert shown is not None
-    assert parse_seconds(shown) == at
-    assert datetime.fromisoformat(shown).replace(tzinfo=UTC).isoformat() == shown.replace("Z", "+00:00")
+@given(seconds=st.integers(EARLIEST, LATEST))
+def test_every_time_round_trips(seconds: int) -> None:
+    text = format_iso(seconds)
+    assert text is not None
+    assert parse_seconds(text) == seconds
+    assert datetime.fromisoformat(text).replace(tzinfo=UTC).isoformat() == text.replace("Z", "+00:00")
 
 
-@given(one=st.integers(EARLIEST, LATEST), other=st.integers(EARLIEST, LATEST))
-def test_text_order_is_the_order_of_time(one: int, other: int) -> None:
-    assert ((format_iso(one) or "") < (format_iso(other) or "")) == (one < other)
+@given(first=st.integers(EARLIEST, LATEST), second=st.integers(EARLIEST, LATEST))
+def test_texts_are_ordered_like_times(first: int, second: int) -> None:
+    assert ((format_iso(first) or "") < (format_iso(second) or "")) == (first < second)
 
 
 @pytest.mark.parametrize(
-    ("text", "shown"),
+    ("text", "expected"),
     [
         ("2026-11-01T12:00:00Z", "2026-11-01T12:00:00Z"),
         ("2026-11-01", "2026-11-01T00:00:00Z"),
@@ -33,19 +33,19 @@ def test_text_order_is_the_order_of_time(one: int, other: int) -> None:
         ("0476-09-04", "0476-09-04T00:00:00Z"),
     ],
 )
-def test_texts_of_other_writers_are_read(text: str, shown: str) -> None:
-    assert format_iso(parse_seconds(text)) == shown
-    assert format_day(parse_seconds(text)) == shown[:10]
+def test_other_time_formats_are_read(text: str, expected: str) -> None:
+    assert format_iso(parse_seconds(text)) == expected
+    assert format_day(parse_seconds(text)) == expected[:10]
 
 
 @pytest.mark.parametrize(
     "text",
     ["", "yesterday", "20261101120000000", "2026-11-01x", "2026-13-01", "10000-01-01", "0001-01-01T00:00:00+14:00"],
 )
-def test_what_is_no_time_is_refused(text: str) -> None:
-    with pytest.raises(ValueError):  # noqa: PT011 - the standard library's own words
+def test_invalid_time_is_refused(text: str) -> None:
+    with pytest.raises(ValueError):  # noqa: PT011 - the message is the standard library's
         parse_seconds(text)
 
 
-def test_no_time_is_shown_as_none() -> None:
+def test_missing_time_is_formatted() -> None:
     assert (format_iso(None), format_day(None)) == (None, "")

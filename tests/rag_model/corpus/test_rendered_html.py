@@ -1,4 +1,4 @@
-"""The text of rendered pages, and pages that are made to take long or to lose text."""
+"""Rendered pages give the visible text, and pages that would be slow or lose text are refused."""
 
 from contextlib import suppress
 
@@ -14,7 +14,7 @@ def clean(html: str) -> tuple[Section, ...]:
     return clean_html(html, Siteinfo("enwiki", "en", "https://en.wikipedia.org/wiki/Main_Page"))
 
 
-def test_what_a_reader_does_not_read_as_text_is_dropped() -> None:
+def test_only_visible_text_is_kept() -> None:
     html = (
         "<div class='mw-parser-output'><p>It was <b>built</b> in 1889.<sup class='reference'>[1]</sup></p>"
         "<table><tr><td>cell</td></tr></table><div class='hatnote'>See also</div>"
@@ -25,7 +25,7 @@ def test_what_a_reader_does_not_read_as_text_is_dropped() -> None:
 
 
 @pytest.mark.parametrize(
-    ("html", "words"),
+    ("html", "message"),
     [
         ("<p>a</p>" + "<div>" * 100_000 + "deep", "nests"),
         (f"<p {ATTRIBUTES}>text</p>", "attributes"),
@@ -34,13 +34,13 @@ def test_what_a_reader_does_not_read_as_text_is_dropped() -> None:
     ],
     ids=["deep", "attributes", "quoted", "stray quote"],
 )
-def test_a_page_that_would_take_long_or_lose_its_text_is_refused(html: str, words: str) -> None:
-    with pytest.raises(UnparsablePageError, match=words):
+def test_hostile_page_is_refused(html: str, message: str) -> None:
+    with pytest.raises(UnparsablePageError, match=message):
         clean(html)
 
 
 @pytest.mark.parametrize("piece", ['<a b="', "<a b='", "<", "<a ", "<a b=", "</", "<!--", "<a b=\"'", "&#", '"<a '])
-def test_the_time_grows_with_the_length(piece: str) -> None:
-    """A quadratic step would not end in the time of a test."""
+def test_time_is_linear_in_the_length(piece: str) -> None:
+    """Quadratic code would exceed the time limit of the test."""
     with suppress(UnparsablePageError):
         clean("<p>text</p>" + piece * 200_000)

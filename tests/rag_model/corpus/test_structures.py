@@ -1,4 +1,4 @@
-"""Tables, infoboxes and long lists become passages of their kind, and prose stays as it is."""
+"""Tables, infoboxes and long lists become passages of their kind, and prose does not change."""
 
 import hashlib
 from pathlib import Path
@@ -18,7 +18,7 @@ from rag_model.corpus.wikitext import clean_wikitext
 from rag_model.errors import UsageError
 from rag_model.store.versions.mapped import MappedPassages, write_mapped_copy
 
-ALL = ("infobox", "lists", "tables")
+ALL_STRUCTURES = ("infobox", "lists", "tables")
 SITE = Siteinfo("testwiki", "en", "", {"": 0})
 XML = """<mediawiki xmlns="http://www.mediawiki.org/xml/export-0.10/" version="0.10" xml:lang="en">
 <siteinfo><dbname>testwiki</dbname><base>https://t.org/wiki/Main</base>
@@ -49,21 +49,21 @@ She wrote these:
 The end."""
 
 
-def structures_of(text: str, names: tuple[str, ...] = ALL) -> list[Structure]:
+def read_structures(text: str, names: tuple[str, ...] = ALL_STRUCTURES) -> list[Structure]:
     return [structure for section in clean_wikitext(text, SITE, structures=names) for structure in section.structures]  # type: ignore[arg-type]
 
 
 def chunk(tmp_path: Path, recipe: ChunkRecipe) -> tuple[ChunkStats, list[Passage]]:
     (tmp_path / "dump.xml").write_text(XML.format(PAGE.format(id=1, ns=0, title="Ada", text=TEXT)))
     plan = plan_dump(str(tmp_path / "dump.xml"), workdir=tmp_path, stage=str)
-    facts = chunk_part(plan.parts[0], plan.siteinfo, recipe, tmp_path / "out.parquet", spans=tmp_path / "spans.npy")
-    return facts, list(PassageFile(tmp_path / "out.parquet").iter_passages())
+    stats = chunk_part(plan.parts[0], plan.siteinfo, recipe, tmp_path / "out.parquet", spans=tmp_path / "spans.npy")
+    return stats, list(PassageFile(tmp_path / "out.parquet").iter_passages())
 
 
-def test_without_structures_a_file_is_that_of_earlier_versions(tmp_path: Path) -> None:
-    facts, passages = chunk(tmp_path, ChunkRecipe(words=60))
-    # Both digests are those of the version before there were structures.
-    assert facts.digest == "sha256:5b5c681a826fc0928201cc85215d0047f3fd7d6c270d24946eb82a446b0cc996"
+def test_file_without_structures_equals_that_of_earlier_versions(tmp_path: Path) -> None:
+    stats, passages = chunk(tmp_path, ChunkRecipe(words=60))
+    # Both digests were computed by a version without structures.
+    assert stats.digest == "sha256:5b5c681a826fc0928201cc85215d0047f3fd7d6c270d24946eb82a446b0cc996"
     file_digest = hashlib.sha256((tmp_path / "out.parquet").read_bytes()).hexdigest()
     assert file_digest == "165115e060c834529ec37f4c1a2b70d02a1bd8c50f724630c2a7c962a8555dc3"
     assert PassageFile(tmp_path / "out.parquet").schema == PASSAGE_SCHEMA
@@ -72,20 +72,20 @@ def test_without_structures_a_file_is_that_of_earlier_versions(tmp_path: Path) -
     assert "structures_version" not in ChunkRecipe().get_identity()
 
 
-def test_structures_become_passages_of_their_kind_after_unchanged_prose(tmp_path: Path) -> None:
-    _, without = chunk(tmp_path, ChunkRecipe(words=60))
-    facts, passages = chunk(tmp_path, ChunkRecipe(words=60, structures=("tables", "infobox"), spans=True))
-    assert passages[: len(without)] == without
-    assert [(p.id, p.kind, p.section, p.text) for p in passages[len(without) :]] == [
+def test_structures_become_passages_after_unchanged_prose(tmp_path: Path) -> None:
+    _, plain = chunk(tmp_path, ChunkRecipe(words=60))
+    stats, passages = chunk(tmp_path, ChunkRecipe(words=60, structures=("tables", "infobox"), spans=True))
+    assert passages[: len(plain)] == plain
+    assert [(p.id, p.kind, p.section, p.text) for p in passages[len(plain) :]] == [
         ("1:infobox0.0", "infobox", "", "Name: Ada\nBorn: 1815; London"),
         ("1:Data.table0.0", "table", "Data", "Data\nYear | Title\n1843 | Note G"),
     ]
-    assert facts.rows == len(passages)
+    assert stats.rows == len(passages)
     batches = list(PassageFile(tmp_path / "out.parquet").iter_batches(["id", "kind"]))
     assert batches[0]["kind"].to_pylist() == [p.kind for p in passages]
 
 
-def test_a_long_list_leaves_the_prose_and_repeats_its_introduction(tmp_path: Path) -> None:
+def test_long_list_is_removed_from_prose_and_repeats_its_introduction(tmp_path: Path) -> None:
     _, passages = chunk(tmp_path, ChunkRecipe(words=60, structures=("lists",)))
     prose = [p for p in passages if p.kind == "prose"]
     lists = [p for p in passages if p.kind == "list"]
@@ -119,8 +119,8 @@ def test_a_long_list_leaves_the_prose_and_repeats_its_introduction(tmp_path: Pat
         ("<table><tr><td>one<table><tr><td>in</td></tr></table></td><td>two</td></tr></table>", [], ["one; in | two"]),
     ],
 )  # fmt: skip
-def test_a_table_becomes_rows_below_its_columns(markup: str, head: list[str], rows: list[str]) -> None:
-    assert structures_of(f"Text.\n{markup}\n") == [Structure("table", tuple(rows), tuple(head))]
+def test_table_becomes_rows_with_column_names(markup: str, head: list[str], rows: list[str]) -> None:
+    assert read_structures(f"Text.\n{markup}\n") == [Structure("table", tuple(rows), tuple(head))]
 
 
 @pytest.mark.parametrize(
@@ -137,26 +137,26 @@ def test_a_table_becomes_rows_below_its_columns(markup: str, head: list[str], ro
         ("table = \n{|\n| in || box\n|}\n| z = end", ["Z: end"]),
     ],
 )
-def test_an_infobox_becomes_lines_of_fields(fields: str, lines: list[str]) -> None:
-    first, *_ = structures_of(f"{{{{Infobox thing\n| {fields}\n}}}}\nText.", ("infobox",))
+def test_infobox_becomes_lines_of_fields(fields: str, lines: list[str]) -> None:
+    first, *_ = read_structures(f"{{{{Infobox thing\n| {fields}\n}}}}\nText.", ("infobox",))
     assert (first.kind, list(first.rows)) == ("infobox", lines)
 
 
 @pytest.mark.parametrize("name", ["Карточка", "Ficha de persona", "Unknown data", "صندوق معلومات شخص", "کشور infobox"])
-def test_an_infobox_is_recognized_in_other_languages_and_by_its_fields(name: str) -> None:
+def test_infobox_is_recognized_by_name_or_fields(name: str) -> None:
     box = f"{{{{{name}\n| a = one\n| b = two\n| c = three\n| d = four\n}}}}"
-    assert [found.kind for found in structures_of(f"{box}\nText.")] == ["infobox"]
+    assert [structure.kind for structure in read_structures(f"{box}\nText.")] == ["infobox"]
 
 
-def test_tables_of_navigation_and_of_reference_sections_are_no_structures() -> None:
+def test_navigation_and_reference_tables_are_ignored() -> None:
     table = "{|\n! A !! B\n|-\n| one || two\n|}\n"
-    assert not structures_of(table.replace("{|", "{| class='navbox'"))
-    assert not structures_of(f"Text.\n== References ==\n{table}")
-    assert len(structures_of(f"Text.\n== Data ==\n{table}")) == 1
-    assert [found.kind for found in structures_of(table.replace("{|", '{| class="infobox"'))] == ["infobox"]
+    assert not read_structures(table.replace("{|", "{| class='navbox'"))
+    assert not read_structures(f"Text.\n== References ==\n{table}")
+    assert len(read_structures(f"Text.\n== Data ==\n{table}")) == 1
+    assert [structure.kind for structure in read_structures(table.replace("{|", '{| class="infobox"'))] == ["infobox"]
 
 
-def test_a_passage_repeats_the_head_and_stays_within_the_limit(tmp_path: Path) -> None:
+def test_table_passage_repeats_the_head_within_the_limit(tmp_path: Path) -> None:
     notes = {year: "word " * (70 if year == 1955 else 3) for year in range(1950, 1960)}
     rows = "".join(f"|-\n| {year} || Film number {year} || {note}\n" for year, note in notes.items())
     text = f"Text.\n== Films ==\n{{|\n|+ All films\n! Year !! Title !! Notes\n{rows}|}}"
@@ -210,9 +210,9 @@ HOSTILE = [
 
 
 @pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
-def test_a_hostile_page_gives_no_more_than_a_few_times_its_text(text: str) -> None:
-    """The rows of a page, and so the time, are bounded by its length, whatever its spans say."""
-    rows = [row for found in structures_of(text) for row in (*found.head, *found.rows)]
+def test_rows_of_a_hostile_page_are_limited(text: str) -> None:
+    """The length of a page limits its rows and the time, even if row and column spans are huge."""
+    rows = [row for structure in read_structures(text) for row in (*structure.head, *structure.rows)]
     assert sum(map(len, rows)) < 12 * len(text) + 100_000
 
 
@@ -224,7 +224,7 @@ class="plainlist"><ul><li>1815</li><li>London</li></ul></div></td></tr>
 <tr><th>Gold</th><th>Silver</th></tr><tr><td rowspan="2">1990<sup class="reference">[1]</sup></td><td>A<br>B</td>
 <td><table><tr><td>x</td><td>y</td></tr></table></td></tr><tr><td>C</td><td style="display: none">no</td><td>D</td></tr>
 </tbody></table><table class="navbox"><tr><td>navigation</td></tr></table><p>End.</p>"""
-    sections = clean_html(html, SITE, structures=ALL)
+    sections = clean_html(html, SITE, structures=ALL_STRUCTURES)
     assert [section.text for section in sections] == [section.text for section in clean_html(html, SITE)]
     assert [section.structures for section in sections] == [
         (Structure("infobox", ("Born: 1815; London",), ("Ada",)),),
@@ -233,7 +233,7 @@ class="plainlist"><ul><li>1815</li><li>London</li></ul></div></td></tr>
     assert [s.structures for s in clean_html(html, SITE, structures=("infobox",))] == [sections[0].structures, ()]
 
 
-def test_an_unknown_structure_is_refused() -> None:
+def test_unknown_structure_is_refused() -> None:
     with pytest.raises(UsageError, match=r"'pictures': choose from tables, infobox, lists"):
         ChunkRecipe(structures=("pictures",))  # type: ignore[arg-type]
     assert ChunkRecipe(structures=("tables", "infobox", "tables")).to_json()["structures"] == ["infobox", "tables"]
@@ -257,18 +257,18 @@ MONSTER = """<infobox layout="stacked"><title source="name"><default>{{PAGENAME}
         ("{{Template:monster}}", ["Place: Unknown"]),
     ],
 )  # fmt: skip
-def test_a_portable_infobox_becomes_fields_with_its_labels(call: str, rows: list[str]) -> None:
+def test_portable_infobox_becomes_fields_with_labels(call: str, rows: list[str]) -> None:
     texts = {"Template:Monster": MONSTER, "Template:Mob": "#REDIRECT [[Template:Monster]]"}
     pages = [Page(i, 1, None, 10, title, False, "wikitext", text) for i, (title, text) in enumerate(texts.items())]
     table = merge_templates([read_templates(pages, "en", {"template": 10})])
     with use_templates(TemplateTable.from_bytes(table.to_bytes())) as use:
-        for names in ((), ALL):
+        for names in ((), ALL_STRUCTURES):
             (section,) = clean_wikitext(f"{call}\nA cow is here.", SITE, "Cow", structures=names)
             assert section.text == "A cow is here."
             assert [each.rows for each in section.structures] == ([tuple(rows)] if names else [])
     assert "monster" in use.names, "the article is chunked again if the infobox changes"
 
 
-def test_an_infobox_in_a_page_is_no_prose() -> None:
+def test_infobox_tag_in_a_page_is_not_prose() -> None:
     (section,) = clean_wikitext("<infobox><data><label>A</label><default>B</default></data></infobox>Text", SITE)
     assert section.text == "Text"

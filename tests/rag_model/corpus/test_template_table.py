@@ -1,4 +1,4 @@
-"""The templates that a dump itself defines: aliases, bodies, boxes, disambiguation pages; and refreshes."""
+"""Templates that a dump defines are expanded, and changed templates cause their articles to be chunked again."""
 
 import bz2
 import json
@@ -20,7 +20,7 @@ from rag_model.corpus.wikitext import clean_wikitext
 
 SITE = Siteinfo("ltgwiki", "ltg", "", {"taiss": 10, "template": 10, "file": 6, "category": 14})
 TEMPLATES = {
-    # Of the Wikipedia of Latgalian, whose words for languages no table of this package has.
+    # Templates of the Latgalian Wikipedia, whose language names are in no table of this package.
     "Taiss:Ll": "#redirect [[Template:Language link]]",
     "Taiss:Language link": "[[{{{1}}} volūda|{{{1}}}]]",
     "Taiss:LangWithName": "{{ll|{{{2}}}}}: {{lang|{{{1}}}|{{{3}}}}}",
@@ -72,7 +72,7 @@ def test_templates_of_the_dump_are_expanded(wikitext: str, expected: str) -> Non
     assert lead.text == expected
 
 
-def test_a_page_without_templates_of_the_dump_is_as_before() -> None:
+def test_page_without_templates_of_the_dump_is_unchanged() -> None:
     page = "A {{lang|fr|b}} {{convert|5|mi|km}} {{unknown|c}}.\n{{quote|d}}"
     with use_templates(TABLE) as use:
         assert clean_wikitext(page, SITE) == clean_wikitext(page, SITE)
@@ -95,7 +95,7 @@ def make_chain(n: int, body: str) -> dict[str, str]:
         {"a": "{{#if:{{{1}}}|" * 300},
     ],
 )
-def test_hostile_templates_are_bounded(bodies: Mapping[str, str]) -> None:
+def test_expansion_of_hostile_templates_is_limited(bodies: Mapping[str, str]) -> None:
     table = TemplateTable({name: TemplateEntry("body", body) for name, body in bodies.items()})
     page = "w {{a|" + "q" * 5_000 + "}}" + " {{a|zz}}" * 500
     with use_templates(table):
@@ -135,28 +135,28 @@ class Build:
             self.texts = [passage.text for passage in file.iter_passages()]
 
 
-def test_a_refresh_chunks_the_articles_of_changed_templates_again(tmp_path: Path) -> None:
+def test_articles_with_changed_templates_are_chunked_again(tmp_path: Path) -> None:
     first = Build(tmp_path / "first", TEMPLATES)
     assert first.texts == ["Augi (anglīšu: plants) aug.", "Cyts teksts."]
     assert first.stats.dropped == {"disambiguation": 1, "namespace": len(TEMPLATES)}
     assert first.stats.unknown_templates == {"count": 1}
-    same = Build(tmp_path / "same", TEMPLATES, first)
-    assert (same.stats.inherited, same.texts) == (2, first.texts)
+    unchanged = Build(tmp_path / "same", TEMPLATES, first)
+    assert (unchanged.stats.inherited, unchanged.texts) == (2, first.texts)
     # A template that another one includes has changed: only the article that uses it is chunked again.
     changed = {**TEMPLATES, "Taiss:LangWithName": "{{{3}}} [{{{2}}}]"}
-    refresh = Build(tmp_path / "refresh", changed, same)
+    refresh = Build(tmp_path / "refresh", changed, unchanged)
     assert (refresh.stats.inherited, refresh.texts) == (1, ["Augi (plants [anglīšu]) aug.", "Cyts teksts."])
     assert refresh.files[0].read_bytes() == Build(tmp_path / "full", changed).files[0].read_bytes()
-    # An unknown template gets a body; then the dump has no templates any more.
+    # First an unknown template gets a body; then the dump has no templates.
     defined = Build(tmp_path / "defined", {**changed, "Taiss:Count": "<b>{{{1}}}!</b>"}, refresh)
     assert (defined.stats.inherited, defined.texts[1]) == (1, "Cyts teksts!.")
-    without = Build(tmp_path / "without", {}, defined)
-    assert without.texts == ["Augi (plants) aug.", "Cyts teksts.", "A B"]
-    assert without.stats.unknown_templates == {"count": 1, "dab2": 1, "vol-en": 1}
+    without_templates = Build(tmp_path / "without", {}, defined)
+    assert without_templates.texts == ["Augi (plants) aug.", "Cyts teksts.", "A B"]
+    assert without_templates.stats.unknown_templates == {"count": 1, "dab2": 1, "vol-en": 1}
 
 
 @pytest.mark.parametrize("form", ["multistream", "xml.bz2", "xml"])
-def test_only_runs_of_pages_with_templates_are_read_for_templates(tmp_path, make_multistream, form: str) -> None:
+def test_only_page_runs_with_templates_are_read(tmp_path, make_multistream, form: str) -> None:
     prose = " ".join(f"{hash_id(str(i)):x}" for i in range(25_000))
     articles = {i: f"{prose} {i}" for i in range(1, 9)}
     messages = {"MediaWiki:Disambiguationspage": "* [[Taiss:Disambig]]", "MediaWiki:Edit": "[[Taiss:No]]"}
@@ -179,5 +179,5 @@ def test_only_runs_of_pages_with_templates_are_read_for_templates(tmp_path, make
     assert tables[0] == tables[1] != merge_templates([]).to_bytes()
     assert b'"disambig"' in tables[0].lower()
     assert sizes[1] < sizes[0] / 3
-    without = plan_dump(str(write_dump(tmp_path / "z.xml", articles, {})), workdir=tmp_path, stage=str)
-    assert without.template_parts == ()
+    without_templates = plan_dump(str(write_dump(tmp_path / "z.xml", articles, {})), workdir=tmp_path, stage=str)
+    assert without_templates.template_parts == ()

@@ -1,4 +1,4 @@
-"""Templates become the words a reader sees: real uses beside what Wikipedia shows for them."""
+"""Templates are replaced by the words that Wikipedia shows for them."""
 
 from pathlib import Path
 
@@ -19,21 +19,21 @@ CASES, CONVERT_CASES = read_cases("template_cases.tsv"), read_cases("convert_cas
 SITE = Siteinfo("enwiki", "en", "https://en.wikipedia.org/wiki/Main_Page", {"file": 6, "category": 14})
 
 
-def test_there_are_enough_cases() -> None:
+def test_case_file_is_large_enough() -> None:
     assert len({wikitext for wikitext, _ in CASES}) >= 150
 
 
 @pytest.mark.parametrize("cases", [CASES, CONVERT_CASES], ids=["templates", "measures"])
-def test_a_template_shows_the_words_of_wikipedia(cases: list[list[str]]) -> None:
-    shown = [
+def test_templates_give_the_words_of_wikipedia(cases: list[list[str]]) -> None:
+    results = [
         [wikitext, *(section.text for section in clean_wikitext(wikitext, SITE, "Title"))] for wikitext, _ in cases
     ]
-    assert [pair for pair in zip(shown, cases, strict=True) if pair[0] != pair[1]] == []
+    assert [pair for pair in zip(results, cases, strict=True) if pair[0] != pair[1]] == []
 
 
 REMARK = "how is this working out in practice? The law is one thing; but what happens"
 UNKNOWN_CASES = [
-    # Links to other wikis, by their several orders of parameters.
+    # Links to other wikis have several orders of parameters.
     ("ja", "小説「{{仮リンク|県|en|Adam Bede}}」の", "小説「県」の"),
     ("ja", "* {{ill2|甲|en|B|label=乙}}、{{仮リンク|The Old Man and the Sea|en|X}}", "乙、The Old Man and the Sea"),
     ("ja", "{{仮リンク|県|en|Prefecture}}", "県"),
@@ -51,20 +51,16 @@ UNKNOWN_CASES = [
     # No English words in foreign text.
     ("de", "Ein {{lang-fr|mot}}, {{zh|s=汉|p=hàn}} {{flag|FRA}} {{USA}}", "Ein mot, 汉; hàn FRA USA"),
     ("de", "Nr. {{IPAc-en|us|ˈ|æ|n}} {{circa|1900}} {{born|1901}} {{p.|7}}", "Nr. /ˈæn/ c. 1900 1901 7"),
-    (
-        "bn",
-        f"এটি{{{{স্পষ্ট করা প্রয়োজন|{REMARK}}}}}।",
-        "এটি।",
-    ),
+    ("bn", f"এটি{{{{স্পষ্ট করা প্রয়োজন|{REMARK}}}}}।", "এটি।"),
     # Notes, options, files and names of parameters are not words of the sentence.
     ("uk", "біля Білогороді{{ref+|Сучасне сіло Білогородка Київської області.|ком.}} є", "біля Білогороді є"),
     ("de", "Ein {{farbe|DarkRed|Wort}}{{höhe|10px}}{{ton|A.ogg}} {{x|left|richtig}}", "Ein Wort richtig"),
     ("bn", "{{বই উদ্ধৃতি|শিরোনাম=ক|বছর=১৯৯০}} ক {{x|শিরোনাম=ক}}খ", "ক খ"),
-    # Alone on a line.
+    # A template alone on a line is kept if it has prose.
     ("uk", "{{цитата|Мова росте елементарно, з душею народу.}}", "Мова росте елементарно, з душею народу."),
     ("ja", "{{col|\n* 甲\n* 乙\n}}", "甲\n乙"),
     ("uk", "{{основна стаття|Антоновичі}}\n{{картка|назва=А}}\nТекст", "Текст"),
-    # English: nothing lost.
+    # In English, no words are lost.
     (
         "en",
         "has a {{railgauge|1000mm|allk=on}} line at {{coord|13|19|N|169|9|W}}",
@@ -75,7 +71,7 @@ UNKNOWN_CASES = [
 
 
 @pytest.mark.parametrize(("language", "wikitext", "expected"), UNKNOWN_CASES)
-def test_an_unknown_template_keeps_its_words_in_each_language(language: str, wikitext: str, expected: str) -> None:
+def test_unknown_template_keeps_its_words_in_each_language(language: str, wikitext: str, expected: str) -> None:
     (lead,) = clean_wikitext(wikitext, Siteinfo("wiki", language, ""))
     assert lead.text == expected
 
@@ -95,7 +91,7 @@ def test_an_unknown_template_keeps_its_words_in_each_language(language: str, wik
         ("{{convert|10|mi|nonsense|disp=unit2}}", "miles"),
     ],
 )
-def test_what_cannot_be_converted_is_shown_as_written(wikitext: str, expected: str) -> None:
+def test_invalid_conversion_is_shown_as_written(wikitext: str, expected: str) -> None:
     (lead,) = clean_wikitext(wikitext, SITE)
     assert lead.text == expected
 
@@ -112,7 +108,7 @@ PIECES = [
 
 
 @given(st.sampled_from(["convert", "cvt"]), st.lists(st.sampled_from(PIECES), max_size=9))
-def test_any_parameters_become_text(name: str, pieces: list[str]) -> None:
+def test_any_parameters_give_text(name: str, pieces: list[str]) -> None:
     (lead,) = clean_wikitext("A {{" + "|".join([name, *pieces]) + "}} b.", SITE)
     assert lead.text.startswith("A")
     assert lead.text.endswith("b.")

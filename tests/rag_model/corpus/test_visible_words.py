@@ -1,4 +1,4 @@
-"""The cleaner shows of each construct what MediaWiki shows, and a table says where it does not on purpose."""
+"""Clean text has the words that MediaWiki shows, except for a list of intended deviations."""
 
 import re
 import unicodedata
@@ -12,7 +12,7 @@ from tests.fixtures.markup_constructs import list_constructs, read_cases, render
 from tests.fixtures.wiki_server import running_wiki
 
 SITEINFO = Siteinfo("wiki", "en", "", {"file": 6, "image": 6, "category": 14, "help": 12, "talk": 1})
-DEVIATIONS = {  # part of a construct -> why its words differ
+DEVIATIONS = {  # a part of a construct, and why its words differ
     "[[apple pie|]]": "MediaWiki completes this link when a page is saved; an unsaved one is shown with its target",
     "[[Apple_pie]]": "an underscore of a title is a blank, so that its words are found",
     "[[ Apple ]]": "no blank is left before a comma",
@@ -25,12 +25,12 @@ DEVIATIONS = {  # part of a construct -> why its words differ
     "[[apple|]]": "MediaWiki completes this link when a page is saved",
     "[https://example.org]": "the number of a link without words is left out, like that of a reference",
 }
-TERM = re.compile(r"^[:*]*;", re.MULTILINE)  # a term and its meaning are one line, with a colon between them
+TERM = re.compile(r"^[:*]*;", re.MULTILINE)  # a term and its meaning become one line with a colon
 
 
 @pytest.mark.parametrize("number", range(4))
-def test_a_reader_of_the_text_sees_the_words_of_the_page(number: int) -> None:
-    wrong = {}
+def test_text_has_the_words_of_mediawiki(number: int) -> None:
+    differences = {}
     for wikitext, words in read_cases()[number::4]:
         sections = clean_wikitext(wikitext, SITEINFO, "Construct")
         texts = [" ".join(section.text for section in sections), words]
@@ -38,22 +38,22 @@ def test_a_reader_of_the_text_sees_the_words_of_the_page(number: int) -> None:
         if TERM.search(wikitext):
             text, expected = ([word.removesuffix(":") for word in words if word != ":"] for words in (text, expected))
         if text != expected and not any(part in wikitext for part in DEVIATIONS):
-            wrong[wikitext] = text, expected
-    assert not wrong
+            differences[wikitext] = text, expected
+    assert not differences
 
 
-def test_no_deviation_is_stale() -> None:
+def test_every_deviation_occurs() -> None:
     constructs = list_constructs()
     assert [part for part in DEVIATIONS if not any(part in construct for construct in constructs)] == []
 
 
 @pytest.mark.xdist_group("wiki")
-def test_the_words_are_those_of_a_real_mediawiki(tmp_path: Path) -> None:
+def test_recorded_words_are_those_of_a_real_mediawiki(tmp_path: Path) -> None:
     constructs = list_constructs()
     assert [case.wikitext for case in read_cases()] == constructs
     with running_wiki(tmp_path / "wiki") as wiki:
-        some = constructs[::9]
-        assert render_cases(wiki, some) == [case for case in read_cases() if case.wikitext in some]
+        sample = constructs[::9]
+        assert render_cases(wiki, sample) == [case for case in read_cases() if case.wikitext in sample]
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_switches_of_every_language_are_hidden(switch: str, is_shown: bool) -> N
     assert section.text == (f"See {switch} here." if is_shown else "See here.")
 
 
-FORMS = [  # {1} and {2} are two variants of the language, {2} before {1} where MediaWiki falls back
+VARIANT_CASES = [  # {1} and {2} are two variants of the language, {2} before {1} where MediaWiki falls back
     ("-{{1}:B; {2}:C}-", "C"), ("-{{2}:B;{1}:C}-", "B"), ("-{plain}-", "plain"), ("-{R|a;b:c}-", "a;b:c"),
     ("-{A|{1}:B;{2}:C}-", "C"), ("-{A;T|{1}:B;{2}:C}-", "C"), ("-{H|{1}:B;{2}:C}-", ""), ("-{T|title}-", ""),
     ("-{-|{1}:B}-", ""), ("-{x|y}-", "y"), ("-{{1};{2}|only}-", "only"), ("-{{1}:''B''; {2}:[[C|D]]}-", "D"),
@@ -84,18 +84,18 @@ FORMS = [  # {1} and {2} are two variants of the language, {2} before {1} where 
      ("ku", "ku-arab ku-latn"), ("iu", "ike-latn ike-cans"), ("shi", "shi-tfng shi-latn"), ("uz", "uz-cyrl uz-latn"),
      ("crh", "crh-cyrl crh-latn"), ("tg", "tg-latn tg"), ("ban", "ban-bali ban"), ("tly", "tly-cyrl tly")],
 )  # fmt: skip
-def test_forms_of_a_text_are_chosen_as_mediawiki_does(language: str, variants: str) -> None:
-    """The expected words are those of MediaWiki 1.39 for readers who chose no variant."""
+def test_language_variants_are_chosen_like_in_mediawiki(language: str, variants: str) -> None:
+    """The expected words are those of MediaWiki 1.39 for readers without a chosen variant."""
     siteinfo = Siteinfo("wiki", language, "")
     first, second = variants.split()
-    for pattern, words in FORMS:
+    for pattern, words in VARIANT_CASES:
         wikitext = pattern.replace("{1}", first).replace("{2}", second)
         texts = [section.text for section in clean_wikitext(f"a {wikitext} d", siteinfo)]
         assert texts == [" ".join(f"a {words} d".split())], wikitext
 
 
 @pytest.mark.parametrize("language", ["en", "de", "ja", "zh-yue"])
-def test_a_wiki_without_a_converter_shows_the_marks_of_forms(language: str) -> None:
+def test_wiki_without_a_converter_shows_variant_markup(language: str) -> None:
     for wikitext in ("-{a}-", "-{zh-hans:x;zh-hant:y}-", "-{H|zh-hans:x}-"):
         (section,) = clean_wikitext(f"See {wikitext} 10-{{{{lc:CM}}}} end.", Siteinfo("wiki", language, ""))
         assert section.text == f"See {wikitext} 10-cm end."

@@ -18,7 +18,7 @@ Reply = tuple[int, dict[str, str], bytes]
 
 
 class Site:
-    """A server whose replies a test sets, and the requests that it got."""
+    """A server with replies that a test sets, which records its requests."""
 
     def __init__(self) -> None:
         self.replies: dict[str, list[Reply]] = {}
@@ -57,7 +57,7 @@ class Site:
         self.replies[path] = [(200, {}, text.encode())]
 
     def mirror(self) -> SiteFiles:
-        """Read the site again, and forget the earlier requests."""
+        """Mirror the site again, and clear the recorded requests."""
         web_site._recent_files.clear()
         self.requests.clear()
         return mirror_site(self.address, sleep=lambda _: None)
@@ -77,7 +77,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     site.server.server_close()
 
 
-def test_the_pages_of_a_sitemap_are_documents(site: Site, tmp_path: Path) -> None:
+def test_pages_of_a_sitemap_are_documents(site: Site, tmp_path: Path) -> None:
     site.set_sitemap("/main.xml", "/more.xml.gz", root="sitemapindex", entry="sitemap")
     site.set_sitemap("/", "/guide/install", "/a%20b.html?c=1", "/gone", "/logo.png", path="/main.xml")
     site.set_sitemap("/moved", "/../etc/x", path="/more.xml.gz")
@@ -94,7 +94,7 @@ def test_the_pages_of_a_sitemap_are_documents(site: Site, tmp_path: Path) -> Non
     assert {headers["user-agent"] for _, headers in site.requests} == {"bookwheel"}
 
 
-def test_a_later_run_requests_only_pages_that_may_have_changed(site: Site) -> None:
+def test_second_run_requests_only_pages_that_may_have_changed(site: Site) -> None:
     site.set_sitemap("/dated!2026-11-01", "/tagged", "/plain", "/removed")
     for path in ("/dated", "/plain", "/removed"):
         site.set_page(path, "Old")
@@ -117,7 +117,7 @@ def test_a_later_run_requests_only_pages_that_may_have_changed(site: Site) -> No
     }
 
 
-def test_an_interrupted_run_continues_where_it_stopped(site: Site) -> None:
+def test_interrupted_run_is_resumed(site: Site) -> None:
     site.set_sitemap("/a!2026-11-01", "/b!2026-11-01")
     site.set_page("/a", "A")
     site.replies["/b"] = [(503, {"Retry-After": "7200"}, b"")]
@@ -128,7 +128,7 @@ def test_an_interrupted_run_continues_where_it_stopped(site: Site) -> None:
     assert site.paths == ["/robots.txt", "/sitemap.xml", "/b"]
 
 
-def test_a_request_is_sent_again_after_the_requested_pause(site: Site) -> None:
+def test_request_is_retried_after_the_requested_pause(site: Site) -> None:
     site.set_sitemap("/a", "/secret/b")
     site.replies["/robots.txt"] = [(200, {}, b"User-agent: *\nDisallow: /secret/\nCrawl-delay: 3\n")]
     site.set_page("/a", "A")
@@ -152,7 +152,7 @@ HOSTILE_SITEMAPS = {
 }
 
 
-def test_a_hostile_sitemap_is_refused(site: Site) -> None:
+def test_hostile_sitemap_is_refused(site: Site) -> None:
     for body, message in HOSTILE_SITEMAPS.values():
         site.replies["/sitemap.xml"] = [(200, {}, body)]
         with pytest.raises(InputError, match=message):
@@ -166,7 +166,7 @@ def test_a_hostile_sitemap_is_refused(site: Site) -> None:
             mirror_site(address)
 
 
-def test_a_page_that_cannot_be_read_does_not_stop_a_run(site: Site) -> None:
+def test_unreadable_page_does_not_stop_a_run(site: Site) -> None:
     redirects = {
         "/loop": "/loop",
         "/elsewhere": "http://localhost:1/x",
@@ -187,7 +187,7 @@ def test_a_page_that_cannot_be_read_does_not_stop_a_run(site: Site) -> None:
         site.set_page(path, path)
     files = site.mirror()
     assert files.dropped == {
-        **{"bad_name": 2, "missing": 1, "other_host": 2, "robots": 1, "same_name": 1, "unreadable": 3},
+        **{"bad_name": 2, "missing": 1, "other_host": 2, "robots": 1, "same_name": 1, "unreadable": 3}
     }
     names = sorted(file.relative_to(files.folder).as_posix() for file in files.folder.rglob("*.html"))
     assert names == ["a%2Ehtml/b.html", "a.html", "index.html"]
@@ -205,14 +205,14 @@ def test_pages_with_http_500_are_dropped_or_kept_unless_they_are_many(site: Site
     files = site.mirror()
     assert files.dropped == {"server_error": 1}
     assert {file.name for file in files.folder.iterdir()} == {"b.html", "c.html"}, "the last version remains"
-    failing = [f"/x{number}" for number in range(30)]
-    site.replies |= {path: [(500, {}, b"")] for path in failing}
-    site.set_sitemap("/c", *failing)
+    failing_paths = [f"/x{number}" for number in range(30)]
+    site.replies |= {path: [(500, {}, b"")] for path in failing_paths}
+    site.set_sitemap("/c", *failing_paths)
     with pytest.raises(UnreachableError, match=r"30 of the first 31 pages of .* answer HTTP 500: run"):
         site.mirror()
-    failing += [f"/x{number}" for number in range(30, 60)]
-    site.replies |= {path: [(500, {}, b"")] for path in failing}
-    site.set_sitemap(*failing, "/c")
+    failing_paths += [f"/x{number}" for number in range(30, 60)]
+    site.replies |= {path: [(500, {}, b"")] for path in failing_paths}
+    site.set_sitemap(*failing_paths, "/c")
     with pytest.raises(UnreachableError, match=r"51 of the first 51 pages of .* answer HTTP 500: run"):
         site.mirror()
     assert "/x51" not in site.paths
@@ -225,7 +225,7 @@ def test_pages_with_http_500_are_dropped_or_kept_unless_they_are_many(site: Site
         site.mirror()
 
 
-def test_pages_that_a_killed_run_wrote_do_not_outlive_the_sitemap(site: Site) -> None:
+def test_files_of_a_killed_run_are_deleted(site: Site) -> None:
     site.set_sitemap("/a")
     site.set_page("/a", "A")
     folder = site.mirror().folder
@@ -239,7 +239,7 @@ def test_pages_that_a_killed_run_wrote_do_not_outlive_the_sitemap(site: Site) ->
     assert [file.name for file in folder.iterdir()] == ["a.html"], "an empty sitemap does not remove the pages"
 
 
-def test_a_folder_that_cannot_be_written_is_named(site: Site, tmp_path: Path) -> None:
+def test_folder_that_cannot_be_written_is_reported(site: Site, tmp_path: Path) -> None:
     site.set_sitemap("/a")
     site.set_page("/a", "A")
     (tmp_path / "sites").write_text("a file")
@@ -249,7 +249,7 @@ def test_a_folder_that_cannot_be_written_is_named(site: Site, tmp_path: Path) ->
         site.mirror()
 
 
-def test_a_page_that_is_too_large_is_dropped(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_large_page_is_dropped(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(web_site, "MAX_PAGE_BYTES", 1000)
     site.set_sitemap("/a", "/b")
     site.set_page("/a", "A")

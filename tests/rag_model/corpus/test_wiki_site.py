@@ -1,4 +1,4 @@
-"""A MediaWiki site is followed: after every kind of change, an incremental plan has the passages of a full one."""
+"""Following a MediaWiki site gives the passages of a full build after every kind of change."""
 
 import gzip
 import re
@@ -33,11 +33,11 @@ SETTINGS = Recipe(part_bytes=1000)
 
 @pytest.fixture(scope="module")
 def wiki(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Wiki]:
-    with running_wiki(tmp_path_factory.mktemp("wiki") / "one") as running:
+    with running_wiki(tmp_path_factory.mktemp("wiki") / "one") as running_server:
         text = "Page number {i} has '''words''' about the subject {i}. {{{{echo|said {i}}}}}"
-        running.import_xml(export({f"Page {i}": text.format(i=i) for i in range(60)}))
-        running.edit("Template:Echo", "And so it was {{{1}}}.")
-        yield running
+        running_server.import_xml(export({f"Page {i}": text.format(i=i) for i in range(60)}))
+        running_server.edit("Template:Echo", "And so it was {{{1}}}.")
+        yield running_server
 
 
 def read_passages(plan: Plan, folder: Path) -> list[tuple[Any, ...]]:
@@ -60,7 +60,7 @@ def edit_pages(wiki: Wiki) -> None:
 
 def move_pages(wiki: Wiki) -> None:
     wiki.move("Page 4", "Moved page")
-    wiki.move("Moved page", "Page 4")  # over the redirect
+    wiki.move("Moved page", "Page 4")  # replaces the redirect
     wiki.move("Page 5", "Another page", redirect=False)
     wiki.move("Page 11", "User:Admin/Page 11")
     wiki.move("Page 12", "Page 12, moved")
@@ -78,37 +78,37 @@ def restore_and_import_pages(wiki: Wiki) -> None:
     wiki.move("User:Admin/Page 11", "Page 11 again")
 
 
-def test_after_every_change_the_passages_are_those_of_a_full_build(wiki: Wiki, tmp_path: Path) -> None:
-    followed = Store.open(str(tmp_path / "followed"), create=True)
-    plan = plan_parts(followed, wiki.dump, SETTINGS)
+def test_incremental_plan_equals_a_full_one_after_every_change(wiki: Wiki, tmp_path: Path) -> None:
+    followed_store = Store.open(str(tmp_path / "followed"), create=True)
+    plan = plan_parts(followed_store, wiki.dump, SETTINGS)
     assert (plan.siteinfo.dbname, plan.siteinfo.language, plan.licence) == ("wiki", "en", "CC BY-SA 3.0")
     for change in (edit_pages, move_pages, delete_and_restore_pages, restore_and_import_pages, lambda wiki: None):
         change(wiki)
         wiki.queries.clear()
-        plan = plan_parts(followed, wiki.dump, SETTINGS)
+        plan = plan_parts(followed_store, wiki.dump, SETTINGS)
         assert len(wiki.queries) <= 3, wiki.queries
-        assert not any("gapnamespace" in query for query in wiki.queries), "the pages were listed"
+        assert not any("gapnamespace" in query for query in wiki.queries), "the pages were listed again"
         full = plan_parts(Store.open(str(tmp_path / str(change)), create=True), wiki.dump, SETTINGS)
         assert read_passages(plan, tmp_path) == read_passages(full, tmp_path)
     assert len(wiki.queries) > 1
     wiki.queries.clear()
-    assert plan_parts(followed, wiki.dump, SETTINGS) == plan
-    assert len(wiki.queries) == 1, "one request tells that nothing happened"
+    assert plan_parts(followed_store, wiki.dump, SETTINGS) == plan
+    assert len(wiki.queries) == 1, "one request shows that nothing changed"
 
 
-def test_a_site_that_was_restored_from_a_backup_is_listed_again(wiki: Wiki, tmp_path: Path) -> None:
-    followed = Store.open(str(tmp_path / "followed"), create=True)
+def test_restored_site_is_listed_again(wiki: Wiki, tmp_path: Path) -> None:
+    followed_store = Store.open(str(tmp_path / "followed"), create=True)
     wiki.edit("Page 20", "Before the backup.")
-    plan_parts(followed, wiki.dump, SETTINGS)
+    plan_parts(followed_store, wiki.dump, SETTINGS)
     backup = wiki.save_backup()
     wiki.edit("Page 20", "Lost with the backup.")
     wiki.edit("Page 21", "Lost as well.")
     wiki.delete("Page 22")
-    plan_parts(followed, wiki.dump, SETTINGS)
+    plan_parts(followed_store, wiki.dump, SETTINGS)
     wiki.restore_backup(backup)
     wiki.edit("Page 23", "Has the number of a revision that was lost.")
     wiki.queries.clear()
-    plan = plan_parts(followed, wiki.dump, SETTINGS)
+    plan = plan_parts(followed_store, wiki.dump, SETTINGS)
     assert any("gapnamespace" in query for query in wiki.queries)
     texts = {title: text for _, _, title, text, _ in read_passages(plan, tmp_path)}
     assert texts["Page 20"] == "Before the backup."
@@ -117,42 +117,42 @@ def test_a_site_that_was_restored_from_a_backup_is_listed_again(wiki: Wiki, tmp_
     assert read_passages(plan, tmp_path) == read_passages(full, tmp_path)
 
 
-def test_what_leaves_no_trace_is_found_by_a_listing(wiki: Wiki, tmp_path: Path) -> None:
-    followed = Store.open(str(tmp_path / "followed"), create=True)
-    plan_parts(followed, wiki.dump, SETTINGS)
+def test_unlogged_changes_are_found_by_a_listing(wiki: Wiki, tmp_path: Path) -> None:
+    followed_store = Store.open(str(tmp_path / "followed"), create=True)
+    plan_parts(followed_store, wiki.dump, SETTINGS)
     wiki.run("importDump.php", text=export({"From a script": "No log has this."}))
-    assert "From a script" not in titles_of(plan_parts(followed, wiki.dump, SETTINGS), tmp_path)
-    mirror = open_mirror(followed, wiki.dump, SETTINGS.site)
+    assert "From a script" not in read_titles(plan_parts(followed_store, wiki.dump, SETTINGS), tmp_path)
+    mirror = open_mirror(followed_store, wiki.dump, SETTINGS.site)
     state = mirror.load()
     assert state.cursor is not None
     mirror.save(replace(state, cursor=replace(state.cursor, listed_at=state.cursor.listed_at - 25 * 3600)))
     wiki.set_item("Page 40", "Q40")
     wiki.queries.clear()
-    plan = plan_parts(followed, wiki.dump, SETTINGS)
-    assert "From a script" in titles_of(plan, tmp_path)
+    plan = plan_parts(followed_store, wiki.dump, SETTINGS)
+    assert "From a script" in read_titles(plan, tmp_path)
     items = {page.title: page.metadata.wikidata for part in plan.parts for page in wiki_site.FORMAT.read(part)}
     assert {title: item for title, item in items.items() if item} == {"Page 40": "Q40"}
     fetched = [page for query in wiki.queries for page in query.get("pageids", "").split("|") if page]
-    assert len(fetched) == 1, "an item alone is taken from the listing"
-    # A list of changes that begins after the known ones is not complete.
+    assert len(fetched) == 1, "a page with a new item only is not fetched"
+    # If the list of changes starts after the known changes, it is incomplete.
     forgotten = (SeenChange(1, 1, 1, "Forgotten", "2001-01-01T00:00:00Z"),)
     mirror.save(replace(mirror.load(), cursor=replace(state.cursor, changes=forgotten)))
     wiki.queries.clear()
-    plan_parts(followed, wiki.dump, SETTINGS)
+    plan_parts(followed_store, wiki.dump, SETTINGS)
     assert any("gapnamespace" in query for query in wiki.queries)
 
 
-def titles_of(plan: Plan, folder: Path) -> set[str]:
+def read_titles(plan: Plan, folder: Path) -> set[str]:
     return {title for _, _, title, _, _ in read_passages(plan, folder)}
 
 
 def test_rendered_html_has_the_words_of_templates(wiki: Wiki, tmp_path: Path) -> None:
-    followed, settings = Store.open(str(tmp_path / "html"), create=True), SiteSettings("html", (4,))
+    followed_store, settings = Store.open(str(tmp_path / "html"), create=True), SiteSettings("html", (4,))
     text = "Rendered {{echo|here}}<ref>Gone.</ref>\n\n== Sub & head ==\n* one\n* two\n{|\n|a table\n|}"
     text += "[[Category:Small_pages]]"
     wiki.edit("Project:One", text)
     wiki.edit("Project:Two", "No template.")
-    plan = plan_parts(followed, wiki.dump, replace(SETTINGS, site=settings))
+    plan = plan_parts(followed_store, wiki.dump, replace(SETTINGS, site=settings))
     expected = {"Test Wiki:One": "Rendered And so it was here. one two", "Test Wiki:Two": "No template."}
     assert {title: text for _, _, title, text, _ in read_passages(plan, tmp_path)} == expected
     pages = [page for part in plan.parts for page in wiki_site.FORMAT.read(part)]
@@ -163,19 +163,20 @@ def test_rendered_html_has_the_words_of_templates(wiki: Wiki, tmp_path: Path) ->
     wiki.edit("Template:Echo", "It became {{{1}}}.")
     wiki.queries.clear()
     time.sleep(1)  # MediaWiki renders a page again if its purge is later than its rendering, in whole seconds
-    plan = plan_parts(followed, wiki.dump, replace(SETTINGS, site=settings))
+    plan = plan_parts(followed_store, wiki.dump, replace(SETTINGS, site=settings))
     expected["Test Wiki:One"] = "Rendered It became here. one two"
     assert {title: text for _, _, title, text, _ in read_passages(plan, tmp_path)} == expected
     assert sum(query["action"] == "parse" for query in wiki.queries) == 1
     wiki.queries.clear()
-    assert plan_parts(followed, wiki.dump, replace(SETTINGS, site=settings)).compute_digest() == plan.compute_digest()
+    second_plan = plan_parts(followed_store, wiki.dump, replace(SETTINGS, site=settings))
+    assert second_plan.compute_digest() == plan.compute_digest()
     assert len(wiki.queries) == 1
 
 
-def test_a_killed_first_build_goes_on_where_it_was(wiki: Wiki, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_first_build_is_resumed(wiki: Wiki, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wiki_mirror, "FLUSH_PAGES", 20)
     monkeypatch.setattr(wiki_site, "IDS_PER_REQUEST", 10)
-    followed = Store.open(str(tmp_path / "followed"), create=True)
+    followed_store = Store.open(str(tmp_path / "followed"), create=True)
 
     def cut_off(proxy: Any, query: dict[str, str]) -> bool:
         if "pageids" not in query or sum("pageids" in query for query in wiki.queries) <= 4:
@@ -186,33 +187,33 @@ def test_a_killed_first_build_goes_on_where_it_was(wiki: Wiki, tmp_path: Path, m
     wiki.queries.clear()
     wiki.fault = cut_off
     with pytest.raises(InputError, match="answers HTTP 403: check the address, and that you may read the wiki"):
-        plan_parts(followed, wiki.dump, SETTINGS)
+        plan_parts(followed_store, wiki.dump, SETTINGS)
     wiki.fault = None
     wiki.queries.clear()
-    plan = plan_parts(followed, wiki.dump, SETTINGS)
+    plan = plan_parts(followed_store, wiki.dump, SETTINGS)
     fetched = [query["pageids"].split("|") for query in wiki.queries if "pageids" in query]
     full = plan_parts(Store.open(str(tmp_path / "full"), create=True), wiki.dump, SETTINGS)
     passages = read_passages(full, tmp_path)
     assert read_passages(plan, tmp_path) == passages
-    n_pages = sum(block.pages for block in open_mirror(followed, wiki.dump, SETTINGS.site).load().blocks)
+    n_pages = sum(block.pages for block in open_mirror(followed_store, wiki.dump, SETTINGS.site).load().blocks)
     assert 0 < sum(map(len, fetched)) <= n_pages - 20
 
 
-def reply_of(value: Any) -> Fault:
+def build_reply(value: Any) -> Fault:
     return lambda proxy, _: proxy.send_json(value) or True
 
 
 SITEINFO = {"general": {"wikiid": "x", "lang": "en", "base": "b", "case": "first-letter"}, "namespaces": {}}
-LIES: dict[str, tuple[Fault, str]] = {
+INVALID_REPLIES: dict[str, tuple[Fault, str]] = {
     "HTML": (lambda proxy, _: proxy.reply(200, b"<html>", "text/html") or True, "answers text/html instead of JSON"),
-    "list": (reply_of([]), r"answers \[\] where MediaWiki's API has an object"),
-    "nothing": (reply_of({"query": {}}), "answers None where MediaWiki's API has an object"),
-    "namespace": (reply_of({"curtimestamp": "2026-01-01T00:00:00Z", "query": SITEINFO}), "has no namespace 0"),
+    "list": (build_reply([]), r"answers \[\] where MediaWiki's API has an object"),
+    "nothing": (build_reply({"query": {}}), "answers None where MediaWiki's API has an object"),
+    "namespace": (build_reply({"curtimestamp": "2026-01-01T00:00:00Z", "query": SITEINFO}), "has no namespace 0"),
     "endless": (
         lambda proxy, query: "gapnamespace" in query and (proxy.send_json({"query": {}, "continue": {"a": 1}}) or True),
         "keeps returning the same results",
     ),
-    "refusal": (reply_of({"error": {"code": "readapidenied", "info": "private"}}), "set BOOKWHEEL_WIKI_USER and"),
+    "refusal": (build_reply({"error": {"code": "readapidenied", "info": "private"}}), "set BOOKWHEEL_WIKI_USER and"),
     "elsewhere": (
         lambda proxy, _: proxy.reply(302, b"", location="https://evil.example/api.php") or True,
         "redirects to another server, https://evil.example: use that address if you trust it",
@@ -241,19 +242,19 @@ LIES: dict[str, tuple[Fault, str]] = {
 }
 
 
-@pytest.mark.parametrize(("fault", "message"), LIES.values(), ids=LIES)
-def test_a_site_that_lies_is_refused(wiki: Wiki, fault: Fault, message: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("fault", "message"), INVALID_REPLIES.values(), ids=INVALID_REPLIES)
+def test_invalid_reply_is_refused(wiki: Wiki, fault: Fault, message: str, tmp_path: Path) -> None:
     wiki.fault = fault
     store = Store.open(str(tmp_path / "store"), create=True)
     try:
-        with pytest.raises(InputError, match=message) as caught:
+        with pytest.raises(InputError, match=message) as error:
             plan_parts(store, f"{wiki.dump}api.php", SETTINGS)
     finally:
         wiki.fault = None
-    assert not isinstance(caught.value, UnreachableError)
+    assert not isinstance(error.value, UnreachableError)
 
 
-BUSY: dict[str, tuple[Fault, float]] = {
+BUSY_REPLIES: dict[str, tuple[Fault, float]] = {
     "429": (lambda proxy, _: proxy.reply(429, b"slow down", retry_after="7") or True, 7.0),
     "503": (lambda proxy, _: proxy.reply(503, b"", retry_after="Wed, 21 Oct 2015 07:28:00 GMT") or True, 0.0),
     "500": (lambda proxy, _: proxy.reply(500, b"") or True, 1.0),
@@ -262,8 +263,8 @@ BUSY: dict[str, tuple[Fault, float]] = {
 }
 
 
-@pytest.mark.parametrize(("fault", "pause"), BUSY.values(), ids=BUSY)
-def test_a_busy_site_is_asked_again_when_it_says(wiki: Wiki, fault: Fault, pause: float) -> None:
+@pytest.mark.parametrize(("fault", "pause"), BUSY_REPLIES.values(), ids=BUSY_REPLIES)
+def test_busy_site_is_asked_again_after_its_pause(wiki: Wiki, fault: Fault, pause: float) -> None:
     pauses: list[float] = []
 
     def recover(seconds: float) -> None:
@@ -285,7 +286,7 @@ def test_a_busy_site_is_asked_again_when_it_says(wiki: Wiki, fault: Fault, pause
 
 
 @pytest.mark.parametrize("case", ["nothing listens", "unknown host", "no TLS"])
-def test_a_site_that_was_never_reached_fails_at_once(wiki: Wiki, case: str) -> None:
+def test_unreachable_site_fails_without_retry(wiki: Wiki, case: str) -> None:
     with HTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as server:
         port = server.server_port
     pauses: list[float] = []
@@ -296,13 +297,13 @@ def test_a_site_that_was_never_reached_fails_at_once(wiki: Wiki, case: str) -> N
     }[case]
     with (
         WikiClient(url, sleep=pauses.append) as client,
-        pytest.raises(UnreachableError, match=rf"cannot be reached \(.*({reason}).*\): check the address") as caught,
+        pytest.raises(UnreachableError, match=rf"cannot be reached \(.*({reason}).*\): check the address") as error,
     ):
         client.query(meta="siteinfo")
-    assert (pauses, client.requests, caught.value.exit_code) == ([], 1, 1)
+    assert (pauses, client.requests, error.value.exit_code) == ([], 1, 1)
 
 
-def test_a_site_that_goes_away_after_an_answer_is_asked_again() -> None:
+def test_site_that_stops_answering_is_asked_again() -> None:
     class AnswerOnce(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.wfile.write(b'HTTP/1.0 200 OK\r\n\r\n{"query": {}}')
@@ -319,43 +320,43 @@ def test_a_site_that_goes_away_after_an_answer_is_asked_again() -> None:
     assert len(pauses) == 7
 
 
-def test_advice_is_given_once_where_a_page_is_no_api(wiki: Wiki) -> None:
-    wiki.fault = LIES["HTML"][0]
+def test_error_gives_advice_once(wiki: Wiki) -> None:
+    wiki.fault = INVALID_REPLIES["HTML"][0]
     try:
-        with WikiClient(wiki.dump) as client, pytest.raises(InputError, match="answers text/html instead of") as caught:
+        with WikiClient(wiki.dump) as client, pytest.raises(InputError, match="answers text/html instead of") as error:
             client.query()
     finally:
         wiki.fault = None
-    assert str(caught.value).count("give the address of") == 1
-    assert str(caught.value).endswith(f"such as {wiki.dump}wiki/api.php")
+    assert str(error.value).count("give the address of") == 1
+    assert str(error.value).endswith(f"such as {wiki.dump}wiki/api.php")
 
 
-def test_a_private_wiki_is_read_with_a_bot_password(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with running_wiki(tmp_path / "private", "$wgGroupPermissions['*']['read'] = false;") as private:
+def test_private_wiki_is_read_with_a_bot_password(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with running_wiki(tmp_path / "private", "$wgGroupPermissions['*']['read'] = false;") as private_wiki:
         store = Store.open(str(tmp_path / "store"), create=True)
         with pytest.raises(InputError, match=r"refuses the request \(readapidenied: .*set BOOKWHEEL_WIKI_USER"):
-            plan_parts(store, private.dump, SETTINGS)
-        made = private.run("createBotPassword.php", "--appid", "reader", "--grants", "basic", "Admin")
-        password = re.search(r"\b([a-z0-9]{32})\b", made)
-        assert password, made
+            plan_parts(store, private_wiki.dump, SETTINGS)
+        output = private_wiki.run("createBotPassword.php", "--appid", "reader", "--grants", "basic", "Admin")
+        password = re.search(r"\b([a-z0-9]{32})\b", output)
+        assert password, output
         monkeypatch.setenv("BOOKWHEEL_WIKI_USER", "Admin@reader")
         monkeypatch.setenv("BOOKWHEEL_WIKI_PASSWORD", "0" * 32)
         with pytest.raises(UsageError, match="set BOOKWHEEL_WIKI_HOST, such as to 127"):
-            plan_parts(store, private.dump, SETTINGS)
+            plan_parts(store, private_wiki.dump, SETTINGS)
         monkeypatch.setenv("BOOKWHEEL_WIKI_HOST", "wiki.example.org")
-        private.queries.clear()
+        private_wiki.queries.clear()
         with pytest.raises(InputError, match="readapidenied"):
-            plan_parts(store, private.dump, SETTINGS)
-        assert not any("lgpassword" in query for query in private.queries), "it is the account of another host"
-        monkeypatch.setenv("BOOKWHEEL_WIKI_HOST", private.url.removeprefix("http://"))
+            plan_parts(store, private_wiki.dump, SETTINGS)
+        assert not any("lgpassword" in query for query in private_wiki.queries), "the account is for another host"
+        monkeypatch.setenv("BOOKWHEEL_WIKI_HOST", private_wiki.url.removeprefix("http://"))
         with pytest.raises(InputError, match="does not accept the account in BOOKWHEEL_WIKI_USER"):
-            plan_parts(store, private.dump, SETTINGS)
+            plan_parts(store, private_wiki.dump, SETTINGS)
         monkeypatch.setenv("BOOKWHEEL_WIKI_PASSWORD", password[1])
         monkeypatch.setenv("BOOKWHEEL_WIKI_CONTACT", "me@example.org")
-        assert titles_of(plan_parts(store, private.dump, SETTINGS), tmp_path) == {"Main Page"}
+        assert read_titles(plan_parts(store, private_wiki.dump, SETTINGS), tmp_path) == {"Main Page"}
 
 
-def test_addresses_that_are_none_and_half_an_account_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_addresses_and_accounts_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     for url, message in {
         "mediawiki+https:///": "is not a wiki's address",
         "mediawiki+https://wiki.example.org/?a=b": "has a query parameter",
@@ -369,11 +370,11 @@ def test_addresses_that_are_none_and_half_an_account_are_refused(monkeypatch: py
         WikiClient("mediawiki+https://wiki.example.org/")
 
 
-def test_a_rehearsal_and_a_limit_fetch_little(wiki: Wiki, tmp_path: Path) -> None:
+def test_dry_run_and_limit_fetch_little(wiki: Wiki, tmp_path: Path) -> None:
     wiki.queries.clear()
     plan, n_bytes = plan_dry_run(wiki.dump, SETTINGS)
     assert n_bytes > 3000
     assert len(plan.parts) == 1
     assert not any("pageids" in query for query in wiki.queries)
     limited = plan_parts(Store.open(str(tmp_path / "store"), create=True), wiki.dump, SETTINGS, limit=7)
-    assert len(titles_of(limited, tmp_path)) == 7
+    assert len(read_titles(limited, tmp_path)) == 7

@@ -14,7 +14,7 @@ from rag_model.encoders.encoder import Encoder
 from rag_model.errors import UsageError
 from tests.fixtures.hostile_texts import ARTICLES
 from tests.fixtures.tiny import save_bert
-from tests.rag_model.corpus.chunkers.test_chunker import keeps
+from tests.rag_model.corpus.chunkers.test_chunker import check_contract
 
 CATS = "The cat sleeps on the sofa. Cats like to sleep all day. A kitten plays with its mother cat."
 TAX = "Income tax is due in April. The tax office sends the forms. Late taxes cost a fine."
@@ -53,7 +53,7 @@ def test_headings_and_the_bound_are_cuts(minilm: Path) -> None:
 @settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(article=ARTICLES)
 def test_the_contract(tiny_bert: Path, article: Article) -> None:
-    passages = keeps(build_chunker("semantic", {"encoder": str(tiny_bert), "words": 9}), article)
+    passages = check_contract(build_chunker("semantic", {"encoder": str(tiny_bert), "words": 9}), article)
     assert all(0 < passage.n_words <= 9 for passage in passages)
 
 

@@ -1,4 +1,4 @@
-"""Stores on every backend, and small real snapshots to put into them."""
+"""Stores on every backend, and small real snapshots for them."""
 
 import io
 import os
@@ -21,13 +21,13 @@ from rag_model.corpus.records import Passage
 from rag_model.store import Content, Manifest, PartEntry, Snapshot, Store
 from tests.fixtures.slow_lookup import Looking
 
-ROWS = (1500, 1, 700)  # of the three parts: more than one row group, one row, less than one row group
+ROWS = (1500, 1, 700)  # rows of the three parts: more than a row group, one row, less than a row group
 DIM = 4
 
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The cache of remote blobs, fresh for every test."""
+    """A new cache of remote blobs for every test."""
     monkeypatch.setenv("BOOKWHEEL_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
 
@@ -38,14 +38,14 @@ def local_store(tmp_path: Path) -> Store:
 
 
 @pytest.fixture
-def later() -> Callable[[Store, float], None]:
-    """Return a function that lets time pass for a local store: all that it holds becomes older by some seconds."""
+def age_store() -> Callable[[Store, float], None]:
+    """Return a function that makes all files of a local store older by some seconds."""
 
-    def later(store: Store, seconds: float) -> None:
+    def age_store(store: Store, seconds: float) -> None:
         for file in store.files.iter_tree():
             os.utime(store.files.local_path(file.path), (file.modified - seconds,) * 2)
 
-    return later
+    return age_store
 
 
 @pytest.fixture
@@ -57,12 +57,12 @@ def memory_store() -> Iterator[Store]:
 
 @pytest.fixture(scope="session")
 def moto_server() -> Iterator[Callable[[str], str]]:
-    """A second S3 server, by what it does with `If-None-Match`: "honour", "ignore", "refuse", "repeat" or "race".
+    """Start S3 servers that "honour", "ignore", "refuse", "repeat" or "race" requests with `If-None-Match`.
 
-    "repeat" carries such a request out twice, as when the first answer was lost and the client tried again. "race"
-    looks for the file and then writes it: two writers that come at once both succeed. "race memo" does so there alone.
+    "repeat" executes such a request twice, like a client that retries after a lost reply. "race" looks for the file
+    and then writes it, so two concurrent writers both succeed. "race memo" does so only for paths with "memo".
     """
-    moto = import_module("moto.moto_server.werkzeug_app")  # takes a fourth of a second
+    moto = import_module("moto.moto_server.werkzeug_app")  # importing it takes 0.25 s
     app = moto.DomainDispatcherApplication(moto.create_backend_app)
     servers: dict[str, BaseWSGIServer] = {}
 
@@ -79,7 +79,7 @@ def moto_server() -> Iterator[Callable[[str], str]]:
 
 
 def _with_conditions(app: Callable[..., Any], conditions: str) -> Callable[..., Any]:
-    one_by_one, looking = threading.Lock(), Looking()
+    request_lock, lookup_gate = threading.Lock(), Looking()
     refusal = b"<Error><Code>NotImplemented</Code><Message>No such header</Message></Error>"
 
     def handle(environ: dict[str, Any], start_response: Callable[..., Any]) -> Any:
@@ -92,21 +92,21 @@ def _with_conditions(app: Callable[..., Any], conditions: str) -> Callable[..., 
         if condition and conditions == "repeat":
             body = environ["wsgi.input"].read(int(environ["CONTENT_LENGTH"]))
             environ["wsgi.input"] = io.BytesIO(body)
-            with one_by_one:
+            with request_lock:
                 list(app(dict(environ), lambda status, headers: None))
             environ["wsgi.input"] = io.BytesIO(body)
         if condition and conditions.startswith("race") and conditions[5:] in environ["PATH_INFO"]:
-            seen: list[str] = []
+            statuses: list[str] = []
             body = environ["wsgi.input"].read(int(environ["CONTENT_LENGTH"]))
-            look = {**environ, "REQUEST_METHOD": "HEAD", "CONTENT_LENGTH": "0", "wsgi.input": io.BytesIO()}
-            list(app(look, lambda status, headers: seen.append(status)))
+            lookup = {**environ, "REQUEST_METHOD": "HEAD", "CONTENT_LENGTH": "0", "wsgi.input": io.BytesIO()}
+            list(app(lookup, lambda status, headers: statuses.append(status)))
             environ["wsgi.input"] = io.BytesIO(body)
-            looking.wait()
-            if seen[0].startswith("404"):
+            lookup_gate.wait()
+            if statuses[0].startswith("404"):
                 del environ["HTTP_IF_NONE_MATCH"]
             return app(environ, start_response)
         if condition:
-            with one_by_one:  # the server itself looks and then writes
+            with request_lock:  # because moto itself looks and then writes
                 return [b"".join(app(environ, start_response))]
         return app(environ, start_response)
 
@@ -128,29 +128,29 @@ def s3_store(s3_store_url: str) -> Store:
 
 @pytest.fixture(scope="session")
 def parts_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Real passage files and vectors of three parts: row r's text is `text r`, its vector is all r."""
+    """Write three parts: row r has the text `text r` and a vector whose values are all r."""
     folder = tmp_path_factory.mktemp("parts")
     row = 0
-    for place, rows in enumerate(ROWS):
-        with PassageWriter(folder / f"part-{place:05d}.parquet") as writer:
+    for number, rows in enumerate(ROWS):
+        with PassageWriter(folder / f"part-{number:05d}.parquet") as writer:
             for i in range(row, row + rows):
                 digest = Passage.hash_of("Title", f"text {i}")
-                date = None if place else 1_793_534_400 + i  # a part without dates
-                writer.write(Passage(f"{place}:{i}", str(place), 1, "Title", "", f"text {i}", 0, 2, digest, date))
+                date = None if number else 1_793_534_400 + i  # only the first part has dates
+                writer.write(Passage(f"{number}:{i}", str(number), 1, "Title", "", f"text {i}", 0, 2, digest, date))
         values = np.repeat(np.arange(row, row + rows, dtype=np.float32)[:, None], DIM, axis=1)
-        np.save(folder / f"part-{place:05d}.npy", values)
+        np.save(folder / f"part-{number:05d}.npy", values)
         row += rows
     return folder
 
 
 @pytest.fixture
 def publish(parts_folder: Path) -> Callable[..., str]:
-    """Publish a snapshot of the three parts to a store and return its id; a recipe makes another one."""
+    """Publish a snapshot of the three parts to a store and return its id, which depends on the recipe."""
 
     def publish(store: Store, **recipe: int) -> str:
         files = {}
-        for place in range(len(ROWS)):
-            name = f"part-{place:05d}"
+        for number in range(len(ROWS)):
+            name = f"part-{number:05d}"
             files[f"passages/{name}.parquet"] = store.blobs.put_file(parts_folder / f"{name}.parquet")
             files[f"embeddings/{name}.npy"] = store.blobs.put_file(parts_folder / f"{name}.npy")
         files["encoder/question/config.json"] = store.blobs.put_bytes(b"{}")
@@ -162,26 +162,28 @@ def publish(parts_folder: Path) -> Callable[..., str]:
 
 
 @pytest.fixture
-def cut(tmp_path: Path) -> Callable[..., Snapshot]:
-    """Publish articles (the texts of their passages by page id), cut into parts that begin at the given pages.
+def publish_articles(tmp_path: Path) -> Callable[..., Snapshot]:
+    """Publish articles, given as passage texts by page id, in parts that begin at the given pages.
 
-    `cut(store, {1: ["text", …], 7: […]}, (0, 5), words=100)` makes the parts 0-4 and 5-99.
+    `publish_articles(store, {1: ["text", …], 7: […]}, (0, 5), words=100)` makes the parts 0-4 and 5-99.
     """
 
-    def cut(store: Store, articles: dict[int, list[str]], starts: Sequence[int] = (0,), **recipe: int) -> Snapshot:
+    def publish_articles(
+        store: Store, articles: dict[int, list[str]], starts: Sequence[int] = (0,), **recipe: int
+    ) -> Snapshot:
         files, parts = {}, []
         for number, (first, end) in enumerate(pairwise([*starts, 100])):
             path = tmp_path / secrets.token_hex(8)
             with PassageWriter(path) as writer:
                 for page in range(first, end):
                     title = f"Title {page}"
-                    for place, text in enumerate(articles.get(page, [])):
+                    for position, text in enumerate(articles.get(page, [])):
                         digest = Passage.hash_of(title, text)
-                        writer.write(Passage(f"{page}:{place}", str(page), 1, title, "", text, 0, 1, digest))
+                        writer.write(Passage(f"{page}:{position}", str(page), 1, title, "", text, 0, 1, digest))
             if writer.rows:
                 files[f"passages/part-{number:05d}.parquet"] = store.blobs.put_file(path)
                 parts.append(PartEntry(f"part-{number:05d}", first, end - 1, writer.rows))
         manifest = Manifest(Content({"kind": "wiki"}, tuple(parts), files, {"chunk": recipe}))
         return Snapshot.from_store(store, store.snapshots.publish(manifest))
 
-    return cut
+    return publish_articles

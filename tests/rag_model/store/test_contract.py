@@ -1,4 +1,4 @@
-"""What every store promises, on memory, on disk, on two S3 servers, and on a server of Google's and of Azure's kind."""
+"""The guarantees of a store in memory, on disk, on two S3 servers, and on servers like Google's and Azure's."""
 
 import pickle
 import secrets
@@ -23,22 +23,22 @@ SNAPSHOT = "ab" * 32
 
 
 class StoreContract:
-    """A backend's test class inherits it and gives the fixture `store`: an empty store."""
+    """A backend's test class inherits these tests and provides the fixture `store`, an empty store."""
 
-    def test_a_store_is_found_again(self, store: Store) -> None:
-        blob = store.blobs.put_bytes(b"kept")
-        assert Store.open(store.url).blobs.read(blob) == b"kept"
-        assert Store.open(store.url, create=True).blobs.read(blob) == b"kept"
+    def test_store_can_be_reopened(self, store: Store) -> None:
+        blob = store.blobs.put_bytes(b"data")
+        assert Store.open(store.url).blobs.read(blob) == b"data"
+        assert Store.open(store.url, create=True).blobs.read(blob) == b"data"
 
-    def test_what_is_no_store_is_not_opened(self, store: Store) -> None:
+    def test_folder_without_a_store_is_not_opened(self, store: Store) -> None:
         with pytest.raises(StoreError, match="no bookwheel store"):
             Store.open(f"{store.url}/elsewhere")
 
-    def test_a_store_travels_as_its_url(self, store: Store) -> None:
-        blob = store.blobs.put_bytes(b"kept")
-        assert pickle.loads(pickle.dumps(store)).blobs.read(blob) == b"kept"
+    def test_store_can_be_pickled(self, store: Store) -> None:
+        blob = store.blobs.put_bytes(b"data")
+        assert pickle.loads(pickle.dumps(store)).blobs.read(blob) == b"data"
 
-    def test_blobs_come_back_whole(self, store: Store, tmp_path: Path) -> None:
+    def test_blobs_are_read_as_written(self, store: Store, tmp_path: Path) -> None:
         data = secrets.token_bytes(3 << 20)
         (tmp_path / "source").write_bytes(data)
         blob = store.blobs.put_file(tmp_path / "source")
@@ -56,13 +56,13 @@ class StoreContract:
                 assert second.read(2) == b"01"
             assert first.read() == b"789"
 
-    def test_the_empty_blob_is_a_blob(self, store: Store, tmp_path: Path) -> None:
+    def test_empty_blob_is_stored(self, store: Store, tmp_path: Path) -> None:
         blob = store.blobs.put_bytes(b"")
         assert store.blobs.exists(blob)
         store.blobs.fetch(blob, tmp_path / "copy")
         assert (tmp_path / "copy").read_bytes() == store.blobs.read(blob) == b""
 
-    def test_a_missing_blob_is_named(self, store: Store, tmp_path: Path) -> None:
+    def test_missing_blob_is_reported(self, store: Store, tmp_path: Path) -> None:
         blob = BlobRef("sha256:" + "0" * 64, 3)
         assert not store.blobs.exists(blob)
         for read in (
@@ -75,7 +75,7 @@ class StoreContract:
             with pytest.raises(StoreError, match=f"{blob.id} is missing"):
                 read(blob)
 
-    def test_a_damaged_blob_is_named_and_never_served(self, store: Store, tmp_path: Path) -> None:
+    def test_damaged_blob_is_reported_and_not_returned(self, store: Store, tmp_path: Path) -> None:
         blob = store.blobs.put_bytes(b"sound")
         store.files.write(blob.path, b"sOund")
         for read in (store.blobs.read, lambda ref: store.blobs.fetch(ref, tmp_path / "out" / "copy")):
@@ -83,7 +83,7 @@ class StoreContract:
                 read(blob)
         assert list((tmp_path / "out").iterdir()) == []
 
-    def test_a_truncated_blob_is_named_and_replaced(self, store: Store) -> None:
+    def test_truncated_blob_is_reported_and_can_be_replaced(self, store: Store) -> None:
         blob = store.blobs.put_bytes(b"sound")
         store.files.write(blob.path, b"so")
         with pytest.raises(StoreError, match="2 bytes instead of 5"):
@@ -91,31 +91,31 @@ class StoreContract:
         store.blobs.put_bytes(b"sound")
         assert store.blobs.read(blob) == b"sound"
 
-    def test_a_range_of_a_blob(self, store: Store) -> None:
+    def test_range_of_a_blob_is_read(self, store: Store) -> None:
         blob = store.blobs.put_bytes(b"0123456789")
-        assert [store.blobs.read_range(blob, *place) for place in ((2, 5), (0, 10))] == [b"234", b"0123456789"]
-        assert [store.blobs.read_range(blob, place, place) for place in (0, 5, 10)] == [b""] * 3
-        for place in ((-1, 3), (3, 2), (5, 11), (1 << 62, 1 << 63)):
+        assert [store.blobs.read_range(blob, *bounds) for bounds in ((2, 5), (0, 10))] == [b"234", b"0123456789"]
+        assert [store.blobs.read_range(blob, offset, offset) for offset in (0, 5, 10)] == [b""] * 3
+        for bounds in ((-1, 3), (3, 2), (5, 11), (1 << 62, 1 << 63)):
             with pytest.raises(StoreError, match=f"blob {blob.id} has 10 bytes, so none from"):
-                store.blobs.read_range(blob, *place)
+                store.blobs.read_range(blob, *bounds)
         store.files.write(blob.path, b"012")
-        for place in ((1, 4), (5, 9)):
+        for bounds in ((1, 4), (5, 9)):
             with pytest.raises(StoreError, match=f"{blob.id} .*damaged"):
-                store.blobs.read_range(blob, *place)
+                store.blobs.read_range(blob, *bounds)
 
-    def test_one_of_many_creates(self, store: Store) -> None:
+    def test_one_of_many_threads_creates_a_file(self, store: Store) -> None:
         with ThreadPoolExecutor(16) as pool:
-            won = list(pool.map(lambda i: store.files.create("race", b"%d" % i), range(16)))
-        assert won.count(True) == 1
-        assert store.files.read("race") == b"%d" % won.index(True)
+            created = list(pool.map(lambda i: store.files.create("race", b"%d" % i), range(16)))
+        assert created.count(True) == 1
+        assert store.files.read("race") == b"%d" % created.index(True)
 
-    def test_a_retried_create_meets_itself(self, store: Store) -> None:
+    def test_retried_creation_recognises_its_own_file(self, store: Store) -> None:
         assert store.files.create("mine", b"nonce 1")
         assert not store.files.create("mine", b"nonce 2")
-        if not store.files.is_local:  # only a request over the wire is ever retried
+        if not store.files.is_local:  # only requests over a network are retried
             assert store.files.create("mine", b"nonce 1")
 
-    def test_listings_are_fresh(self, store: Store) -> None:
+    def test_listings_are_current(self, store: Store) -> None:
         assert store.files.list_names("folder") == []
         for name in ("b", "a"):
             store.files.write(f"folder/{name}", b"1")
@@ -125,23 +125,23 @@ class StoreContract:
         assert store.files.list_names("folder") == ["a", "b"]
         assert store.files.list_names("folder", kind="directory") == ["deeper"]
 
-    def test_the_memo_makes_once(self, store: Store) -> None:
-        made: list[Path] = []
+    def test_memo_runs_a_stage_once(self, store: Store) -> None:
+        workdirs: list[Path] = []
 
         def produce(workdir: Path) -> StageResult:
-            made.append(workdir)
+            workdirs.append(workdir)
             (workdir / "out").write_bytes(b"output")
             return StageResult({"out": workdir / "out"}, {"rows": 6})
 
-        first, was_made = store.memo.get_or_create("chunk", {"part": 1}, produce)
-        again, made_again = store.memo.get_or_create("chunk", {"part": 1}, produce)
-        assert (was_made, made_again, len(made)) == (True, False, 1)
-        assert first == again
-        assert again.stats == {"rows": 6}
-        assert store.blobs.read(again.outputs["out"]) == b"output"
-        assert not made[0].exists()
+        first, first_is_new = store.memo.get_or_create("chunk", {"part": 1}, produce)
+        second, second_is_new = store.memo.get_or_create("chunk", {"part": 1}, produce)
+        assert (first_is_new, second_is_new, len(workdirs)) == (True, False, 1)
+        assert first == second
+        assert second.stats == {"rows": 6}
+        assert store.blobs.read(second.outputs["out"]) == b"output"
+        assert not workdirs[0].exists()
 
-    def test_the_first_record_wins(self, store: Store) -> None:
+    def test_first_record_is_kept(self, store: Store) -> None:
         blob = store.blobs.put_bytes(b"any")
         with ThreadPoolExecutor(8) as pool:
             records = list(pool.map(lambda i: store.memo.write_record("embed", "k", {"o": blob}, {"by": i}), range(8)))
@@ -149,44 +149,44 @@ class StoreContract:
         assert store.memo.find("embed", "k") == records[0]
 
     @pytest.mark.parametrize("damage", [b"short", None])
-    def test_a_record_without_its_outputs_is_superseded(self, store: Store, damage: bytes | None) -> None:
-        lost, kept = store.blobs.put_bytes(b"lost blob"), store.blobs.put_bytes(b"kept blob")
-        store.memo.write_record("chunk", "k", {"o": lost}, {"version": 1})
+    def test_record_without_its_outputs_is_superseded(self, store: Store, damage: bytes | None) -> None:
+        lost_blob, new_blob = store.blobs.put_bytes(b"lost blob"), store.blobs.put_bytes(b"kept blob")
+        store.memo.write_record("chunk", "k", {"o": lost_blob}, {"version": 1})
         if damage is None:
-            store.files.delete_folder(lost.path)
+            store.files.delete_folder(lost_blob.path)
         else:
-            store.files.write(lost.path, damage)
+            store.files.write(lost_blob.path, damage)
         assert store.memo.find("chunk", "k") is None
-        record = store.memo.write_record("chunk", "k", {"o": kept}, {"version": 2})
+        record = store.memo.write_record("chunk", "k", {"o": new_blob}, {"version": 2})
         assert record.stats == {"version": 2}
-        store.blobs.put_bytes(b"lost blob")  # the older generation is whole again, and stays superseded
+        store.blobs.put_bytes(b"lost blob")  # the older record has its output again, but stays superseded
         assert store.memo.find("chunk", "k") == record
 
-    def test_a_damaged_record_is_superseded(self, store: Store) -> None:
+    def test_damaged_record_is_superseded(self, store: Store) -> None:
         store.files.write("memo/chunk/k.json", b'{"outputs": {"o": {"id": "../..", "size": 1}}')
         assert store.memo.find("chunk", "k") is None
         assert store.memo.write_record("chunk", "k", {}, {"n": 1}) == store.memo.find("chunk", "k")
 
-    def test_a_snapshot_is_its_content(self, store: Store) -> None:
+    def test_snapshot_id_depends_on_content_only(self, store: Store) -> None:
         manifest = Manifest(Content({"kind": "wiki"}, (), {}), metrics={"recall": 0.9})
         snapshot = store.snapshots.publish(manifest)
         assert store.snapshots.publish(Manifest(manifest.content, metrics={"recall": 0.1})) == snapshot
         assert store.snapshots.get(snapshot) == manifest
         assert store.snapshots.list_ids() == [snapshot]
 
-    def test_a_snapshot_has_many_names(self, store: Store) -> None:
+    def test_snapshot_is_resolved_by_several_names(self, store: Store) -> None:
         first = store.snapshots.publish(Manifest(Content({"n": 1}, (), {})))
         second = store.snapshots.publish(Manifest(Content({"n": 2}, (), {})))
         store.refs.move("latest", first, 0)
         store.refs.move("latest", second, 1)
         names = {first: [first, first[:12], "latest@1"], second: [second[:4], "latest", "latest@2"]}
-        for snapshot, called in names.items():
-            assert [store.snapshots.resolve(name) for name in called] == [snapshot] * len(called)
+        for snapshot, names_of_snapshot in names.items():
+            assert [store.snapshots.resolve(name) for name in names_of_snapshot] == [snapshot] * len(names_of_snapshot)
         for unknown in ("nothing", "latest@3", "0" * 12, "0" * 64):
             with pytest.raises(StoreError):
                 store.snapshots.resolve(unknown)
 
-    def test_a_ref_keeps_its_history(self, store: Store) -> None:
+    def test_ref_keeps_its_history(self, store: Store) -> None:
         assert store.refs.find_current("latest") is None
         moves = [store.refs.move("latest", f"{i:064x}", i, note=f"move {i}") for i in range(12)]
         assert store.refs.read_history("latest") == moves
@@ -196,13 +196,13 @@ class StoreContract:
         assert store.refs.list_names() == ["latest"]
 
     @pytest.mark.parametrize("expected", [0, 2, 7])
-    def test_a_ref_moves_only_from_where_it_is(self, store: Store, expected: int) -> None:
+    def test_ref_moves_only_from_its_current_number(self, store: Store, expected: int) -> None:
         store.refs.move("latest", SNAPSHOT, 0)
         with pytest.raises(RefConflictError, match="another writer"):
             store.refs.move("latest", SNAPSHOT, expected)
         assert store.refs.list_numbers("latest") == [1]
 
-    def test_reports_come_home_in_order(self, store: Store) -> None:
+    def test_reports_are_read_in_order(self, store: Store) -> None:
         assert store.runs.read_reports("run", "chunk") == []
         for i in (10, 2, 100_000, 2):
             store.runs.write_report("run", "chunk", i, {"element": i})
@@ -212,7 +212,7 @@ class StoreContract:
         store.runs.delete_reports("run")
         assert store.runs.count_reports("run", "chunk") == 0
 
-    def test_a_snapshot_is_published_read_verified_and_pulled(
+    def test_snapshot_is_published_read_verified_and_pulled(
         self, store: Store, publish: Callable[..., str], tmp_path: Path, cache: Path
     ) -> None:
         snapshot = publish(store)
@@ -225,7 +225,7 @@ class StoreContract:
                 "text 1500",
                 "text 0",
             ]
-            assert not [*cache.glob("??/*")]  # passages come by range, not by copying their file
+            assert not [*cache.glob("??/*")]  # passages are read by range, without a copy of their file
             assert remote.embeddings("part-00002")[-1].tolist() == [2200] * 4
             assert (remote.folder("encoder/question") / "copy" / "config.json").read_bytes() == b"{}"
         report = pull(store, "latest", tmp_path / "dest")
@@ -233,33 +233,33 @@ class StoreContract:
             assert pulled.id == report.snapshot == snapshot
             assert pulled.passages([1500])[0].text == "text 1500"
 
-    def test_a_ref_is_tagged_and_rolled_back(self, store: Store, publish: Callable[..., str]) -> None:
-        old, new = publish(store), publish(store, words=50)
-        assert tag(store, old[:12], "latest", "the first").number == 1
-        assert tag(store, new, "latest").number == 2
+    def test_ref_is_tagged_and_rolled_back(self, store: Store, publish: Callable[..., str]) -> None:
+        first, second = publish(store), publish(store, words=50)
+        assert tag(store, first[:12], "latest", "the first").number == 1
+        assert tag(store, second, "latest").number == 2
         move = rollback(store, "latest")
-        assert (move.number, move.snapshot, move.previous, move.note) == (3, old, new, "rollback to @1")
-        assert [move.snapshot for move in store.refs.read_history("latest")] == [old, new, old]
-        store.files.delete_folder(store.snapshots.get(new).content.files["embeddings/part-00002.npy"].path)
+        assert (move.number, move.snapshot, move.previous, move.note) == (3, first, second, "rollback to @1")
+        assert [move.snapshot for move in store.refs.read_history("latest")] == [first, second, first]
+        store.files.delete_folder(store.snapshots.get(second).content.files["embeddings/part-00002.npy"].path)
         with pytest.raises(RefusedError, match=r"embeddings/part-00002.npy: missing"):
             rollback(store, "latest", 2)
         assert store.refs.list_numbers("latest") == [1, 2, 3]
 
-    def test_what_nothing_needs_goes(self, store: Store, publish: Callable[..., str]) -> None:
-        old, new = publish(store), publish(store, words=50)
-        for snapshot in (old, new):
+    def test_expire_and_gc_delete_unused_files(self, store: Store, publish: Callable[..., str]) -> None:
+        first, second = publish(store), publish(store, words=50)
+        for snapshot in (first, second):
             tag(store, snapshot, "latest")
         orphan = store.blobs.put_bytes(b"orphan")
         assert collect_garbage(store, 3600.0)["blobs"].files == 0
-        assert expire_store(store, ExpirePolicy(keep=1, older_than=0)).snapshots == (old,)
-        # A store whose clock counts whole seconds keeps what was written in the second of the listing.
+        assert expire_store(store, ExpirePolicy(keep=1, older_than=0)).snapshots == (first,)
+        # If the times of a store are whole seconds, it keeps files written in the second of the listing.
         until(lambda: collect_garbage(store, 0.0)["blobs"].files == 1)
         assert not store.blobs.exists(orphan)
-        assert store.snapshots.list_ids() == [new]
-        assert verify_version(store, new) == []
+        assert store.snapshots.list_ids() == [second]
+        assert verify_version(store, second) == []
         assert [*store.files.iter_tree("intents"), *store.files.iter_tree("sweeps")] == []
 
-    def test_of_those_who_tag_at_once_none_is_lost_in_silence(self, store: Store) -> None:
+    def test_concurrent_tags_succeed_or_fail_with_an_error(self, store: Store) -> None:
         snapshots = [store.snapshots.publish(Manifest(Content({"n": n}, (), {}))) for n in range(8)]
 
         def attempt(snapshot: str) -> RefMove | None:
@@ -269,17 +269,17 @@ class StoreContract:
                 return None
 
         with ThreadPoolExecutor(8) as pool:
-            won = [move for move in pool.map(attempt, snapshots) if move]
-        assert sorted(won, key=attrgetter("number")) == store.refs.read_history("latest")
-        assert store.refs.list_numbers("latest") == list(range(1, len(won) + 1))
+            moves = [move for move in pool.map(attempt, snapshots) if move]
+        assert sorted(moves, key=attrgetter("number")) == store.refs.read_history("latest")
+        assert store.refs.list_numbers("latest") == list(range(1, len(moves) + 1))
 
-    def test_two_snapshots_are_compared(self, store: Store, cut: Callable[..., Snapshot], cache: Path) -> None:
-        before = cut(store, {1: ["a", "b"], 2: ["c"], 60: ["d"]}, (0, 50))
-        after = cut(store, {1: ["a", "x"], 3: ["c"], 60: ["d"]}, (0, 40))
-        found = diff_snapshots(before, after)
-        assert found.articles == {"added": 1, "changed": 1, "removed": 1}
-        assert found.passages == {"added": 1, "changed": 1, "removed": 1}
-        assert not [*cache.glob("??/*")]  # by range: no file is copied
+    def test_snapshots_are_compared(self, store: Store, publish_articles: Callable[..., Snapshot], cache: Path) -> None:
+        old_snapshot = publish_articles(store, {1: ["a", "b"], 2: ["c"], 60: ["d"]}, (0, 50))
+        new_snapshot = publish_articles(store, {1: ["a", "x"], 3: ["c"], 60: ["d"]}, (0, 40))
+        diff = diff_snapshots(old_snapshot, new_snapshot)
+        assert diff.articles == {"added": 1, "changed": 1, "removed": 1}
+        assert diff.passages == {"added": 1, "changed": 1, "removed": 1}
+        assert not [*cache.glob("??/*")]  # files are read by range, and not copied
 
 
 class TestMemory(StoreContract):

@@ -1,4 +1,4 @@
-"""Full disks, missing rights, wrong servers: one clear sentence each, and nothing half done."""
+"""Full disks, missing permissions and unsuitable servers cause a clear error and no partial result."""
 
 import errno
 import os
@@ -19,33 +19,33 @@ from rag_model.store.objects.s3 import S3
 from rag_model.store.pulling.pull import pull
 from rag_model.store.upkeep.verify import verify_version
 
-MOST_WRITES = 40
+MAX_WRITES = 40
 
 
 @contextmanager
 def disk_full_at(write: int) -> Iterator[None]:
-    """From the given fsync on, the disk is full."""
-    calls, real = 0, os.fsync
+    """Let the given fsync and all later ones fail because the disk is full."""
+    calls, flush = 0, os.fsync
 
     def fsync(descriptor: int) -> None:
         nonlocal calls
         calls += 1
         if calls >= write:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        real(descriptor)
+        flush(descriptor)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", fsync)
         yield
 
 
-def leftovers(folder: Path) -> list[Path]:
+def list_temporary_files(folder: Path) -> list[Path]:
     return list(folder.rglob(f"{TEMPORARY_PREFIX}*"))
 
 
-def failures(attempt: Callable[[], object]) -> Iterator[StoreError]:
-    """Make the disk full at the first write, then at the second, …, until the attempt succeeds."""
-    for write in range(1, MOST_WRITES):
+def iter_disk_full_errors(attempt: Callable[[], object]) -> Iterator[StoreError]:
+    """Yield the error of an attempt with a full disk at the first write, then at the second, until it succeeds."""
+    for write in range(1, MAX_WRITES):
         try:
             with disk_full_at(write):
                 attempt()
@@ -53,74 +53,74 @@ def failures(attempt: Callable[[], object]) -> Iterator[StoreError]:
             yield error
         else:
             return
-    pytest.fail(f"more than {MOST_WRITES} writes")
+    pytest.fail(f"more than {MAX_WRITES} writes")
 
 
-def test_a_full_disk_publishes_nothing_half(local_store: Store, publish: Callable[..., str], tmp_path: Path) -> None:
+def test_full_disk_publishes_no_part(local_store: Store, publish: Callable[..., str], tmp_path: Path) -> None:
     def attempt() -> None:
         local_store.refs.move("latest", publish(local_store), 0)
 
-    seen = 0
-    for error in failures(attempt):
-        seen += 1
+    errors = 0
+    for error in iter_disk_full_errors(attempt):
+        errors += 1
         assert str(error).startswith("the disk is full: cannot write file://")
-        assert leftovers(tmp_path) == []
+        assert list_temporary_files(tmp_path) == []
         move = local_store.refs.find_current("latest")
-        if move is not None:  # it was made, and only its folder could not be synced
+        if move is not None:  # the move was written; only the sync of its folder failed
             assert verify_version(local_store, move.snapshot) == []
             return
-    assert seen >= 1
+    assert errors >= 1
 
 
-def test_a_full_disk_leaves_the_old_version_readable(
+def test_full_disk_keeps_the_old_version_readable(
     local_store: Store, publish: Callable[..., str], tmp_path: Path
 ) -> None:
-    old, new = publish(local_store), publish(local_store, words=50)
+    first, second = publish(local_store), publish(local_store, words=50)
     dest = tmp_path / "dest"
-    pull(local_store, old, dest, select=lambda path: path.startswith("passages/"))
-    seen = 0
-    for error in failures(lambda: pull(local_store, new, dest)):
-        seen += 1
+    pull(local_store, first, dest, select=lambda path: path.startswith("passages/"))
+    errors = 0
+    for error in iter_disk_full_errors(lambda: pull(local_store, second, dest)):
+        errors += 1
         assert "disk is full" in str(error) or "No space left" in str(error)
-        assert leftovers(dest) == []
+        assert list_temporary_files(dest) == []
         with Snapshot.from_folder(dest) as snapshot:
-            assert snapshot.id == old
+            assert snapshot.id == first
             assert snapshot.passages([2200])[0].text == "text 2200"
-    assert seen >= 1
-    assert Snapshot.from_folder(dest).id == new
+    assert errors >= 1
+    assert Snapshot.from_folder(dest).id == second
 
 
-def test_a_store_where_nothing_can_be_written_says_so(tmp_path: Path) -> None:
+def test_folder_without_write_access_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(StoreError, match=r"cannot write file://.*/file/store/store.json"):
         Store.open(str(tmp_path / "file" / "store"), create=True)
 
 
-def test_a_file_that_is_gone_is_not_stored(local_store: Store, tmp_path: Path) -> None:
+def test_missing_file_is_not_stored(local_store: Store, tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=r"cannot read .*absent to store it"):
         local_store.blobs.put_file(tmp_path / "absent")
 
 
-def test_a_newer_store_is_refused(local_store: Store) -> None:
+def test_newer_store_format_is_refused(local_store: Store) -> None:
     local_store.files.write("store.json", b'{"format": 2}')
     with pytest.raises(StoreError, match=r"format 2.*upgrade"):
         Store.open(local_store.url)
 
 
-def test_a_newer_move_of_a_ref_is_refused(local_store: Store) -> None:
+def test_newer_move_format_is_refused(local_store: Store) -> None:
     local_store.refs.move("latest", "0" * 64, 0)
     local_store.files.write("refs/latest/00000002.json", b'{"format": 3, "target": "elsewhere"}')
     with pytest.raises(StoreError, match=r"format 3.*upgrade"):
         local_store.refs.find_current("latest")
 
 
-def test_an_unknown_protocol_is_refused() -> None:
+def test_unknown_protocol_is_refused() -> None:
     with pytest.raises(UsageError, match=r"cannot open a store at nosuch://bucket \(.+\): give a folder, "):
         Store.open("nosuch://bucket")
 
 
 @pytest.mark.parametrize("url", ["gs:/bucket/store", "s3:bucket", "hf:/datasets/a/b", "http:/host/store"])
-def test_a_url_that_lacks_a_slash_is_no_folder(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_url_that_lacks_a_slash_is_refused(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     scheme = url.partition(":")[0]
     with pytest.raises(UsageError, match=rf"^the store's URL {url} lacks a slash: give {scheme}://…$"):
@@ -128,25 +128,23 @@ def test_a_url_that_lacks_a_slash_is_no_folder(url: str, tmp_path: Path, monkeyp
     assert not list(tmp_path.iterdir())
 
 
-def test_without_s3fs_the_install_line_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_s3fs_names_the_extra_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "s3fs", None)
     with pytest.raises(MissingExtraError, match=r"pip install 'bookwheel\[s3\]'"):
         Store.open("s3://bucket/store")
 
 
-def test_the_core_is_enough_to_import_the_store() -> None:
+def test_store_is_imported_without_optional_packages() -> None:
     heavy = "torch transformers s3fs botocore pydantic prefect apache_beam lxml moto"
-    used = "rag_model.store.pulling.pull, rag_model.store.pulling.export"
-    code = f"import sys, {used}; print(*[name for name in '{heavy}'.split() if name in sys.modules])"
+    modules = "rag_model.store.pulling.pull, rag_model.store.pulling.export"
+    code = f"import sys, {modules}; print(*[name for name in '{heavy}'.split() if name in sys.modules])"
     loaded = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert loaded.stdout.split() == []
 
 
 @pytest.mark.parametrize("conditions", ["ignore", "refuse", "race", "race memo"])
-def test_a_bucket_without_conditional_writes_is_not_published_to(
-    conditions: str,
-    moto_server: Callable[[str], str],
-    s3_bucket: Callable[[str], AbstractContextManager[str]],
+def test_publish_refuses_bucket_without_conditional_writes(
+    conditions: str, moto_server: Callable[[str], str], s3_bucket: Callable[[str], AbstractContextManager[str]]
 ) -> None:
     with s3_bucket(moto_server("honour")) as url:
         Store.open(url, create=True)
@@ -158,7 +156,7 @@ def test_a_bucket_without_conditional_writes_is_not_published_to(
         assert [store.files.list_names(folder) for folder in PROBE_FOLDERS] == [[], []]
 
 
-def test_a_writer_that_meets_its_own_first_attempt_has_won(
+def test_repeated_request_recognises_its_own_file(
     moto_server: Callable[[str], str], s3_bucket: Callable[[str], AbstractContextManager[str]]
 ) -> None:
     with s3_bucket(moto_server("repeat")) as url:
@@ -171,12 +169,12 @@ def test_a_writer_that_meets_its_own_first_attempt_has_won(
         assert store.memo.write_record("chunk", "k", {}, {"by": 1}).stats == {"by": 1}
 
 
-def test_a_missing_bucket_says_so(s3_store_url: str) -> None:
+def test_missing_bucket_is_reported(s3_store_url: str) -> None:
     with pytest.raises(StoreError, match=r"bucket does not exist|no bookwheel store"):
         Store.open("s3://bookwheel-nowhere/store")
 
 
-def test_wrong_credentials_say_so(s3_store_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_credentials_are_reported(s3_store_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
     S3.clear_instance_cache()
     with pytest.raises(StoreError, match=r"not allowed to read s3://.* credentials"):
@@ -184,18 +182,18 @@ def test_wrong_credentials_say_so(s3_store_url: str, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("url", ["", " "])
-def test_an_empty_url_is_not_the_current_folder(url: str) -> None:
+def test_empty_url_is_refused(url: str) -> None:
     with pytest.raises(UsageError, match="URL is empty"):
         Store.open(url, create=True)
 
 
 @pytest.mark.parametrize("url", ["gs://", "gs:///library", "s3://", "az:///library"])
-def test_a_cloud_s_url_names_a_bucket(url: str) -> None:
+def test_cloud_url_must_name_a_bucket(url: str) -> None:
     with pytest.raises(UsageError, match=f"{url} names no bucket: give {url[:2]}://BUCKET/FOLDER$"):
         Store.open(url)
 
 
-def test_a_file_is_no_place_for_a_store(tmp_path: Path) -> None:
+def test_store_is_not_created_in_a_file(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("words")
     with pytest.raises(StoreError, match=r"give a folder|Not a directory"):
         Store.open(str(tmp_path / "file"), create=True)

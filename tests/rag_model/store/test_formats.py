@@ -1,4 +1,4 @@
-"""Stores written by earlier versions are read as they were; what later versions write is refused in one sentence."""
+"""Stores of earlier versions can be read; records of later versions are refused."""
 
 import shutil
 from collections.abc import Callable, Iterator
@@ -36,7 +36,7 @@ from rag_model.store.versions.moves import rollback
 from rag_model.toml import from_table
 
 STORES = Path(__file__).parents[2] / "fixtures" / "stores"  # written by `tests/fixtures/stores/make.py`
-WRITTEN = {  # the first snapshot of each store, and the latest
+SNAPSHOT_IDS = {  # the first and the latest snapshot of each store format
     1: (
         "03f05beca1e881da985fc291a3ddbd5f93e22164ad8784ff17c8bcb8c3dac54e",
         "233634747049c5e866fc00edf0a6818e0dc01b05e7504d84998dba4d38a53924",
@@ -49,16 +49,16 @@ WRITTEN = {  # the first snapshot of each store, and the latest
 RIVER = "The river runs to the sea."
 
 
-@pytest.fixture(params=WRITTEN)
-def written(request: pytest.FixtureRequest) -> int:
+@pytest.fixture(params=SNAPSHOT_IDS)
+def store_format(request: pytest.FixtureRequest) -> int:
     """The format of a store."""
     return int(request.param)
 
 
 @pytest.fixture
-def store(written: int, tmp_path: Path) -> Store:
+def store(store_format: int, tmp_path: Path) -> Store:
     """A copy of a committed store."""
-    return Store.open(str(shutil.copytree(STORES / f"format-{written}", tmp_path / "store")))
+    return Store.open(str(shutil.copytree(STORES / f"format-{store_format}", tmp_path / "store")))
 
 
 @pytest.fixture
@@ -67,16 +67,16 @@ def latest(store: Store) -> Iterator[Snapshot]:
         yield snapshot
 
 
-def test_it_is_whole(store: Store, written: int) -> None:
-    first, latest = WRITTEN[written]
-    named = [store.snapshots.resolve(name) for name in ("latest", "latest@1", "2026-11", first[:4])]
-    assert named == [latest, *[first] * 3]
+def test_store_is_complete(store: Store, store_format: int) -> None:
+    first, latest = SNAPSHOT_IDS[store_format]
+    ids = [store.snapshots.resolve(name) for name in ("latest", "latest@1", "2026-11", first[:4])]
+    assert ids == [latest, *[first] * 3]
     assert [move.note for move in store.refs.read_history("2026-11")] == ["the first"]
     assert verify_version(store, first) == verify_version(store, latest) == []
-    assert {store.snapshots.get(one).format for one in (first, latest)} == {written}
+    assert {store.snapshots.get(snapshot_id).format for snapshot_id in (first, latest)} == {store_format}
 
 
-def test_its_indexes_are_of_todays_kinds(latest: Snapshot) -> None:
+def test_indexes_have_current_kinds(latest: Snapshot) -> None:
     content = latest.manifest.content
     assert {name: get_kind_of_entry(entry).name for name, entry in content.indexes.items()} == {
         "hnsw": "hnsw",
@@ -87,15 +87,15 @@ def test_its_indexes_are_of_todays_kinds(latest: Snapshot) -> None:
     assert latest.space == content.space_of("embeddings") is not None
 
 
-def test_its_passages_are_read(latest: Snapshot) -> None:
+def test_passages_are_read(latest: Snapshot) -> None:
     texts = {passage.title: passage.text for passage in latest.passages(range(latest.n))}
     assert latest.n == 5
     assert texts["Page 2"] == "A theory of war is a theory of the city. The war was in the north."
-    assert {passage.revised for passage in latest.passages(range(latest.n))} == {None}, "they were cut without dates"
+    assert {passage.revised for passage in latest.passages(range(latest.n))} == {None}, "built without dates"
 
 
 @pytest.mark.parametrize("index", ["hnsw", "lists", "exact"])
-def test_it_is_searched_by_vector(latest: Snapshot, index: str) -> None:
+def test_snapshot_is_searched_by_vector(latest: Snapshot, index: str) -> None:
     rows = {passage.text: row for row, passage in enumerate(latest.passages(range(latest.n)))}
     vectors = np.concatenate([latest.embeddings(part.name) for part in latest.parts]).astype(np.float32)
     hits = DenseRetriever(latest, index=index).search_vectors(vectors[[rows[RIVER]]], k=2)[0]
@@ -104,16 +104,16 @@ def test_it_is_searched_by_vector(latest: Snapshot, index: str) -> None:
     assert hits[0].to_json()["revised"] is None
 
 
-def test_it_is_compared_rolled_back_and_swept(store: Store, written: int) -> None:
-    first, latest = WRITTEN[written]
-    with Snapshot.from_store(store, "latest@1") as before, Snapshot.from_store(store) as after:
-        assert diff_snapshots(before, after).articles == {"added": 1, "changed": 0, "removed": 0}
+def test_store_is_compared_rolled_back_and_swept(store: Store, store_format: int) -> None:
+    first, latest = SNAPSHOT_IDS[store_format]
+    with Snapshot.from_store(store, "latest@1") as first_snapshot, Snapshot.from_store(store) as latest_snapshot:
+        assert diff_snapshots(first_snapshot, latest_snapshot).articles == {"added": 1, "changed": 0, "removed": 0}
     assert rollback(store, "latest").snapshot == first
     assert sum(tally.files for tally in collect_garbage(store, 0.0).values()) == 0
     assert verify_version(store, latest) == []
 
 
-def test_it_is_pulled(store: Store, tmp_path: Path) -> None:
+def test_snapshot_is_pulled(store: Store, tmp_path: Path) -> None:
     for mapped in (False, True):
         pull(store, "latest", tmp_path / f"{mapped}", mapped=mapped)
         with Snapshot.from_folder(tmp_path / f"{mapped}") as pulled:
@@ -122,50 +122,51 @@ def test_it_is_pulled(store: Store, tmp_path: Path) -> None:
             assert {passage.revised for passage in passages} == {None}
 
 
-def test_a_page_is_taken_down_and_no_part_gets_dates(store: Store) -> None:
-    """So parts with dates and parts without never stand side by side."""
+def test_takedown_adds_no_dates_to_parts(store: Store) -> None:
+    """A snapshot never has both parts with dates and parts without."""
     store.takedowns.add("enwiki", {"2"}, "a request", "me")
-    assert len(take_down_everywhere(store, lambda holder: without_pages(store, holder)).replacements) == 2
-    with Snapshot.from_store(store) as left:
-        assert {passage.page_id for passage in left.passages(range(left.n))} == {"1", "3", "4"}
-        for part in left.parts:
-            with left.passage_file(part.name) as file:
+    assert len(take_down_everywhere(store, lambda holder: build_without_pages(store, holder)).replacements) == 2
+    with Snapshot.from_store(store) as snapshot:
+        assert {passage.page_id for passage in snapshot.passages(range(snapshot.n))} == {"1", "3", "4"}
+        for part in snapshot.parts:
+            with snapshot.passage_file(part.name) as file:
                 assert not file.has_dates
 
 
-def test_a_build_inherits_no_passages_of_it(
+def test_build_reuses_no_passages_without_dates(
     store: Store, latest: Snapshot, tmp_path: Path, page_xml: Callable[..., str], export_xml: Callable[..., bytes]
 ) -> None:
-    """They have no dates: all are cut again, once."""
+    """Passages without dates are chunked again once."""
     texts = {passage.page_id: passage.text for passage in latest.passages(range(latest.n))}
     pages = (page_xml(page, text, rev_id=page, title=f"Page {page}") for page, text in texts.items())
     (tmp_path / "dump.xml").write_bytes(export_xml(*pages))
     plan = plan_dump(str(tmp_path / "dump.xml"), workdir=tmp_path, stage=str)
     tasks = plan_chunk_tasks(store, plan, StoredChunker(ChunkRecipe()), Parent.from_ref(store, "latest"), DumpTables())
-    assert all(task.parent_parts for task in tasks), "there is a parent to inherit from"
-    cuts = [from_table(ChunkResult, chunk(task, store), "a report") for task in tasks]
-    assert {cut.stats.inherited for cut in cuts} == {0}
-    for cut in cuts:
-        with PassageFile(store.blobs.get_local_path(cut.passages)) as file:
+    assert all(task.parent_parts for task in tasks), "the parent has parts to reuse"
+    results = [from_table(ChunkResult, chunk(task, store), "a report") for task in tasks]
+    assert {result.stats.inherited for result in results} == {0}
+    for result in results:
+        with PassageFile(store.blobs.get_local_path(result.passages)) as file:
             assert {format_iso(passage.revised) for passage in file.iter_passages()} == {"2026-11-01T12:00:00Z"}
 
 
-def without_pages(store: Store, holder: AffectedSnapshot) -> Manifest:
-    """Make a snapshot without the pages as the flow does, but for the indexes."""
+def build_without_pages(store: Store, holder: AffectedSnapshot) -> Manifest:
+    """Build the manifest of a snapshot without the pages like the flow, but keep the indexes."""
     old = holder.manifest.content
-    made = {
+    redacted_parts = {
         part.name: from_table(
             RedactResult, redact(RedactTask(holder.pages, tuple(list_part_blobs(old, part).items())), store), "a report"
         )
         for part in list_parts_to_redact(holder)
     }
-    return Manifest(replace_redacted_parts(old, made))
+    return Manifest(replace_redacted_parts(old, redacted_parts))
 
 
-def test_a_snapshot_of_a_later_format_is_refused_and_the_others_are_read(store: Store, written: int) -> None:
-    first, latest = WRITTEN[written]
+def test_only_snapshot_of_a_later_format_is_refused(store: Store, store_format: int) -> None:
+    first, latest = SNAPSHOT_IDS[store_format]
     path = f"snapshots/{latest}.json"
-    store.files.write(path, (store.files.read(path) or b"").replace(f'"format": {written}'.encode(), b'"format": 3', 1))
+    data = store.files.read(path) or b""
+    store.files.write(path, data.replace(f'"format": {store_format}'.encode(), b'"format": 3', 1))
     with pytest.raises(StoreError, match=rf"{path[:14]}.* has format 3, but this bookwheel reads up to 2: upgrade"):
         Snapshot.from_store(store)
     assert verify_version(store, first) == []
@@ -173,11 +174,11 @@ def test_a_snapshot_of_a_later_format_is_refused_and_the_others_are_read(store: 
         collect_garbage(store, 0.0)
 
 
-def test_an_intent_of_a_later_format_stops_a_sweep(store: Store) -> None:
+def test_intent_of_a_later_format_stops_gc(store: Store) -> None:
     store.files.write("intents/later.json", b'{"format": 2}')
     with pytest.raises(StoreError, match=r"intents/later.json has another format: upgrade bookwheel"):
         collect_garbage(store, 0.0)
 
 
-def test_the_committed_stores_are_small() -> None:
+def test_committed_stores_are_small() -> None:
     assert sum(path.stat().st_size for path in STORES.rglob("*") if path.is_file()) < 200_000

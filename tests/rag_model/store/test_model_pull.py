@@ -1,4 +1,4 @@
-"""Models pulled and exported as snapshots are: what is missing, verified, in one step; from a folder, memory and S3."""
+"""Models are pulled and exported like snapshots: a pull fetches and verifies missing files and moves one link."""
 
 import json
 from collections.abc import Callable
@@ -18,85 +18,86 @@ FILES = {"README.md": "# A model", "question/config.json": "{}", "question/token
 
 @pytest.fixture(params=["local_store", "memory_store", "s3_store"])
 def store(request: pytest.FixtureRequest) -> Store:
-    found: Store = request.getfixturevalue(request.param)
-    return found
+    store: Store = request.getfixturevalue(request.param)
+    return store
 
 
 @pytest.fixture
-def put(store: Store, tmp_path: Path) -> Callable[[str], str]:
-    """Put a model whose weights are a word, all else equal, under the name `reader`; return its id."""
+def put_weights(store: Store, tmp_path: Path) -> Callable[[str], str]:
+    """Store a model with the given weights and otherwise equal files under the name `reader`; return its id."""
 
-    def put(weights: str) -> str:
+    def put_weights(weights: str) -> str:
         folder = tmp_path / f"trained-{weights}"
         for name, text in {**FILES, "question/model.safetensors": weights}.items():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_text(text)
         return put_model(store, folder, ModelMetadata("dpr", None, {"weights": weights}), "reader").model
 
-    return put
+    return put_weights
 
 
-def texts(folder: Path) -> dict[str, str]:
+def read_files(folder: Path) -> dict[str, str]:
     return {path.relative_to(folder).as_posix(): path.read_text() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_what_is_missing_comes_and_one_link_moves(store: Store, put: Callable[[str], str], tmp_path: Path) -> None:
-    one, dest = put("one"), tmp_path / "dest"
+def test_pull_fetches_missing_files(store: Store, put_weights: Callable[[str], str], tmp_path: Path) -> None:
+    first_id, dest = put_weights("one"), tmp_path / "dest"
     first = pull(store, "model:reader", dest)
-    assert (first.snapshot, first.path, first.reused_bytes) == (one, dest / one, 0)
+    assert (first.snapshot, first.path, first.reused_bytes) == (first_id, dest / first_id, 0)
     assert first.fetched_bytes == sum(map(len, FILES.values())) + len("one")
-    found = texts(dest / "current")
-    assert json.loads(found.pop("manifest.json"))["id"] == one
-    assert found == {**FILES, "question/model.safetensors": "one"}
+    files = read_files(dest / "current")
+    assert json.loads(files.pop("manifest.json"))["id"] == first_id
+    assert files == {**FILES, "question/model.safetensors": "one"}
 
-    two = put("two")
-    second = pull(store, f"model:{two[:8]}", dest)
+    second_id = put_weights("two")
+    second = pull(store, f"model:{second_id[:8]}", dest)
     assert (second.fetched_bytes, second.reused_bytes) == (len("two"), sum(map(len, FILES.values())))
-    assert (dest / "current").resolve().name == two
-    assert texts(dest / one)["question/model.safetensors"] == "one", "whoever reads it keeps it"
+    assert (dest / "current").resolve().name == second_id
+    assert read_files(dest / first_id)["question/model.safetensors"] == "one", "a reader may use it"
 
     third = pull(store, "model:reader@1", dest, keep=1)
-    assert (third.fetched_bytes, third.pruned, (dest / two).exists()) == (0, (two,), False)
-    held = {path.read_text() for path in (dest / ".blobs").rglob("*") if path.is_file()}
-    assert held == {*FILES.values(), "one"}, "what only the deleted one had is gone"
+    assert (third.fetched_bytes, third.pruned, (dest / second_id).exists()) == (0, (second_id,), False)
+    blob_texts = {path.read_text() for path in (dest / ".blobs").rglob("*") if path.is_file()}
+    assert blob_texts == {*FILES.values(), "one"}, "files that only the deleted version had are deleted"
 
 
-def test_it_is_found_loaded_verified_and_kept(store: Store, put: Callable[[str], str]) -> None:
-    one = put("one")
-    assert {store.models.resolve(name) for name in ("reader", "reader@1", one, one[:6])} == {one}
-    assert texts(store.get_model_folder("reader"))["question/model.safetensors"] == "one"
-    assert verify_version(store, one, store.models) == []
+def test_model_is_resolved_loaded_verified_and_kept_by_gc(store: Store, put_weights: Callable[[str], str]) -> None:
+    model_id = put_weights("one")
+    assert {store.models.resolve(name) for name in ("reader", "reader@1", model_id, model_id[:6])} == {model_id}
+    assert read_files(store.get_model_folder("reader"))["question/model.safetensors"] == "one"
+    assert verify_version(store, model_id, store.models) == []
     assert collect_garbage(store, 0.0)["blobs"].files == 0
 
 
-def test_a_damaged_blob_moves_nothing(store: Store, put: Callable[[str], str], tmp_path: Path) -> None:
-    one, dest = put("one"), tmp_path / "dest"
+def test_damaged_blob_does_not_change_the_link(store: Store, put_weights: Callable[[str], str], tmp_path: Path) -> None:
+    first_id, dest = put_weights("one"), tmp_path / "dest"
     pull(store, "model:reader", dest)
-    two = put("two")
-    blob = store.models.get(two).content.files["question/model.safetensors"]
+    second_id = put_weights("two")
+    blob = store.models.get(second_id).content.files["question/model.safetensors"]
     store.files.remove(blob.path)
     store.files.write(blob.path, b"TWO")
-    for bring in (lambda: pull(store, "model:reader", dest), lambda: export_model(store, "reader", tmp_path / "out")):
+    for copy in (lambda: pull(store, "model:reader", dest), lambda: export_model(store, "reader", tmp_path / "out")):
         with pytest.raises(StoreError, match="is damaged"):
-            bring()
-    assert (dest / "current").resolve().name == one
+            copy()
+    assert (dest / "current").resolve().name == first_id
     assert not (tmp_path / "out").exists()
-    assert [problem.path for problem in verify_version(store, two, store.models)] == ["question/model.safetensors"]
+    (problem,) = verify_version(store, second_id, store.models)
+    assert problem.path == "question/model.safetensors"
 
 
-def test_an_export_is_a_plain_folder_of_its_own(store: Store, put: Callable[[str], str], tmp_path: Path) -> None:
-    one, out = put("one"), tmp_path / "out"
+def test_export_is_independent_of_the_store(store: Store, put_weights: Callable[[str], str], tmp_path: Path) -> None:
+    model_id, out = put_weights("one"), tmp_path / "out"
     report = export_model(store, "reader", out)
-    assert (report.model, report.path, report.kind) == (one, out, "dpr")
+    assert (report.model, report.path, report.kind) == (model_id, out, "dpr")
     assert report.bytes == sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
-    assert texts(out) == {**FILES, "question/model.safetensors": "one"}
-    (out / "README.md").write_text("edited")  # nobody else's file
-    assert texts(store.get_model_folder("reader"))["README.md"] == FILES["README.md"]
+    assert read_files(out) == {**FILES, "question/model.safetensors": "one"}
+    (out / "README.md").write_text("edited")
+    assert read_files(store.get_model_folder("reader"))["README.md"] == FILES["README.md"]
     with pytest.raises(UsageError, match="exists already"):
         export_model(store, "reader", out)
 
 
-def test_snapshots_and_models_have_folders_of_their_own(
+def test_snapshots_and_models_are_pulled_to_separate_folders(
     local_store: Store, publish: Callable[..., str], tmp_path: Path
 ) -> None:
     snapshot = publish(local_store)

@@ -1,4 +1,4 @@
-"""An article's words are those of its sections, and the boundaries between them have a strength."""
+"""An article's words are those of its sections, and each boundary between words has a strength."""
 
 import pytest
 from hypothesis import given
@@ -20,12 +20,12 @@ from rag_model.corpus.records import Article, Section
 from tests.fixtures.hostile_texts import ARTICLES, TEXTS
 
 
-def test_each_boundary_has_its_strength() -> None:
+def test_boundaries_have_strengths() -> None:
     first = Section("", "\nOne two. Three\nFour\n \nFive\nsix")
     article = Article("1", 0, "T", (first, Section("h", "Seven " + "w" * 150)))
-    running = split_article(article)
-    told = {word.strip()[:5]: strength for word, strength in zip(running.words, running.breaks, strict=True)}
-    assert told == {
+    article_words = split_article(article)
+    strengths = {word.strip()[:5]: at for word, at in zip(article_words.words, article_words.breaks, strict=True)}
+    assert strengths == {
         "One": HEADING,
         "two.": WORD,
         "Three": SENTENCE,
@@ -35,19 +35,19 @@ def test_each_boundary_has_its_strength() -> None:
         "Seven": HEADING,
         "wwwww": INSIDE,
     }
-    assert running.breaks[-2:] == [WORD, INSIDE]
+    assert article_words.breaks[-2:] == [WORD, INSIDE]
 
 
 @given(ARTICLES)
-def test_words_are_those_of_the_sections(article: Article) -> None:
-    running = split_article(article)
+def test_words_of_an_article_are_those_of_its_sections(article: Article) -> None:
+    article_words = split_article(article)
     split = [split_words(section.text) for section in article.sections]
-    assert list(running.words) == [word for words in split for word in words]
-    assert list(running.sections) == [number for number, words in enumerate(split) for _ in words]
-    assert len(running.breaks) == len(running.words)
+    assert list(article_words.words) == [word for words in split for word in words]
+    assert list(article_words.sections) == [number for number, words in enumerate(split) for _ in words]
+    assert len(article_words.breaks) == len(article_words.words)
 
 
-def test_scripts_without_blanks_are_cut_too() -> None:
+def test_scripts_without_spaces_are_split() -> None:
     text = "日本の首都は東京である。" * 30
     passages = list(build_chunker("words", {"words": 50}).open()(Article("1", 0, "東京", (Section("", text),))))
     assert "".join(p.text for p in passages) == text
@@ -55,7 +55,7 @@ def test_scripts_without_blanks_are_cut_too() -> None:
     assert split_words("ein 東京 Wort") == [" ein", " 東京", " Wort"]
 
 
-def test_a_word_of_two_megabytes_is_many() -> None:
+def test_word_of_two_megabytes_is_split() -> None:
     text = "w" * 2_000_000
     words = split_words(f"a {text}")
     assert (words[:2], words[2:]) == ([" a", " " + "w" * MAX_WORD_LENGTH], ["w" * MAX_WORD_LENGTH] * 19_999)
@@ -64,16 +64,16 @@ def test_a_word_of_two_megabytes_is_many() -> None:
 
 
 @given(TEXTS)
-def test_joined_they_are_the_text(text: str) -> None:
+def test_joined_words_give_the_text(text: str) -> None:
     words = split_words(text)
     assert "".join(words).strip() == " ".join(text.split())
     assert all(0 < len(word.strip()) <= MAX_WORD_LENGTH for word in words)
     assert words == [word for token in text.split() for word in split_token(token)]
 
 
-def sentences(text: str) -> list[str]:
-    running = split_article(Article("1", 0, "T", (Section("", text),)))
-    return [running.join_text(span) for span in running.split_at((0, len(running.words)), SENTENCE)]
+def split_sentences(text: str) -> list[str]:
+    article_words = split_article(Article("1", 0, "T", (Section("", text),)))
+    return [article_words.join_text(span) for span in article_words.split_at((0, len(article_words.words)), SENTENCE)]
 
 
 @pytest.mark.parametrize(
@@ -97,14 +97,15 @@ def sentences(text: str) -> list[str]:
     ids=lambda expected: expected[0][:20],
 )
 def test_sentences_of_spaced_scripts(expected: list[str]) -> None:
-    assert sentences(" ".join(expected)) == expected
+    assert split_sentences(" ".join(expected)) == expected
 
 
 def test_sentences_of_scripts_without_spaces() -> None:
     expected = ["日本の首都は東京である。", "「本当ですか？」", "はい、そうです！", "次の文はここで終わります"]
-    assert sentences("".join(expected)) == expected
+    assert split_sentences("".join(expected)) == expected
 
 
 def test_lines_end_sentences_unless_they_are_wrapped() -> None:
     text = "Cities:\nRome\nParis\n\nThe line was wrapped\nby an editor.\nthe next was not"
-    assert sentences(text) == ["Cities:", "Rome", "Paris", "The line was wrapped by an editor.", "the next was not"]
+    expected = ["Cities:", "Rome", "Paris", "The line was wrapped by an editor.", "the next was not"]
+    assert split_sentences(text) == expected

@@ -1,4 +1,4 @@
-"""Every chunker keeps the contract, whatever the text."""
+"""Every chunker fulfils the contract for any text."""
 
 import shutil
 from collections.abc import Callable, Sequence
@@ -36,24 +36,25 @@ SIZES = st.integers(1, 12)
 BY_WORDS = ["words", "sections", "sentences", "recursive"]
 
 
-def keeps(chunker: Chunker, article: Article) -> list[Passage]:
-    """Hold the passages of an article to the contract, but for the bound, whose unit is the chunker's own."""
+def check_contract(chunker: Chunker, article: Article) -> list[Passage]:
+    """Check the contract for the passages of an article, except the size limit, whose unit depends on the chunker."""
     passages = list(chunker.open()(article))
-    line = " ".join(" ".join(section.text for section in article.sections).split())
-    reached = 0
+    full_text = " ".join(" ".join(section.text for section in article.sections).split())
+    covered_end = 0
     for passage in passages:
-        # Line breaks and indentation, which `keeps_lines` keeps, are bounded too.
+        # `keeps_lines` keeps line breaks and indentation.
         text = " ".join(passage.text.split()) if article.keeps_lines else passage.text
         assert text
-        furthest = reached + line.startswith(" ", reached)  # words repeat: the last place that fits is right
-        at = line.rfind(text, 0, furthest + len(text))
-        assert at >= 0
-        assert not line[reached:at].strip(), "nothing is left out"
+        # Words repeat, so the last possible position is right.
+        max_start = covered_end + full_text.startswith(" ", covered_end)
+        start = full_text.rfind(text, 0, max_start + len(text))
+        assert start >= 0
+        assert not full_text[covered_end:start].strip(), "no word may be left out"
         longest = MAX_WORD_LENGTH + (42 if article.keeps_lines else 1)
-        assert len(passage.text) <= passage.n_words * longest, "bounded in characters"
+        assert len(passage.text) <= passage.n_words * longest, "the number of characters is limited"
         assert len(passage.section) <= MAX_HEADING
-        reached = max(reached, at + len(text))
-    assert not line[reached:].strip()
+        covered_end = max(covered_end, start + len(text))
+    assert not full_text[covered_end:].strip()
     assert len({passage.id for passage in passages}) == len(passages)
     assert all(passage.id.split() == [passage.id] and passage.id.startswith("12:") for passage in passages)
     assert list(chunker.open()(article)) == passages
@@ -63,7 +64,7 @@ def keeps(chunker: Chunker, article: Article) -> list[Passage]:
 @pytest.mark.parametrize("name", BY_WORDS)
 @given(article=ARTICLES, size=SIZES, keeps_lines=st.booleans())
 def test_chunkers_by_words(name: str, article: Article, size: int, keeps_lines: bool) -> None:
-    passages = keeps(build_chunker(name, {"words": size}), replace(article, keeps_lines=keeps_lines))
+    passages = check_contract(build_chunker(name, {"words": size}), replace(article, keeps_lines=keeps_lines))
     assert all(0 < passage.n_words <= size for passage in passages)
 
 
@@ -73,14 +74,15 @@ def test_word_numbers_give_the_text_back(name: str, article: Article, size: int)
     words = [word for section in article.sections for word in split_words(section.text)]
     passages = list(build_chunker(name, {"words": size}).open()(article))
     spans = [(passage.start_word, passage.start_word + passage.n_words) for passage in passages]
-    assert [at for span in spans for at in range(*span)] == list(range(len(words))), "disjoint, and all words"
+    numbers = [number for span in spans for number in range(*span)]
+    assert numbers == list(range(len(words))), "spans are disjoint and cover all words"
     assert ["".join(words[start:end]).strip() for start, end in spans] == [passage.text for passage in passages]
 
 
-def hostile(name: str) -> Callable[[int], Article]:
-    """Return a function that makes an article of a size in proportion to a number."""
+def build_hostile_article(name: str) -> Callable[[int], Article]:
+    """Return a function that builds an article whose size is proportional to a number."""
 
-    def article(times: int) -> Article:
+    def build(times: int) -> Article:
         texts: dict[str, Sequence[Section]] = {
             "equal headings": [Section("a", "x")] * times,
             "a long word": [Section("", "w" * 100 * times)],
@@ -92,7 +94,7 @@ def hostile(name: str) -> Callable[[int], Article]:
         }
         return Article("12", 0, "Ada", tuple(texts[name]))
 
-    return article
+    return build
 
 
 HOSTILE = ["equal headings", "a long word", "a run of marks", "short sentences", "short and long", "blank lines"]
@@ -100,9 +102,9 @@ HOSTILE = ["equal headings", "a long word", "a run of marks", "short sentences",
 
 @pytest.mark.parametrize("text", [*HOSTILE, "nested boundaries"])
 @pytest.mark.parametrize("name", BY_WORDS)
-def test_twice_the_text_takes_twice_the_work(name: str, text: str) -> None:
-    cut, article = build_chunker(name, {}).open(), hostile(text)
-    once, twice = (lines_run(lambda times=times: list(cut(article(times)))) for times in (400, 800))
+def test_work_is_linear_in_the_text(name: str, text: str) -> None:
+    chunk, article = build_chunker(name, {}).open(), build_hostile_article(text)
+    once, twice = (lines_run(lambda times=times: list(chunk(article(times)))) for times in (400, 800))
     assert twice <= 2.2 * once
 
 
@@ -116,56 +118,57 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @given(article=ARTICLES, size=SIZES, overlap=st.integers(0, 11))
 def test_overlapping_windows_of_tokens(tokenizer: Path, article: Article, size: int, overlap: int) -> None:
     chunker = Overlapping(tokenizer, size, min(overlap, size - 1))
-    passages = keeps(chunker, article)
+    passages = check_contract(chunker, article)
     read = Tokenizer.from_file(str(tokenizer))
     counts = [len(read.encode(passage.text).ids) for passage in passages]
     assert all(count <= size for count in counts)
     words = [word for section in article.sections for word in split_words(section.text)]
-    whole = sum(len(read.encode(word).ids) for word in words)
-    assert sum(counts) <= whole + chunker.overlap * max(0, len(counts) - 1)
+    total_tokens = sum(len(read.encode(word).ids) for word in words)
+    assert sum(counts) <= total_tokens + chunker.overlap * max(0, len(counts) - 1)
 
 
 HEADINGS = st.lists(st.sampled_from(["", "a", "a 2", "a 2 2", "a_2_3", "_2", "b", "x" * 70]), max_size=30)
 
 
-class Lookups(dict[str, int]):
-    """Names taken, which count how often one was looked for."""
+class LookupCounter(dict[str, int]):
+    """A dict of used anchors that counts its lookups."""
 
-    made = 0
+    count = 0
 
     def __contains__(self, name: object) -> bool:
-        self.made += 1
+        self.count += 1
         return super().__contains__(name)
 
 
-def first_free(heading: str, taken: set[str]) -> str:
-    """Return the name by its definition: of the heading and the first free number from 2 on."""
+def find_first_free(heading: str, used_anchors: set[str]) -> str:
+    """Return the heading's anchor by definition: the heading, with the first free number from 2 if it is used."""
     name = "_".join(heading.split())[:MAX_ANCHOR]
-    return next(one for one in [name, *(f"{name}_{n}" for n in range(2, len(taken) + 3))] if one not in taken)
+    candidates = [name, *(f"{name}_{n}" for n in range(2, len(used_anchors) + 3))]
+    return next(anchor for anchor in candidates if anchor not in used_anchors)
 
 
 @given(HEADINGS)
-def test_a_name_has_the_first_free_number(headings: list[str]) -> None:
-    taken: dict[str, int] = {}
-    named: set[str] = set()
+def test_anchor_has_the_first_free_number(headings: list[str]) -> None:
+    used_anchors: dict[str, int] = {}
+    expected_anchors: set[str] = set()
     for heading in headings:
-        expected = first_free(heading, named)
-        assert create_anchor(heading, taken) == expected
-        named.add(expected)
-    assert {*taken} == named
+        expected = find_first_free(heading, expected_anchors)
+        assert create_anchor(heading, used_anchors) == expected
+        expected_anchors.add(expected)
+    assert {*used_anchors} == expected_anchors
 
 
-def test_equal_headings_are_looked_up_a_constant_number_of_times() -> None:
+def test_equal_headings_need_a_constant_number_of_lookups() -> None:
     for headings in (["a"] * 4000, [f"a {n}" for n in range(2, 2000)] + ["a"] * 2000):
-        taken = Lookups()
-        names = [create_anchor(heading, taken) for heading in headings]
+        used_anchors = LookupCounter()
+        names = [create_anchor(heading, used_anchors) for heading in headings]
         assert len({*names}) == len(headings)
-        assert taken.made <= 3 * len(headings)
+        assert used_anchors.count <= 3 * len(headings)
 
 
 @dataclass(frozen=True)
 class Model:
-    """A chunker that would read a model."""
+    """A chunker with a model as a setting."""
 
     version: ClassVar[str] = "1"
     model: Path = field(default=Path("none"), metadata={"files": ("config.json", "*.safetensors")})
@@ -187,7 +190,7 @@ def digest(path: Path) -> Any:
     return settings_to_json(Model(path))["model"]
 
 
-def test_the_files_that_decide_are_the_digest(folder: Path, tmp_path: Path) -> None:
+def test_digest_depends_on_setting_files_only(folder: Path, tmp_path: Path) -> None:
     first = digest(folder)
     assert settings_to_json(Model(folder)) == {"model": first, "depth": 3}
     assert list(list_setting_files(Model(folder))["model"]) == ["config.json", "layers/a.safetensors"]
@@ -201,20 +204,20 @@ def test_the_files_that_decide_are_the_digest(folder: Path, tmp_path: Path) -> N
     assert digest(folder) not in {first, changed}
 
 
-def test_a_single_file_counts_as_its_own_digest(folder: Path) -> None:
+def test_single_file_is_identified_by_its_digest(folder: Path) -> None:
     assert digest(folder / "config.json") == digest_file(folder / "config.json")
     assert list(list_setting_files(Model(folder / "README.md"))["model"].values()) == [folder / "README.md"]
 
 
-def test_a_digest_stays_itself_and_is_no_path(folder: Path) -> None:
-    known = Path(digest(folder))
-    assert digest(known) == str(known)
+def test_digest_instead_of_a_path_is_refused(folder: Path) -> None:
+    digest_path = Path(digest(folder))
+    assert digest(digest_path) == str(digest_path)
     with pytest.raises(InputError, match=r"gives the digest sha256:.* for .*: give the path"):
-        list_setting_files(Model(known))
+        list_setting_files(Model(digest_path))
 
 
-def test_a_path_that_leads_nowhere_is_one_sentence(folder: Path, tmp_path: Path) -> None:
-    """Nor is a folder copied that is named by mistake, because a folder in it has such files."""
+def test_path_without_the_setting_files_is_refused(folder: Path, tmp_path: Path) -> None:
+    """A parent folder is refused too, although a folder in it has such files."""
     for path in (tmp_path / "absent", tmp_path):
         with pytest.raises(
             InputError, match=r"model of the recipe's chunker must be a folder with config\.json, not .*: correct it"
@@ -223,19 +226,19 @@ def test_a_path_that_leads_nowhere_is_one_sentence(folder: Path, tmp_path: Path)
 
 
 @pytest.fixture(autouse=True)
-def nothing_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What an earlier test's packages brought is forgotten."""
+def forget_loaded_chunkers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forget the chunkers that earlier tests have loaded from packages."""
     monkeypatch.setattr(CHUNKERS, "_loaded", {})
 
 
-def test_settings_that_are_left_out_keep_their_defaults() -> None:
+def test_missing_settings_have_defaults() -> None:
     assert build_chunker("words", {}) == Words(100)
     assert build_chunker("sections", {"words": 7}) == Sections(7)
     assert ChunkRecipe(words=7).create_chunker() == ChunkRecipe(settings={"words": 7}).create_chunker() == Recursive(7)
     assert ChunkRecipe(words=7).to_json() == ChunkRecipe(settings={"words": 7}).to_json()
 
 
-def test_a_chunker_of_another_package_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunker_of_another_package_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     offer(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     assert build_chunker("overlapping", {"tokenizer": "t.json"}) == Overlapping(Path("t.json"))
@@ -243,14 +246,14 @@ def test_a_chunker_of_another_package_is_found(tmp_path: Path, monkeypatch: pyte
         build_chunker("topics", {})
 
 
-def test_a_built_in_chunker_cannot_be_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_built_in_chunker_cannot_be_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     offer(tmp_path, name="words")
     monkeypatch.syspath_prepend(tmp_path)
     assert build_chunker("words", {}) == Words(100)
 
 
 @pytest.mark.parametrize(
-    ("name", "target", "says"),
+    ("name", "target", "message"),
     [
         (
             "absent",
@@ -265,16 +268,18 @@ def test_a_built_in_chunker_cannot_be_replaced(tmp_path: Path, monkeypatch: pyte
         ),
     ],
 )
-def test_what_is_no_chunker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, target: str, says: str) -> None:
+def test_invalid_entry_point_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, target: str, message: str
+) -> None:
     offer(tmp_path, target, name)
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(InputError, match=says) as wrong:
+    with pytest.raises(InputError, match=message) as error:
         ChunkRecipe(name)
-    assert "\n" not in str(wrong.value)
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(
-    ("recipe", "says"),
+    ("recipe", "message"),
     [
         ({"chunker": "topics"}, "choose one of words, sections"),
         ({"words": 0}, "at least 1"),
@@ -283,7 +288,7 @@ def test_what_is_no_chunker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nam
         ({"words": 3, "settings": {"words": 3}}, "gives words twice"),
     ],
 )
-def test_a_mistake_is_one_sentence(recipe: dict[str, object], says: str) -> None:
-    with pytest.raises(UsageError, match=says) as wrong:
+def test_invalid_recipe_is_reported(recipe: dict[str, object], message: str) -> None:
+    with pytest.raises(UsageError, match=message) as error:
         ChunkRecipe(**recipe)  # type: ignore[arg-type]
-    assert "\n" not in str(wrong.value)
+    assert "\n" not in str(error.value)

@@ -1,4 +1,4 @@
-"""The recursive chunker cuts as LangChain's splitter does where both have the same boundaries."""
+"""The recursive chunker gives the same passages as LangChain's splitter for the same boundaries."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,7 +16,7 @@ TEXTS = st.lists(PARAGRAPHS, min_size=1, max_size=5).map("\n\n".join)
 ARTICLES = st.lists(TEXTS, min_size=1, max_size=3)
 
 
-def splitter(words: int) -> RecursiveCharacterTextSplitter:
+def build_splitter(words: int) -> RecursiveCharacterTextSplitter:
     return RecursiveCharacterTextSplitter(
         chunk_size=words,
         chunk_overlap=0,
@@ -27,13 +27,13 @@ def splitter(words: int) -> RecursiveCharacterTextSplitter:
 
 
 @given(ARTICLES, st.integers(1, 40))
-def test_as_the_named_splitter(texts: list[str], words: int) -> None:
+def test_passages_equal_those_of_langchain(texts: list[str], words: int) -> None:
     article = Article("12", 7, "Ada", tuple(Section(f"h{number}", text) for number, text in enumerate(texts)))
-    expected = [" ".join(chunk.split()) for chunk in splitter(words).split_text("\n\n\n".join(texts))]
+    expected = [" ".join(chunk.split()) for chunk in build_splitter(words).split_text("\n\n\n".join(texts))]
     assert [passage.text for passage in Recursive(words)(article)] == expected
 
 
-def test_ids_name_the_heading_that_a_passage_begins_under() -> None:
+def test_id_names_the_first_heading_of_a_passage() -> None:
     sections = (Section("", "One two."), Section("Life", "Three. Four five six. Seven."), Section("Life", "Eight."))
     passages = list(Recursive(4)(Article("12", 7, "Ada", sections)))
     assert [(p.id, p.section, p.text, p.start_word, p.n_words) for p in passages] == [

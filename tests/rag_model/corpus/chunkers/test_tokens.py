@@ -1,5 +1,6 @@
-"""Windows of tokens are bounded in the tokenizer's own tokens, whatever it makes of a text."""
+"""The size of passages is limited in the tokens of any tokenizer."""
 
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -13,30 +14,30 @@ from rag_model.corpus.records import Article, Section
 from rag_model.errors import InputError, UsageError
 from tests.fixtures.hostile_texts import ARTICLES
 from tests.fixtures.work_counters import lines_run
-from tests.rag_model.corpus.chunkers.test_chunker import HOSTILE, hostile, keeps
+from tests.rag_model.corpus.chunkers.test_chunker import HOSTILE, build_hostile_article, check_contract
 
-LEAST = 64
+MIN_TOKENS = 64
 
 
-def bytes_of() -> Tokenizer:
-    """A tokenizer that takes each byte for a token."""
+def build_byte_tokenizer() -> Tokenizer:
+    """Build a tokenizer with a token for each byte."""
     tokenizer = Tokenizer(
-        models.BPE({one: at for at, one in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}, [])
+        models.BPE({byte: number for number, byte in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}, [])
     )
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
 
 
-def compatible_bytes() -> Tokenizer:
-    """The same, of texts in NFKC: a letter may become eighteen."""
-    tokenizer = bytes_of()
+def build_normalizing_tokenizer() -> Tokenizer:
+    """Build a byte tokenizer that normalizes with NFKC, which may expand one letter to eighteen."""
+    tokenizer = build_byte_tokenizer()
     tokenizer.normalizer = normalizers.NFKC()
     return tokenizer
 
 
-def one_for_all() -> Tokenizer:
-    """A tokenizer that takes a whole text for one token, whatever it is."""
+def build_single_token_tokenizer() -> Tokenizer:
+    """Build a tokenizer that reads any text as one token."""
     tokenizer = Tokenizer(models.WordLevel({"[UNK]": 0}, unk_token="[UNK]"))
     tokenizer.enable_truncation(8)
     return tokenizer
@@ -44,11 +45,11 @@ def one_for_all() -> Tokenizer:
 
 @pytest.fixture(
     scope="module",
-    params=[bytes_of, compatible_bytes, one_for_all, None],
+    params=[build_byte_tokenizer, build_normalizing_tokenizer, build_single_token_tokenizer, None],
     ids=["bytes", "compatible bytes", "one for all", "own"],
 )
 def tokenizer(request: pytest.FixtureRequest, minilm: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Files of tokenizers, and the folder of a real one."""
+    """Return a tokenizer's file, or the folder of a real one."""
     if request.param is None:
         return minilm
     path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
@@ -56,47 +57,52 @@ def tokenizer(request: pytest.FixtureRequest, minilm: Path, tmp_path_factory: py
     return path
 
 
-def windows(tokenizer: Path, tokens: int, overlap: int) -> Chunker:
+def build_token_chunker(tokenizer: Path, tokens: int, overlap: int) -> Chunker:
     return build_chunker("tokens", {"tokenizer": str(tokenizer), "tokens": tokens, "overlap": overlap})
 
 
-def counts(tokenizer: Path, texts: list[str]) -> list[int]:
-    read = Tokenizer.from_file(str(tokenizer / "tokenizer.json" if tokenizer.is_dir() else tokenizer))
-    read.no_truncation()
-    read.no_padding()
-    return [len(read.encode(text, add_special_tokens=False).ids) for text in texts]
+@cache
+def load_tokenizer(path: Path) -> Tokenizer:
+    tokenizer = Tokenizer.from_file(str(path / "tokenizer.json" if path.is_dir() else path))
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
 
 
-@settings(max_examples=40)
-@given(article=ARTICLES, tokens=st.integers(LEAST, 120), overlap=st.integers(0, 32))
-def test_the_contract(tokenizer: Path, article: Article, tokens: int, overlap: int) -> None:
-    passages = keeps(windows(tokenizer, tokens, overlap), article)
-    assert max(counts(tokenizer, [passage.text for passage in passages]), default=0) <= tokens
+def count_tokens(tokenizer: Path, texts: list[str]) -> list[int]:
+    return [len(load_tokenizer(tokenizer).encode(text, add_special_tokens=False).ids) for text in texts]
+
+
+@settings(max_examples=20)
+@given(article=ARTICLES, tokens=st.integers(MIN_TOKENS, 120), overlap=st.integers(0, 32))
+def test_contract_is_fulfilled(tokenizer: Path, article: Article, tokens: int, overlap: int) -> None:
+    passages = check_contract(build_token_chunker(tokenizer, tokens, overlap), article)
+    assert max(count_tokens(tokenizer, [passage.text for passage in passages]), default=0) <= tokens
     assert max((passage.n_words for passage in passages), default=0) <= tokens
 
 
-def test_neighbours_share_words_up_to_the_overlap(minilm: Path) -> None:
+def test_neighbouring_passages_share_words_up_to_the_overlap(minilm: Path) -> None:
     words = [f"word{number}" for number in range(400)]
     article = Article("12", 7, "Ada", (Section("", " ".join(words[:150])), Section("Life", " ".join(words[150:]))))
-    passages = list(windows(minilm, 64, 10).open()(article))
+    passages = list(build_token_chunker(minilm, 64, 10).open()(article))
     spans = [(passage.start_word, passage.start_word + passage.n_words) for passage in passages]
-    shares = [" ".join(words[start:end]) for (start, _), (_, end) in zip(spans[1:], spans, strict=False)]
-    assert all(shares)
-    assert max(counts(minilm, shares)) <= 10
+    overlaps = [" ".join(words[start:end]) for (start, _), (_, end) in zip(spans[1:], spans, strict=False)]
+    assert all(overlaps)
+    assert max(count_tokens(minilm, overlaps)) <= 10
     assert [" ".join(words[start:end]) for start, end in spans] == [passage.text for passage in passages]
     assert list(split_article(article).words) == [f" {word}" for word in words]
     assert {passage.id.partition(":")[2] for passage in passages} >= {"0", "1", "Life.0", "Life.1"}
 
 
 @pytest.mark.parametrize("text", HOSTILE)
-def test_twice_the_text_takes_twice_the_work(minilm: Path, text: str) -> None:
-    cut, article = windows(minilm, 64, 10).open(), hostile(text)
-    once, twice = (lines_run(lambda times=times: list(cut(article(times)))) for times in (100, 200))
+def test_work_is_linear_in_the_text(minilm: Path, text: str) -> None:
+    chunk, article = build_token_chunker(minilm, 64, 10).open(), build_hostile_article(text)
+    once, twice = (lines_run(lambda times=times: list(chunk(article(times)))) for times in (100, 200))
     assert twice <= 2.2 * once
 
 
 @pytest.mark.parametrize(
-    ("settings", "says"),
+    ("settings", "message"),
     [
         ({}, "needs a tokenizer"),
         ({"tokenizer": "t.json", "tokens": 63}, "give at least 64"),
@@ -104,12 +110,12 @@ def test_twice_the_text_takes_twice_the_work(minilm: Path, text: str) -> None:
         ({"tokenizer": "t.json", "overlap": -1}, "give 0 to 128, half of tokens"),
     ],
 )
-def test_bad_settings_are_one_sentence(settings: dict[str, object], says: str) -> None:
-    with pytest.raises(UsageError, match=says):
+def test_invalid_settings_are_reported(settings: dict[str, object], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         build_chunker("tokens", settings)
 
 
-def test_a_damaged_tokenizer_is_one_sentence(tmp_path: Path) -> None:
+def test_damaged_tokenizer_is_reported(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(InputError, match="cannot be read"):
-        windows(tmp_path, 64, 0).open()
+        build_token_chunker(tmp_path, 64, 0).open()

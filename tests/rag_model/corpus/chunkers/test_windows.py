@@ -1,4 +1,4 @@
-"""Chunkers cut every word of an article into disjoint windows, in order."""
+"""Chunkers split an article into disjoint passages that cover its words in order."""
 
 from dataclasses import replace
 
@@ -19,17 +19,14 @@ ARTICLES = st.builds(Article, st.just("12"), st.just(7), st.just("Ada"), SECTION
 SIZES = st.integers(min_value=1, max_value=12)
 
 
-def words_of(*texts: str) -> list[str]:
+def split_texts(*texts: str) -> list[str]:
     return " ".join(texts).split()
 
 
-def test_words_cuts_an_article_as_dpr_does() -> None:
+def test_words_chunker_splits_like_dpr() -> None:
     text = " ".join(f"w{i}" for i in range(250))
     article = Article(
-        "12",
-        7,
-        "Ada",
-        (Section("", text[: text.index(" w150")]), Section("Life", text[text.index("w150") :])),
+        "12", 7, "Ada", (Section("", text[: text.index(" w150")]), Section("Life", text[text.index("w150") :]))
     )
     passages = list(Words()(article))
     assert [(p.id, p.section, p.start_word, p.n_words) for p in passages] == [
@@ -42,7 +39,7 @@ def test_words_cuts_an_article_as_dpr_does() -> None:
     assert passages[0].hash == Passage.hash_of("Ada", passages[0].text)
 
 
-def test_sections_restart_at_every_heading() -> None:
+def test_sections_chunker_restarts_at_each_heading() -> None:
     sections = (Section("", "a b c"), Section("Early life", "d e"), Section("Early life", "f"))
     passages = list(Sections(words=2)(Article("12", 7, "Ada", sections)))
     assert [(p.id, p.section, p.text, p.start_word) for p in passages] == [
@@ -54,18 +51,18 @@ def test_sections_restart_at_every_heading() -> None:
 
 
 @given(ARTICLES, SIZES)
-def test_words_windows_are_disjoint_and_cover_every_word_in_order(article: Article, size: int) -> None:
+def test_words_chunker_covers_all_words_in_order(article: Article, size: int) -> None:
     passages = list(Words(size)(article))
-    assert words_of(*(p.text for p in passages)) == words_of(*(s.text for s in article.sections))
+    assert split_texts(*(p.text for p in passages)) == split_texts(*(s.text for s in article.sections))
     assert all(p.n_words == size for p in passages[:-1])
     assert all(0 < p.n_words <= size and p.n_words == len(p.text.split()) for p in passages)
     assert [p.start_word for p in passages] == [i * size for i in range(len(passages))]
 
 
 @given(ARTICLES, SIZES)
-def test_sections_windows_are_disjoint_and_cover_every_section_in_order(article: Article, size: int) -> None:
+def test_sections_chunker_covers_all_sections_in_order(article: Article, size: int) -> None:
     passages = list(Sections(size)(article))
-    assert words_of(*(p.text for p in passages)) == words_of(*(s.text for s in article.sections))
+    assert split_texts(*(p.text for p in passages)) == split_texts(*(s.text for s in article.sections))
     assert all(0 < p.n_words <= size for p in passages)
     starts = [i for i, p in enumerate(passages) if p.start_word == 0]
     assert len(starts) == sum(bool(section.text) for section in article.sections)
@@ -73,7 +70,7 @@ def test_sections_windows_are_disjoint_and_cover_every_section_in_order(article:
 
 @pytest.mark.parametrize("name", ["words", "sections"])
 @given(article=ARTICLES, size=SIZES)
-def test_ids_are_unique_without_blanks_and_repeat(name: str, article: Article, size: int) -> None:
+def test_ids_are_unique_and_reproducible(name: str, article: Article, size: int) -> None:
     passages = list(build_chunker(name, {"words": size}).open()(article))
     assert len({p.id for p in passages}) == len(passages)
     assert all(p.id.split() == [p.id] and p.id.startswith("12:") for p in passages)
@@ -81,25 +78,25 @@ def test_ids_are_unique_without_blanks_and_repeat(name: str, article: Article, s
 
 
 @given(ARTICLES.filter(lambda article: article.sections), SIZES, TEXTS, st.data())
-def test_an_edit_moves_only_its_own_section(article: Article, size: int, text: str, data: st.DataObject) -> None:
+def test_edit_changes_only_its_own_section(article: Article, size: int, text: str, data: st.DataObject) -> None:
     edited = data.draw(st.integers(0, len(article.sections) - 1))
     sections = list(article.sections)
     sections[edited] = replace(sections[edited], text=text)
-    after = list(Sections(size)(replace(article, sections=tuple(sections))))
-    taken: dict[str, int] = {}
-    prefix = [create_anchor(section.heading, taken) for section in sections][edited]
-    others = [p for p in Sections(size)(article) if not p.id.startswith(f"12:{prefix}.")]
-    assert [p for p in after if not p.id.startswith(f"12:{prefix}.")] == others
+    edited_passages = list(Sections(size)(replace(article, sections=tuple(sections))))
+    used_anchors: dict[str, int] = {}
+    prefix = [create_anchor(section.heading, used_anchors) for section in sections][edited]
+    other_passages = [p for p in Sections(size)(article) if not p.id.startswith(f"12:{prefix}.")]
+    assert [p for p in edited_passages if not p.id.startswith(f"12:{prefix}.")] == other_passages
 
 
 @given(ARTICLES, SIZES, TEXTS)
-def test_a_section_inserted_first_leaves_the_others_as_they_were(article: Article, size: int, text: str) -> None:
+def test_inserted_section_changes_no_other_section(article: Article, size: int, text: str) -> None:
     longer = replace(article, sections=(Section("Brand new", text), *article.sections))
-    before = set(Sections(size)(article))
-    assert before <= set(Sections(size)(longer))
+    passages_before = set(Sections(size)(article))
+    assert passages_before <= set(Sections(size)(longer))
 
 
-def test_scripts_without_blanks_are_cut_too() -> None:
+def test_scripts_without_spaces_are_split() -> None:
     text = "日本の首都は東京である。" * 30
     passages = list(Words(50)(Article("1", 0, "東京", (Section("", text),))))
     assert "".join(p.text for p in passages) == text
@@ -107,7 +104,7 @@ def test_scripts_without_blanks_are_cut_too() -> None:
     assert split_words("ein 東京 Wort") == [" ein", " 東京", " Wort"]
 
 
-def test_a_window_takes_as_many_sentences_as_fit() -> None:
+def test_passage_has_as_many_sentences_as_fit() -> None:
     text = "One two three. Four five. Six seven eight nine ten. Eleven."
     sections = (Section("", text), Section("Life", "Born. Died."))
     passages = list(Sentences(5)(Article("12", 7, "Ada", sections)))
@@ -119,16 +116,17 @@ def test_a_window_takes_as_many_sentences_as_fit() -> None:
     ]
 
 
-def test_a_longer_sentence_is_cut_between_words() -> None:
+def test_long_sentence_is_split_between_words() -> None:
     passages = list(Sentences(3)(Article("12", 7, "Ada", (Section("", "All. One two three four five. End."),))))
     assert [p.text for p in passages] == ["All.", "One two three", "four five. End."]
 
 
 @given(HOSTILE_ARTICLES, st.integers(1, 12))
-def test_no_window_ends_inside_a_sentence_that_fits(article: Article, words: int) -> None:
-    running = split_article(article)
-    ends = {end for _, end in running.split_at((0, len(running.words)), SENTENCE)}
-    long = [(a, b) for a, b in running.split_at((0, len(running.words)), SENTENCE) if b - a > words]
+def test_no_passage_ends_inside_a_sentence_that_fits(article: Article, words: int) -> None:
+    article_words = split_article(article)
+    sentences = list(article_words.split_at((0, len(article_words.words)), SENTENCE))
+    ends = {end for _, end in sentences}
+    long_sentences = [(start, end) for start, end in sentences if end - start > words]
     for passage in Sentences(words)(article):
         end = passage.start_word + passage.n_words
-        assert end in ends or any(start < end < after for start, after in long)
+        assert end in ends or any(start < end < end_of_sentence for start, end_of_sentence in long_sentences)

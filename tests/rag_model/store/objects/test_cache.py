@@ -1,4 +1,4 @@
-"""The cache of remote blobs: bounded, and only ever holding what was verified."""
+"""The cache of remote blobs has a size limit and holds only verified copies."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -13,53 +13,57 @@ from rag_model.store.objects.cache import make_room_for
 
 
 @pytest.fixture
-def put(memory_store: Store) -> Callable[[int], Path]:
+def put_bytes(memory_store: Store) -> Callable[[int], Path]:
     """Store 1,000 bytes and return their copy in the cache."""
     return lambda n: memory_store.blobs.get_local_path(memory_store.blobs.put_bytes(bytes([n]) * 1000))
 
 
 def age(path: Path, hours: float) -> None:
-    found = path.stat()
-    os.utime(path, ns=(found.st_atime_ns - int(hours * 3600e9), found.st_mtime_ns))
+    status = path.stat()
+    os.utime(path, ns=(status.st_atime_ns - int(hours * 3600e9), status.st_mtime_ns))
 
 
-def test_the_longest_unused_leaves_first(put: Callable[[int], Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_least_recently_used_copy_is_deleted_first(
+    put_bytes: Callable[[int], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("BOOKWHEEL_CACHE_BYTES", "3100")
-    first, second, third = put(1), put(2), put(3)
+    first, second, third = put_bytes(1), put_bytes(2), put_bytes(3)
     age(first, 2), age(second, 3), age(third, 4)
-    put(3)  # used again
+    put_bytes(3)  # uses the third copy again
     with second.open("rb") as reader:
-        fourth = put(4)
+        fourth = put_bytes(4)
         assert [path.exists() for path in (first, second, third, fourth)] == [True, False, True, True]
-        assert reader.read() == b"\2" * 1000  # who has opened it keeps it
-    assert put(2) == second
+        assert reader.read() == b"\2" * 1000  # an open file stays readable
+    assert put_bytes(2) == second
     assert second.read_bytes() == b"\2" * 1000
 
 
-def test_what_was_just_used_stays(put: Callable[[int], Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copy_in_use_is_kept_beyond_the_bound(
+    put_bytes: Callable[[int], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("BOOKWHEEL_CACHE_BYTES", "1")
-    assert all(path.exists() for path in [put(n) for n in range(4)])
+    assert all(path.exists() for path in [put_bytes(n) for n in range(4)])
 
 
-_BOUND = 1_024_000  # of which a process adds 1,000 bytes between two listings
+_BOUND = 1_024_000  # a process may add 1,000 bytes, a 1024th of it, between two listings
 
 
 @pytest.fixture
 def listings(cache: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """The folders that were listed since the list was cleared; a bound of `_BOUND` bytes."""
+    """Set a limit of `_BOUND` bytes, and record the folders that are listed."""
     monkeypatch.setenv("BOOKWHEEL_CACHE_BYTES", str(_BOUND))
     listed, glob = list[Path](), Path.glob
 
-    def noted(self: Path, pattern: str) -> Iterator[Path]:
+    def record_glob(self: Path, pattern: str) -> Iterator[Path]:
         listed.append(self)
         return glob(self, pattern)
 
-    monkeypatch.setattr(Path, "glob", noted)
+    monkeypatch.setattr(Path, "glob", record_glob)
     return listed
 
 
 def add(cache: Path, number: int, size: int, hours: float = 0.0) -> Path:
-    """Add a copy as `Blobs.local` does."""
+    """Add a copy as `Blobs.get_local_path` does."""
     make_room_for(size)
     path = cache / "aa" / f"{number:064x}"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -68,45 +72,45 @@ def add(cache: Path, number: int, size: int, hours: float = 0.0) -> Path:
     return path
 
 
-def held(cache: Path) -> int:
+def count_cached_bytes(cache: Path) -> int:
     return sum(path.stat().st_size for path in (cache / "aa").iterdir())
 
 
-def test_copies_are_listed_now_and_then(cache: Path, listings: list[Path]) -> None:
-    """With a listing for each, the thousandth would cost a thousand times the first."""
+def test_cache_is_not_listed_for_every_copy(cache: Path, listings: list[Path]) -> None:
+    """If every copy caused a listing, the thousandth would cost a thousand times the first."""
     for number in range(50):
         add(cache, number, 250)
-    assert listings == [cache] * 10  # the first of five, and four more that fit into what it found
+    assert listings == [cache] * 10  # one listing allows for 1,000 bytes: this copy and four more
     listings.clear()
     add(cache, 50, 1001)
     add(cache, 51, 1001)
-    assert listings == [cache] * 2  # each is more than that
+    assert listings == [cache] * 2  # each copy is larger than 1,000 bytes
 
 
-def test_the_bound_is_kept_though_copies_are_listed_now_and_then(cache: Path, listings: list[Path]) -> None:
+def test_bound_holds_between_listings(cache: Path, listings: list[Path]) -> None:
     old = [add(cache, number, 200_000, hours=9 - number) for number in range(5)]
     for number in range(5, 500):
         add(cache, number, 250, hours=1.5)
-        assert held(cache) <= _BOUND
+        assert count_cached_bytes(cache) <= _BOUND
     assert [path.exists() for path in old] == [False, True, True, True, True]
     assert listings.count(cache) < 130
 
 
-def test_a_full_cache_of_copies_in_use_is_listed_now_and_then(cache: Path, listings: list[Path]) -> None:
+def test_full_cache_of_copies_in_use_is_not_listed_for_every_copy(cache: Path, listings: list[Path]) -> None:
     add(cache, 0, _BOUND)
     listings.clear()
-    kept = [add(cache, number, 250) for number in range(1, 26)]
-    assert all(path.exists() for path in kept)
+    copies = [add(cache, number, 250) for number in range(1, 26)]
+    assert all(path.exists() for path in copies)
     assert listings == [cache] * 5
 
 
-def test_many_processes_exceed_the_bound_by_a_64th(
+def test_sixteen_processes_exceed_the_bound_by_at_most_a_64th(
     cache: Path, listings: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Sixteen see an empty cache; one fills it; then the others go on."""
+    """All processes see an empty cache, then one fills it, then the others continue."""
     number = 0
 
-    def by(process: dict[tuple[Path, int], int], size: int, hours: float) -> None:
+    def add_from_process(process: dict[tuple[Path, int], int], size: int, hours: float) -> None:
         nonlocal number
         number += 1
         monkeypatch.setattr(cache_module, "_allowance", process)
@@ -114,30 +118,30 @@ def test_many_processes_exceed_the_bound_by_a_64th(
 
     processes: list[dict[tuple[Path, int], int]] = [{} for _ in range(16)]
     for process in processes:
-        by(process, 250, 1.5)
+        add_from_process(process, 250, 1.5)
     for _ in range(10):
-        by(processes[0], 100_000, 3.0)
-    assert held(cache) > 0.9 * _BOUND
+        add_from_process(processes[0], 100_000, 3.0)
+    assert count_cached_bytes(cache) > 0.9 * _BOUND
     for _ in range(20):
         for process in processes[1:]:
-            by(process, 250, 1.5)
-            assert held(cache) <= _BOUND * 65 / 64
+            add_from_process(process, 250, 1.5)
+            assert count_cached_bytes(cache) <= _BOUND * 65 / 64
 
 
-def test_without_a_bound_half_the_disk_is_left(put: Callable[[int], Path]) -> None:
-    first = put(1)
+def test_without_a_bound_old_copies_stay_while_half_the_disk_is_free(put_bytes: Callable[[int], Path]) -> None:
+    first = put_bytes(1)
     age(first, 1000)
-    assert put(2).exists()
+    assert put_bytes(2).exists()
     assert first.exists()
 
 
-def test_a_bound_is_a_number(put: Callable[[int], Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bound_must_be_a_number(put_bytes: Callable[[int], Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BOOKWHEEL_CACHE_BYTES", "10GB")
     with pytest.raises(UsageError, match="BOOKWHEEL_CACHE_BYTES is '10GB': give a number of bytes"):
-        put(1)
+        put_bytes(1)
 
 
-def test_a_cache_that_cannot_keep_stamps_still_verifies(
+def test_blob_is_verified_if_the_cache_cannot_store_stamps(
     local_store: Store, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cache.write_text("a file, where a folder should be")

@@ -1,4 +1,4 @@
-"""Google Cloud Storage and Azure, good days and bad: the server holds conditions, retries end, errors are one line."""
+"""Stores in Google Cloud Storage and Azure: conditional writes, retries, and errors of one line."""
 
 import gc
 import os
@@ -24,7 +24,7 @@ from tests.fixtures.cloud_servers import CONTAINER, Service
 from tests.fixtures.s3_proxy import FaultyServer, Request, faulty
 from tests.rag_model.store.test_races import race
 
-# Google's client leaves a connection open whose answer it did not read to the end, until Python finds it.
+# Google's client does not close a connection whose reply it did not read to the end.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 CHUNK = 1 << 20
@@ -32,28 +32,28 @@ LARGE = 9 * CHUNK + 7  # Google's client sends up to 8 MiB in one request
 
 
 @dataclass(frozen=True, slots=True)
-class Proxied:
-    """A cloud's server behind a proxy, and a new store there."""
+class ProxiedCloud:
+    """A cloud's server behind a proxy, and a new store in it."""
 
     service: Service
     server: FaultyServer
     store: Store
 
     @property
-    def condition(self) -> tuple[str, str]:
-        """What a request for exclusive creation holds, and where."""
+    def creation_condition(self) -> tuple[str, str]:
+        """Where a request for exclusive creation states its condition, and the condition."""
         return ("path", "ifGenerationMatch=0") if self.service.scheme == "gs" else ("If-None-Match", "*")
 
-    def conditional(self) -> list[Request]:
-        where, what = self.condition
+    def list_conditional_requests(self) -> list[Request]:
+        where, condition = self.creation_condition
         return [
-            r for r in self.server.requests if (what in r.path if where == "path" else r.headers.get(where) == what)
+            r for r in self.server.requests if condition in (r.path if where == "path" else r.headers.get(where, ""))
         ]
 
 
 @pytest.fixture(autouse=True)
-def collected() -> Iterator[None]:
-    """Find such connections here, not in a later file's tests."""
+def collect_connections() -> Iterator[None]:
+    """Report these connections here, and not in the tests of a later file."""
     yield
     gc.collect()
 
@@ -64,8 +64,8 @@ def service(request: pytest.FixtureRequest) -> Any:
 
 
 @pytest.fixture
-def cloud(service: Service, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxied]:
-    """Clients that do not wait long between two tries, and chunk what is large."""
+def cloud(service: Service, monkeypatch: pytest.MonkeyPatch) -> Iterator[ProxiedCloud]:
+    """A store whose client retries soon and uploads large files in chunks."""
     if service.scheme == "gs":
         monkeypatch.setattr("rag_model.store.objects.files._CHUNK_BYTES", CHUNK)
         from rag_model.store.objects import gcs  # noqa: PLC0415 - of an extra
@@ -75,21 +75,21 @@ def cloud(service: Service, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxied
         for name, value in {"_PAUSE_SECONDS": 0.001, "_BLOCK_BYTES": CHUNK, "_SINGLE_UPLOAD_BYTES": CHUNK}.items():
             monkeypatch.setattr(f"rag_model.store.objects.azure.{name}", value)
     with faulty(service.endpoint) as server, service.reached(server.url) as url:
-        yield Proxied(service, server, Store.open(url, create=True))
+        yield ProxiedCloud(service, server, Store.open(url, create=True))
 
 
-def every(n: int, fault: str) -> Any:
-    """Return what makes every n-th request fail; a chunk is never carried out twice.
+def fail_every(n: int, fault: str) -> Any:
+    """Return a fault for every n-th request, except for requests that may not be executed twice.
 
-    fake-gcs-server would append it twice, where the service knows what it has.
+    fake-gcs-server appends a repeated chunk again; Google's service ignores it.
     """
-    lost = "upload_id" if fault == "break" else "\n"
-    return lambda request: fault if request.number % n == 0 and not request.touches(lost) else None
+    unsafe_path = "upload_id" if fault == "break" else "\n"
+    return lambda request: fault if request.number % n == 0 and not request.touches(unsafe_path) else None
 
 
 @pytest.mark.parametrize("fault", ["throttle", "refuse", "break"])
-def test_a_bad_day_costs_time_and_nothing_else(cloud: Proxied, fault: str, tmp_path: Path) -> None:
-    cloud.server.fault = every(3, fault)
+def test_failed_requests_are_retried(cloud: ProxiedCloud, fault: str, tmp_path: Path) -> None:
+    cloud.server.fault = fail_every(3, fault)
     (tmp_path / "large").write_bytes(secrets.token_bytes(LARGE))
     blob = cloud.store.blobs.put_file(tmp_path / "large")
     cloud.store.blobs.fetch(blob, tmp_path / "copy")
@@ -98,36 +98,36 @@ def test_a_bad_day_costs_time_and_nothing_else(cloud: Proxied, fault: str, tmp_p
     assert len(cloud.server.requests) > LARGE // CHUNK  # in chunks
 
 
-def test_the_server_itself_refuses_a_second_writer(cloud: Proxied) -> None:
+def test_server_refuses_second_writer(cloud: ProxiedCloud) -> None:
     cloud.server.requests.clear()
     assert cloud.store.files.create("one", b"first")
     assert not cloud.store.files.create("one", b"second")
-    assert len(cloud.conditional()) == 2
+    assert len(cloud.list_conditional_requests()) == 2
     assert not [request for request in cloud.server.requests[:1] if request.method in {"GET", "HEAD"}]  # no look first
     assert cloud.store.files.read("one") == b"first"
 
 
-def test_a_move_whose_answer_was_lost_is_made_once(cloud: Proxied) -> None:
+def test_move_is_written_once_though_its_reply_is_lost(cloud: ProxiedCloud) -> None:
     cloud.store.refs.require_exclusive_creation()
     cloud.server.requests.clear()
-    seen: list[str] = []
+    lost_paths: list[str] = []
 
     def lose_the_first(request: Request) -> str | None:
-        if request.method in {"GET", "HEAD"} or request.path in seen:
+        if request.method in {"GET", "HEAD"} or request.path in lost_paths:
             return None
-        seen.append(request.path)
+        lost_paths.append(request.path)
         return "lose"
 
     cloud.server.fault = lose_the_first
     move = cloud.store.refs.move("latest", "0" * 64, 0)
     assert isinstance(move, RefMove)
-    assert seen
+    assert lost_paths
     assert cloud.store.refs.read_history("latest") == [move]
 
 
 @pytest.mark.parametrize("fault", ["throttle", "error", "refuse"])
-def test_retries_are_in_one_layer(cloud: Proxied, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the one policy nothing is asked twice."""
+def test_only_one_layer_retries(cloud: ProxiedCloud, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the client's retry policy, every request is sent once."""
     cloud.store.files.write("file", b"data")
     if cloud.service.scheme == "gs":
         monkeypatch.setattr("rag_model.store.objects.gcs._RETRY", None)
@@ -137,13 +137,13 @@ def test_retries_are_in_one_layer(cloud: Proxied, fault: str, monkeypatch: pytes
     store = Store.open(cloud.store.url)
     cloud.server.requests.clear()
     cloud.server.fault = lambda request: fault
-    with pytest.raises(StoreError, match=rf"cannot read {cloud.service.scheme}://.*/file: .") as given_up:
+    with pytest.raises(StoreError, match=rf"cannot read {cloud.service.scheme}://.*/file: .") as error:
         store.files.read("file")
-    assert "\n" not in str(given_up.value)
+    assert "\n" not in str(error.value)
     assert len(cloud.server.requests) == 1
 
 
-def test_what_never_recovers_is_given_up(cloud: Proxied, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_retries_end_if_the_server_never_recovers(cloud: ProxiedCloud, monkeypatch: pytest.MonkeyPatch) -> None:
     if cloud.service.scheme == "gs":
         from rag_model.store.objects import gcs  # noqa: PLC0415 - of an extra
 
@@ -156,27 +156,27 @@ def test_what_never_recovers_is_given_up(cloud: Proxied, monkeypatch: pytest.Mon
     assert 1 < len(cloud.server.requests) <= 20
 
 
-def test_the_probe_finds_nothing_amiss(cloud: Proxied) -> None:
+def test_probe_accepts_the_cloud(cloud: ProxiedCloud) -> None:
     probed = probe_store(cloud.store)
     assert probed.creates_exclusively
     assert abs(probed.clock_skew) <= 2  # Azure's times are whole seconds
     assert cloud.store.files.list_names("probe") == []
 
 
-def test_what_is_not_there_is_asked_for_once(cloud: Proxied) -> None:
+def test_missing_file_costs_one_request(cloud: ProxiedCloud) -> None:
     cloud.server.requests.clear()
     assert cloud.store.files.read("nothing") is None
     assert cloud.store.files.get_size("nothing") is None
     assert len(cloud.server.requests) == 2
 
 
-def test_a_range_beyond_the_end_is_shorter(cloud: Proxied) -> None:
+def test_range_ends_at_the_end_of_the_file(cloud: ProxiedCloud) -> None:
     cloud.store.files.write("file", b"0123456789")
     read = cloud.store.files.read_range
     assert [read("file", 8, 20), read("file", 10, 20), read("file", 3, 5)] == [b"89", b"", b"34"]
 
 
-def test_a_listing_has_folders_and_more_than_one_page(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_listing_has_folders_and_several_pages(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     with service.reached() as url:
         store = Store.open(url, create=True)
         for name in ("a", "b/c", "b/d/e", "bc"):
@@ -189,7 +189,7 @@ def test_a_listing_has_folders_and_more_than_one_page(service: Service, monkeypa
 
 
 @pytest.mark.parametrize("fault", ["empty", "page", "object"])
-def test_a_listing_that_is_no_listing_deletes_nothing(cloud: Proxied, fault: str, publish: Callable[..., str]) -> None:
+def test_invalid_listing_deletes_nothing(cloud: ProxiedCloud, fault: str, publish: Callable[..., str]) -> None:
     snapshot = publish(cloud.store)
     cloud.server.fault = lambda request: fault if _is_listing(request) else None
     with pytest.raises(StoreError, match="replied to a list request without a listing"):
@@ -204,16 +204,16 @@ def _is_listing(request: Request) -> bool:
 
 
 def test_one_of_many_processes_creates(service: Service) -> None:
-    """They are forked off one that is connected, and each makes connections of its own."""
+    """The processes are forked from a connected one, and each opens its own connections."""
     with service.reached() as url:
         store = Store.open(url, create=True)
 
         def attempt(i: int) -> list[bool]:
             return [store.files.create(f"race/{number}", f"{i} {number}".encode()) for number in range(12)]
 
-        for number, won in enumerate(zip(*race(4, attempt), strict=True)):
-            assert won.count(True) == 1
-            assert store.files.read(f"race/{number}") == f"{won.index(True)} {number}".encode()
+        for number, created in enumerate(zip(*race(4, attempt), strict=True)):
+            assert created.count(True) == 1
+            assert store.files.read(f"race/{number}") == f"{created.index(True)} {number}".encode()
 
 
 _PUT = """
@@ -230,7 +230,7 @@ Store.open(url).blobs.put_file(Path(source))
 """
 
 
-def test_a_killed_upload_leaves_nothing_and_is_made_again(cloud: Proxied, tmp_path: Path) -> None:
+def test_killed_upload_leaves_nothing_and_can_be_repeated(cloud: ProxiedCloud, tmp_path: Path) -> None:
     (tmp_path / "large").write_bytes(secrets.token_bytes(LARGE))
     command = [sys.executable, "-c", _PUT, cloud.store.url, str(tmp_path / "large"), str(CHUNK)]
     with subprocess.Popen(command, stderr=subprocess.PIPE) as child:
@@ -251,7 +251,7 @@ def test_a_killed_upload_leaves_nothing_and_is_made_again(cloud: Proxied, tmp_pa
     assert cloud.store.blobs.get_local_path(blob).read_bytes() == (tmp_path / "large").read_bytes()
 
 
-def test_a_missing_bucket_says_so(service: Service, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_bucket_is_reported(service: Service, capsys: pytest.CaptureFixture[str]) -> None:
     with service.reached():
         url = f"{service.scheme}://bookwheel-nowhere/store"
         assert run(["log", "--store", url]) == 1
@@ -261,12 +261,12 @@ def test_a_missing_bucket_says_so(service: Service, capsys: pytest.CaptureFixtur
             Store.open(url, create=True)
 
 
-def test_who_is_denied_is_told_so(cloud: Proxied, capsys: pytest.CaptureFixture[str]) -> None:
+def test_denied_access_is_reported(cloud: ProxiedCloud, capsys: pytest.CaptureFixture[str]) -> None:
     if cloud.service.scheme == "gs":
         cloud.server.fault = lambda request: "deny"
     else:
         wrong = Service("az", cloud.service.endpoint, "d3Jvbmc=").environment(cloud.server.url)
-        os.environ.update(wrong)  # the fixture sets it back
+        os.environ.update(wrong)  # the fixture restores it
         cloud.service.forget()
     cloud.server.requests.clear()
     assert run(["log", "--store", cloud.store.url]) == 1
@@ -276,8 +276,8 @@ def test_who_is_denied_is_told_so(cloud: Proxied, capsys: pytest.CaptureFixture[
     assert len(cloud.server.requests) == 1
 
 
-def test_a_server_that_is_away_is_one_sentence_without_secrets(
-    cloud: Proxied, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_unreachable_server_is_reported_without_secrets(
+    cloud: ProxiedCloud, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if cloud.service.scheme == "gs":
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", "http://127.0.0.1:9")
@@ -296,15 +296,15 @@ def test_a_server_that_is_away_is_one_sentence_without_secrets(
 
 
 @pytest.mark.parametrize(
-    ("environment", "said"),
+    ("environment", "message"),
     [
         ({}, "no Azure storage account is named"),
         ({"AZURE_STORAGE_CONNECTION_STRING": "AccountKey=hushhush"}, "cannot be read"),
     ],
 )
-def test_azure_settings_that_are_amiss(
+def test_invalid_azure_settings_are_reported(
     environment: dict[str, str],
-    said: str,
+    message: str,
     azure: Service,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -316,11 +316,11 @@ def test_azure_settings_that_are_amiss(
     azure.forget()
     assert run(["log", "--store", "az://container/store"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert said in line
+    assert message in line
     assert "hushhush" not in line
 
 
-def test_google_credentials_that_are_not_there(
+def test_missing_google_credentials_are_reported(
     gcs: Service, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv("STORAGE_EMULATOR_HOST", raising=False)
@@ -331,7 +331,7 @@ def test_google_credentials_that_are_not_there(
     assert line.startswith("bookwheel: not allowed to open gs://bucket/store")
 
 
-def test_without_credentials_google_s_public_buckets_are_read(
+def test_public_google_buckets_are_read_without_credentials(
     gcs: Service, gcs_store_url: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     Store.open(gcs_store_url, create=True).files.write("file", b"public")
@@ -342,7 +342,7 @@ def test_without_credentials_google_s_public_buckets_are_read(
     assert Store.open(gcs_store_url).files.read("file") == b"public"
 
 
-def test_a_dump_there_is_found_and_read(service: Service) -> None:
+def test_dump_in_a_bucket_is_found_and_read(service: Service) -> None:
     with service.reached() as url:
         store = Store.open(url, create=True)
         for name, data in (("part-10", b"later"), ("part-2", b"0123456789")):
@@ -357,7 +357,7 @@ def test_a_dump_there_is_found_and_read(service: Service) -> None:
     ("url", "client", "extra"),
     [("gs://b/s", "google.cloud.storage", "gcs"), ("az://b/s", "azure.storage.blob", "azure")],
 )
-def test_without_its_client_the_install_line_is_given(
+def test_missing_client_names_the_extra_to_install(
     url: str, client: str, extra: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, client, None)
@@ -368,6 +368,6 @@ def test_without_its_client_the_install_line_is_given(
 @pytest.mark.parametrize(
     ("url", "extra"), [("s3a://b", "s3"), ("gcs://b", "gcs"), ("abfss://b", "azure"), ("gs", None), ("ftp://b", None)]
 )
-def test_a_cloud_is_known_by_its_scheme(url: str, extra: str | None) -> None:
-    found = find_cloud(url)
-    assert (found.extra if found else None) == extra
+def test_cloud_is_chosen_by_its_scheme(url: str, extra: str | None) -> None:
+    cloud = find_cloud(url)
+    assert (cloud.extra if cloud else None) == extra

@@ -1,4 +1,4 @@
-"""The probe of exclusive creation is not fooled by a backend that looks for a file and then writes it."""
+"""The probe of exclusive creation detects a backend that looks for a file and then writes it."""
 
 import os
 from collections.abc import Callable
@@ -26,12 +26,12 @@ class LooksThenWrites(AbstractFileSystem):
     def __init__(self, folder: Path) -> None:
         super().__init__()
         self.inner = DirFileSystem(str(folder), LocalFileSystem())
-        self.looking = Looking()
+        self.lookup_gate = Looking()
 
     def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **kwargs: Any) -> None:
         if self.exists(path):
             raise FileExistsError(path)
-        self.looking.wait()
+        self.lookup_gate.wait()
         self.inner.makedirs(self._parent(path), exist_ok=True)
         self.inner.pipe_file(path, value)
 
@@ -51,34 +51,34 @@ class Overwrites(LooksThenWrites):
         self.inner.pipe_file(path, value)
 
 
-class Excludes(LooksThenWrites):
+class CreatesExclusively(LooksThenWrites):
     def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **kwargs: Any) -> None:
         if not create_exclusive(self.inner.fs, f"{self.inner.path}/{path}", value):
             raise FileExistsError(path)
 
 
-def test_one_that_looks_and_then_writes_refuses_a_late_writer_alone(tmp_path: Path) -> None:
+def test_probe_rejects_backend_that_looks_and_then_writes(tmp_path: Path) -> None:
     fs = LooksThenWrites(tmp_path)
     assert create_exclusive(fs, "late", b"first")
     assert not create_exclusive(fs, "late", b"second")
     assert not probe_exclusive_creation(fs, "probe")
 
 
-@pytest.mark.parametrize(("kind", "good"), [(Overwrites, False), (Excludes, True)])
-def test_others_are_told_apart_and_nothing_stays(kind: type[LooksThenWrites], good: bool, tmp_path: Path) -> None:
-    assert probe_exclusive_creation(kind(tmp_path), "probe") is good
+@pytest.mark.parametrize(("kind", "is_exclusive"), [(Overwrites, False), (CreatesExclusively, True)])
+def test_probe_leaves_no_files(kind: type[LooksThenWrites], is_exclusive: bool, tmp_path: Path) -> None:
+    assert probe_exclusive_creation(kind(tmp_path), "probe") is is_exclusive
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
 class TestS3:
-    def test_a_real_server_lets_one_win(self, s3_store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_real_server_accepts_one_writer(self, s3_store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(files, "_RACE_WRITERS", 8)
         assert s3_store.files.supports_exclusive_creation()
 
 
 @pytest.mark.parametrize("make", [Path.touch, os.mkfifo, lambda path: path.symlink_to("nowhere")])
-def test_a_file_where_a_folder_must_be_is_said(make: Callable[[Path], None], tmp_path: Path) -> None:
-    """A record of the memo is written until one is there: it must not be tried forever."""
+def test_file_in_place_of_a_folder_is_reported(make: Callable[[Path], None], tmp_path: Path) -> None:
+    """A memo record is written again until it exists, so an impossible write must be an error."""
     store = Store.open(str(tmp_path / "store"), create=True)
     (tmp_path / "store/memo").mkdir(exist_ok=True)
     make(tmp_path / "store/memo/chunk")

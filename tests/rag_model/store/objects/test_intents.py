@@ -1,4 +1,4 @@
-"""Intents and sweeps: who waits for whom, and for how long the dead are waited for."""
+"""Intents of writers and sweeps of `gc`: which waits for which, and when those of dead processes expire."""
 
 import json
 import threading
@@ -23,56 +23,58 @@ def store(local_store: Store, monkeypatch: pytest.MonkeyPatch) -> Store:
     return local_store
 
 
-def names(store: Store) -> list[str]:
-    """The intents that count now."""
+def list_intent_names(store: Store) -> list[str]:
+    """Return the names of the live intents."""
     return [intent.name for intent in store.intents.list_live_intents(store.intents.write_timed("probe/now", {}))]
 
 
-def condemn(store: Store, *paths: str, knows: Sequence[str] = ()) -> None:
-    """Leave the mark of a sweep that died."""
-    store.files.write("sweeps/dead.json", json.dumps({"format": 1, "condemned": paths, "knows": knows}).encode())
+def write_dead_sweep(store: Store, *paths: str, known_intents: Sequence[str] = ()) -> None:
+    """Write the file of a sweep whose process died."""
+    value = {"format": 1, "condemned": paths, "knows": known_intents}
+    store.files.write("sweeps/dead.json", json.dumps(value).encode())
 
 
-def test_an_intent_is_there_as_long_as_its_block(store: Store) -> None:
+def test_intent_exists_until_its_block_ends(store: Store) -> None:
     with suppress(StoreError), store.intents.hold("build"):
-        assert names(store) == ["build"]
+        assert list_intent_names(store) == ["build"]
         raise StoreError("in the middle")
     assert store.files.list_names("intents") == []
 
 
-def test_the_intent_of_the_dead_counts_for_an_hour(store: Store, later: Callable[..., None]) -> None:
+def test_intent_of_a_dead_process_expires_after_an_hour(store: Store, age_store: Callable[..., None]) -> None:
     store.intents.write_timed("intents/dead.json", {"format": 1, "started": None, "needs": None})
-    later(store, 0.9 * HOUR)
-    assert names(store) == ["dead"]
-    later(store, 0.2 * HOUR)
-    assert names(store) == []
+    age_store(store, 0.9 * HOUR)
+    assert list_intent_names(store) == ["dead"]
+    age_store(store, 0.2 * HOUR)
+    assert list_intent_names(store) == []
 
 
-def test_an_intent_that_is_written_again_keeps_its_start(
-    store: Store, later: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+def test_renewed_intent_keeps_its_start_time(
+    store: Store, age_store: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    beaten = threading.Event()
-    real = store.files.write
+    renewed = threading.Event()
+    write_file = store.files.write
 
-    def put(path: str, data: bytes) -> None:
-        real(path, data)
+    def write_and_signal(path: str, data: bytes) -> None:
+        write_file(path, data)
         if threading.current_thread().name == "intent":
-            beaten.set()
+            renewed.set()
 
-    monkeypatch.setattr(store.files, "write", put)
+    monkeypatch.setattr(store.files, "write", write_and_signal)
     monkeypatch.setattr(intents, "_RENEW_SECONDS", 0.001)
     with store.intents.hold("build"):
-        began = store.intents.list_live_intents(0.0)[0].started
-        later(store, 2 * HOUR)
-        for _ in range(2):  # the first may have been written before the file became older
-            beaten.clear()
-            assert beaten.wait(300)
-        now = store.intents.write_timed("probe/now", {})
-        assert [(intent.name, intent.started) for intent in store.intents.list_live_intents(now)] == [("build", began)]
+        start_time = store.intents.list_live_intents(0.0)[0].started
+        age_store(store, 2 * HOUR)
+        for _ in range(2):  # the first renewal may be older than the call of age_store
+            renewed.clear()
+            assert renewed.wait(300)
+        current_time = store.intents.write_timed("probe/now", {})
+        (intent,) = store.intents.list_live_intents(current_time)
+        assert (intent.name, intent.started) == ("build", start_time)
 
 
-def test_a_writer_waits_while_what_it_needs_is_deleted(store: Store, later: Callable[..., None]) -> None:
-    condemn(store, "blobs/ab/c")
+def test_writer_waits_while_its_files_are_deleted(store: Store, age_store: Callable[..., None]) -> None:
+    write_dead_sweep(store, "blobs/ab/c")
     with store.intents.hold("other", ["blobs/de/f"]):
         pass
     entered = threading.Event()
@@ -82,28 +84,28 @@ def test_a_writer_waits_while_what_it_needs_is_deleted(store: Store, later: Call
             entered.set()
 
     for name, needs in (("publish", ["blobs/ab/c"]), ("build", None)):
-        condemn(store, "blobs/ab/c")
+        write_dead_sweep(store, "blobs/ab/c")
         entered.clear()
         thread = threading.Thread(target=write, args=(name, needs))
         thread.start()
         while f"{name}.json" not in store.files.list_names("intents"):
             assert thread.is_alive()
         assert not entered.is_set()
-        condemn(store, "blobs/ab/c", knows=[name])  # a sweep that respects it holds up nobody
+        write_dead_sweep(store, "blobs/ab/c", known_intents=[name])  # this sweep respects the intent
         thread.join()
         assert entered.is_set()
 
 
-def test_a_sweep_that_died_holds_up_nobody_for_long(store: Store, later: Callable[..., None]) -> None:
-    condemn(store, "blobs/ab/c")
-    later(store, 121.0)
+def test_dead_sweep_delays_writers_for_two_minutes(store: Store, age_store: Callable[..., None]) -> None:
+    write_dead_sweep(store, "blobs/ab/c")
+    age_store(store, 121.0)
     with store.intents.hold("build"):
-        assert names(store) == ["build"]
+        assert list_intent_names(store) == ["build"]
 
 
-def test_a_writer_that_comes_makes_a_sweep_plan_anew(store: Store) -> None:
-    """What it needs was garbage when the sweep looked first."""
-    needed, other = (store.blobs.put_bytes(data).path for data in (b"needed", b"other"))
+def test_new_writer_makes_the_sweep_plan_again(store: Store) -> None:
+    """The writer's file was garbage in the sweep's first plan."""
+    needed, unneeded = (store.blobs.put_bytes(data).path for data in (b"needed", b"other"))
     plans: list[StoreView] = []
 
     def plan(view: StoreView) -> list[StoredFile]:
@@ -112,68 +114,68 @@ def test_a_writer_that_comes_makes_a_sweep_plan_anew(store: Store) -> None:
             store.intents.write_timed("intents/new.json", {"format": 1, "started": None, "needs": [needed]})
         return [file for file in store.files.iter_tree("blobs") if file.path not in view.needed_paths]
 
-    assert [file.path for file in sweep(store, plan, threads=2)] == [other]
+    assert [file.path for file in sweep(store, plan, threads=2)] == [unneeded]
     assert [len(view.intents) for view in plans] == [0, 1]
 
 
-def test_what_is_written_again_after_the_plan_stays(store: Store, later: Callable[..., None]) -> None:
+def test_file_written_after_the_plan_is_kept(store: Store, age_store: Callable[..., None]) -> None:
     blob = store.blobs.put_bytes(b"old")
-    later(store, 13 * HOUR)
+    age_store(store, 13 * HOUR)
 
     def plan(view: StoreView) -> list[StoredFile]:
-        found = [*store.files.iter_tree("blobs")]
+        blobs = [*store.files.iter_tree("blobs")]
         store.blobs.put_bytes(b"old")
-        return found
+        return blobs
 
     assert sweep(store, plan, threads=1) == []
     assert store.blobs.exists(blob)
 
 
-def test_an_old_blob_is_written_again_and_a_young_one_is_not(store: Store, later: Callable[..., None]) -> None:
+def test_only_old_blobs_are_written_again(store: Store, age_store: Callable[..., None]) -> None:
     blob = store.blobs.put_bytes(b"bytes")
-    for hours, again in ((11, False), (2, True)):
-        later(store, hours * HOUR)
-        before = store.files.find(blob.path)
+    for hours, is_rewritten in ((11, False), (2, True)):
+        age_store(store, hours * HOUR)
+        stored_file = store.files.find(blob.path)
         store.blobs.put_bytes(b"bytes")
-        assert (store.files.find(blob.path) != before) == again
+        assert (store.files.find(blob.path) != stored_file) == is_rewritten
 
 
-def test_a_blob_is_written_until_no_sweep_condemns_it(store: Store, later: Callable[..., None]) -> None:
-    """A sweep deletes it meanwhile, and is gone then."""
+def test_blob_is_written_until_no_sweep_deletes_it(store: Store, age_store: Callable[..., None]) -> None:
+    """A sweep deletes the blob after the second write, and ends."""
     blob = store.blobs.put_bytes(b"bytes")
-    later(store, 13 * HOUR)
-    condemn(store, blob.path)
+    age_store(store, 13 * HOUR)
+    write_dead_sweep(store, blob.path)
     writes = []
 
-    def put() -> None:
+    def write_blob() -> None:
         writes.append(blob.path)
         store.files.write(blob.path, b"bytes")
         if len(writes) == 2:
             store.files.remove("sweeps/dead.json")
             store.files.remove(blob.path)
 
-    store.intents.write_despite_sweeps(blob.path, put)
+    store.intents.write_despite_sweeps(blob.path, write_blob)
     assert len(writes) == 3
     assert store.blobs.exists(blob)
 
 
-def test_a_build_keeps_what_it_may_reuse(store: Store, later: Callable[..., None]) -> None:
-    """What a record names, however old; and what was written a day before it began. Orphans go."""
+def test_files_that_a_running_build_may_reuse_are_kept(store: Store, age_store: Callable[..., None]) -> None:
+    """Files that a record names are kept, and those written up to a day before the build started."""
     recorded, orphan = store.blobs.put_bytes(b"recorded"), store.blobs.put_bytes(b"orphan")
     store.memo.write_record("chunk", "k", {"passages": recorded}, {})
     store.memo.write_record("plan", "k", {}, {"parts": 3})
-    later(store, 30 * HOUR)
+    age_store(store, 30 * HOUR)
     recent = store.blobs.put_bytes(b"recent")
-    later(store, 20 * HOUR)
+    age_store(store, 20 * HOUR)
     with store.intents.hold("build"):
         assert collect_garbage(store, 0.0)["blobs"].files == 1
         assert [store.blobs.exists(ref) for ref in (recorded, recent, orphan)] == [True, True, False]
         assert store.memo.find("plan", "k")
-    store.snapshots.publish(Manifest(Content({}, (), {})))  # a store without any root is left alone
+    store.snapshots.publish(Manifest(Content({}, (), {})))  # gc deletes nothing in a store without roots
     assert collect_garbage(store, 0.0)["blobs"].files == 2
 
 
-def test_a_rehearsal_changes_nothing(store: Store) -> None:
+def test_preview_changes_nothing(store: Store) -> None:
     blob = store.blobs.put_bytes(b"orphan")
     assert [file.path for file in preview_sweep(store, lambda view: [*store.files.iter_tree("blobs")])] == [blob.path]
     assert {file.path for file in store.files.iter_tree()} == {"store.json", blob.path}

@@ -1,4 +1,4 @@
-"""A real S3 server on bad days: it throttles, breaks off, loses answers, refuses. Retried in one layer, or told."""
+"""Faults of a real S3 server, such as throttling and lost replies, are retried in one layer or reported."""
 
 import json
 import os
@@ -26,7 +26,7 @@ from rag_model.store.upkeep.verify import verify_version
 from tests.fixtures.s3_proxy import FaultyServer, Request
 
 TRIES = 7
-CHUNK = 5 << 20  # the least that S3 takes as a part of an upload; as shipped it is larger
+CHUNK = 5 << 20  # smallest part of an upload that S3 accepts; the default is larger
 LARGE = 2 * CHUNK + 7
 FIRST, SECOND, LAST = (
     f"bytes={start}-{end}" for start, end in ((0, CHUNK - 1), (CHUNK, 2 * CHUNK - 1), (2 * CHUNK, LARGE - 1))
@@ -39,7 +39,7 @@ def store(
     s3_bucket: Callable[[str], AbstractContextManager[str]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Store]:
-    """A store behind the proxy, whose client does not wait long between two tries."""
+    """A store behind the proxy, whose client retries soon."""
     monkeypatch.setattr("rag_model.store.objects.s3._PAUSE_SECONDS", 0.001)
     monkeypatch.setattr("rag_model.store.objects.files._CHUNK_BYTES", CHUNK)
     with s3_bucket(faulty_server.url) as url:
@@ -53,7 +53,7 @@ def large(store: Store, tmp_path: Path) -> BlobRef:
     return store.blobs.put_file(tmp_path / "large")
 
 
-def every(n: int, fault: str, method: str = "") -> Callable[[Request], str | None]:
+def fail_every(n: int, fault: str, method: str = "") -> Callable[[Request], str | None]:
     return lambda request: fault if request.number % n == 0 and request.method.startswith(method) else None
 
 
@@ -76,7 +76,7 @@ def test_a_bucket_without_conditional_writes_is_refused_before_a_store_is_create
 
 
 @pytest.mark.parametrize("fault", ["empty", "page"])
-def test_a_listing_that_is_no_listing_deletes_nothing(
+def test_invalid_listing_deletes_nothing(
     store: Store, faulty_server: FaultyServer, fault: str, publish: Callable[..., str]
 ) -> None:
     snapshot = publish(store)
@@ -88,7 +88,7 @@ def test_a_listing_that_is_no_listing_deletes_nothing(
     assert verify_version(store, snapshot) == []
 
 
-def test_a_server_without_checksums_is_named_with_the_variable_that_turns_them_off(
+def test_error_of_server_without_checksums_names_the_variable_to_set(
     faulty_server: FaultyServer,
     s3_bucket: Callable[[str], AbstractContextManager[str]],
     monkeypatch: pytest.MonkeyPatch,
@@ -107,10 +107,10 @@ def test_a_server_without_checksums_is_named_with_the_variable_that_turns_them_o
 
 
 @pytest.mark.parametrize("fault", ["throttle", "error", "refuse", "break"])
-def test_a_bad_day_costs_time_and_nothing_else(
+def test_failed_requests_are_retried(
     store: Store, faulty_server: FaultyServer, fault: str, publish: Callable[..., str], tmp_path: Path
 ) -> None:
-    faulty_server.fault = every(3, fault)
+    faulty_server.fault = fail_every(3, fault)
     snapshot = publish(store)
     store.refs.move("latest", snapshot, 0)
     assert verify_version(store, snapshot) == []
@@ -122,67 +122,69 @@ def test_a_bad_day_costs_time_and_nothing_else(
 
 
 @pytest.mark.parametrize("fault", ["throttle", "break", "trickle"])
-def test_large_files_go_up_and_down(store: Store, faulty_server: FaultyServer, fault: str, tmp_path: Path) -> None:
-    faulty_server.fault = every(2, fault)
+def test_large_files_survive_faults(store: Store, faulty_server: FaultyServer, fault: str, tmp_path: Path) -> None:
+    faulty_server.fault = fail_every(2, fault)
     (tmp_path / "large").write_bytes(secrets.token_bytes(LARGE))
     blob = store.blobs.put_file(tmp_path / "large")
     store.blobs.fetch(blob, tmp_path / "copy")
     assert (tmp_path / "copy").read_bytes() == (tmp_path / "large").read_bytes()
 
 
-@pytest.mark.parametrize("lost", ["POST", "PUT"])
-def test_a_lost_answer_to_an_upload_is_no_failure(
-    store: Store, faulty_server: FaultyServer, lost: str, tmp_path: Path
+@pytest.mark.parametrize("method", ["POST", "PUT"])
+def test_upload_succeeds_though_a_reply_is_lost(
+    store: Store, faulty_server: FaultyServer, method: str, tmp_path: Path
 ) -> None:
-    seen: set[str] = set()
+    lost_paths: set[str] = set()
 
-    def once(request: Request) -> str | None:
-        if request.method != lost or request.path in seen:
+    def lose_first_reply(request: Request) -> str | None:
+        if request.method != method or request.path in lost_paths:
             return None
-        seen.add(request.path)
+        lost_paths.add(request.path)
         return "lose"
 
-    faulty_server.fault = once
+    faulty_server.fault = lose_first_reply
     (tmp_path / "large").write_bytes(secrets.token_bytes(LARGE))
     blob = store.blobs.put_file(tmp_path / "large")
-    assert seen
+    assert lost_paths
     assert store.blobs.get_local_path(blob).read_bytes() == (tmp_path / "large").read_bytes()
 
 
-def test_a_move_whose_answer_was_lost_is_made_once(store: Store, faulty_server: FaultyServer) -> None:
+def test_move_is_written_once_though_its_reply_is_lost(store: Store, faulty_server: FaultyServer) -> None:
     store.refs.require_exclusive_creation()
-    faulty_server.fault = lambda request: "lose" if request.method == "PUT" and _first(faulty_server, request) else None
+    faulty_server.fault = lambda request: (
+        "lose" if request.method == "PUT" and _is_new(faulty_server, request) else None
+    )
     move = store.refs.move("latest", "0" * 64, 0)
     assert isinstance(move, RefMove)
     assert store.refs.read_history("latest") == [move]
 
 
-def _first(server: FaultyServer, request: Request) -> bool:
+def _is_new(server: FaultyServer, request: Request) -> bool:
     return [request.path for request in server.requests].count(request.path) == 1
 
 
 @pytest.mark.parametrize("fault", ["throttle", "error", "refuse", "break"])
-def test_retries_are_in_one_layer(store: Store, faulty_server: FaultyServer, fault: str) -> None:
-    """A server that never recovers is asked seven times for one thing, not seven times seven.
+def test_only_one_layer_retries(store: Store, faulty_server: FaultyServer, fault: str) -> None:
+    """If a server never recovers, a request is sent seven times, and not seven times seven.
 
-    aiohttp by itself opens a new connection where a kept one turns out to be closed; that is no other layer's try.
+    aiohttp itself opens a new connection if the server has closed one, which is not counted as a retry.
     """
     store.files.write("file", b"data")
     faulty_server.requests.clear()
     faulty_server.fault = lambda request: fault
-    with pytest.raises(StoreError, match=r"cannot read s3://.*/file: .") as given_up:
+    with pytest.raises(StoreError, match=r"cannot read s3://.*/file: .") as error:
         store.files.read("file")
-    assert "\n" not in str(given_up.value)
+    assert "\n" not in str(error.value)
     assert len(faulty_server.requests) <= (2 * TRIES if fault == "refuse" else TRIES)
 
 
-def test_what_is_not_there_is_asked_for_once(store: Store, faulty_server: FaultyServer) -> None:
+def test_missing_file_costs_one_request(store: Store, faulty_server: FaultyServer) -> None:
     faulty_server.requests.clear()
     assert store.files.read("nothing") is None
     assert len(faulty_server.requests) == 1
 
 
-def test_expired_credentials_are_one_sentence(
+def test_expired_credentials_are_reported_in_one_line(
     store: Store, faulty_server: FaultyServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     faulty_server.requests.clear()
@@ -195,7 +197,7 @@ def test_expired_credentials_are_one_sentence(
     assert len(faulty_server.requests) == 1
 
 
-def test_no_credentials_are_one_sentence(
+def test_missing_credentials_are_reported_in_one_line(
     store: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
@@ -208,16 +210,16 @@ def test_no_credentials_are_one_sentence(
     assert "AWS_ACCESS_KEY_ID" in line
 
 
-def test_large_files_go_up_in_parts(store: Store, faulty_server: FaultyServer, large: BlobRef) -> None:
+def test_large_files_are_uploaded_and_read_in_parts(store: Store, faulty_server: FaultyServer, large: BlobRef) -> None:
     numbers = [request.path for request in faulty_server.requests if "partNumber=" in request.path]
     assert len(numbers) == 3
     faulty_server.requests.clear()
     assert b"".join(store.files.iter_chunks(large.path, large.size)) != b""
-    asked = sorted(request.headers["Range"] for request in faulty_server.requests)
-    assert asked == [FIRST, LAST, SECOND]
+    ranges = sorted(request.headers["Range"] for request in faulty_server.requests)
+    assert ranges == [FIRST, LAST, SECOND]
 
 
-def test_a_fetch_goes_on_where_it_broke_off(
+def test_fetch_resumes_after_a_failure(
     store: Store, faulty_server: FaultyServer, large: BlobRef, tmp_path: Path
 ) -> None:
     faulty_server.fault = lambda request: "throttle" if request.headers.get("Range") == LAST else None
@@ -231,41 +233,39 @@ def test_a_fetch_goes_on_where_it_broke_off(
     assert sorted(path.name for path in tmp_path.iterdir() if "copy" in path.name) == ["copy"]
 
 
-def test_a_listing_has_more_than_one_page(s3_store: Store) -> None:
-    names = [f"{number:08d}.json" for number in range(1, 1052)]
-    fsspec.filesystem("s3").pipe({f"{s3_store.url}/refs/latest/{name}": b"{}" for name in names})
-    assert s3_store.files.list_names("refs/latest") == names
-    assert s3_store.refs.list_numbers("latest")[-1] == 1051
+def test_listing_has_several_pages(store: Store, faulty_server: FaultyServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [f"{number:08d}.json" for number in range(1, 52)]
+    fsspec.filesystem("s3").pipe({f"{store.url}/refs/latest/{name}": b"{}" for name in names})
+    monkeypatch.setitem(store.files._fs.req_kw, "MaxKeys", 20)  # instead of 1,000 names on a page
+    faulty_server.requests.clear()
+    assert store.files.list_names("refs/latest") == names
+    assert sum("list-type=2" in request.path for request in faulty_server.requests) == 3
+    assert store.refs.list_numbers("latest")[-1] == 51
 
 
-_CHILD = """
+_MEASURE_MEMORY = """
 import json, resource, sys
 from pathlib import Path
-from rag_model.store import BlobRef, Store
-url, source, dest = sys.argv[1:]
-store = Store.open(url)
-store.files.write("warm", b"up")
-store.files.read("warm")
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-blob = store.blobs.put_file(Path(source))
-up = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-store.blobs.fetch(blob, Path(dest))
-down = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-print(json.dumps([up - before, down - before]))
+from rag_model.store import Store
+from rag_model.store.objects import files
+url, folder = sys.argv[1], Path(sys.argv[2])
+files._CHUNK_BYTES = 5 << 20
+store, peaks = Store.open(url), []
+for megabytes in (1, 40, 120):
+    with (folder / "source").open("wb") as file:
+        file.truncate(megabytes << 20)
+    blob = store.blobs.put_file(folder / "source")
+    store.blobs.fetch(blob, folder / f"copy-{megabytes}")
+    peaks.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10)
+print(json.dumps(peaks))
 """
 
 
-def test_memory_does_not_grow_with_a_file(s3_store: Store, tmp_path: Path) -> None:
-    grown = {}
-    for megabytes in (64, 192):
-        source = tmp_path / "source"
-        with source.open("wb") as file:
-            file.truncate(megabytes << 20)
-            file.write(secrets.token_bytes(8))  # at the front: another file each time
-        command = [sys.executable, "-c", _CHILD, s3_store.url, str(source), str(tmp_path / f"copy-{megabytes}")]
-        child = subprocess.run(command, check=True, capture_output=True, text=True)
-        grown[megabytes] = max(json.loads(child.stdout)) >> 10
-    assert grown[192] < grown[64] + 48, grown
+def test_memory_does_not_grow_with_file_size(s3_store: Store, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", _MEASURE_MEMORY, s3_store.url, str(tmp_path)]
+    child = subprocess.run(command, check=True, capture_output=True, text=True)
+    _, small, large = json.loads(child.stdout)
+    assert large < small + 40, f"{child.stdout} MiB, and the last file is 80 MiB larger than the one before"
 
 
 _PULL = """
@@ -280,32 +280,32 @@ pull(Store.open(url), snapshot, Path(dest))
 """
 
 
-def test_a_killed_pull_leaves_the_old_version_and_is_gone_on_with(
+def test_killed_pull_keeps_the_old_version_and_is_resumed(
     store: Store, faulty_server: FaultyServer, large: BlobRef, publish: Callable[..., str], tmp_path: Path
 ) -> None:
-    old, dest = publish(store), tmp_path / "dest"
-    pull(store, old, dest)
-    content = store.snapshots.get(old).content
-    new = store.snapshots.publish(Manifest(replace(content, files={**content.files, "index/large.faiss": large})))
-    command = [sys.executable, "-c", _PULL, store.url, new, str(dest), str(CHUNK)]
+    first_id, dest = publish(store), tmp_path / "dest"
+    pull(store, first_id, dest)
+    content = store.snapshots.get(first_id).content
+    second_id = store.snapshots.publish(Manifest(replace(content, files={**content.files, "index/large.faiss": large})))
+    command = [sys.executable, "-c", _PULL, store.url, second_id, str(dest), str(CHUNK)]
     kills = 0
-    for deadly in (FIRST, LAST, LAST):
+    for fatal_range in (FIRST, LAST):
         with subprocess.Popen(command, stderr=subprocess.PIPE) as child:
 
-            def kill(request: Request, child: subprocess.Popen[bytes] = child, deadly: str = deadly) -> str | None:
-                if request.headers.get("Range") == deadly:
+            def kill(request: Request, child: subprocess.Popen[bytes] = child, last: str = fatal_range) -> str | None:
+                if request.headers.get("Range") == last:
                     child.kill()
                     return "refuse"
                 return None
 
             faulty_server.fault = kill
             kills += child.wait() == -signal.SIGKILL
-        with Snapshot.from_folder(dest) as kept:
-            assert kept.id == old
-            assert kept.passages([1500])[0].text == "text 1500"
-    assert kills == 3
+        with Snapshot.from_folder(dest) as snapshot:
+            assert snapshot.id == first_id
+            assert snapshot.passages([1500])[0].text == "text 1500"
+    assert kills == 2
     faulty_server.fault = lambda request: None
-    report = pull(store, new, dest)
-    assert (report.snapshot, report.fetched_bytes) == (new, large.size)
+    report = pull(store, second_id, dest)
+    assert (report.snapshot, report.fetched_bytes) == (second_id, large.size)
     assert digest_file(Snapshot.from_folder(dest).path("index/large.faiss")) == large.id
     assert not [*dest.rglob(f"*{PARTIAL_SUFFIX}")]

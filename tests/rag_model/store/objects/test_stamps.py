@@ -1,4 +1,4 @@
-"""A stamp saves hashing, and never says of a file what is no longer so."""
+"""A stamp saves hashing a file again, and is not valid for a changed file."""
 
 import os
 from pathlib import Path
@@ -22,32 +22,32 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "file"
 
 
-@pytest.mark.parametrize("again", [True, False], ids=["same process", "another"])
-def test_what_was_written_to_is_hashed_again(file: Path, tmp_path: Path, again: bool) -> None:
+@pytest.mark.parametrize("in_same_process", [True, False], ids=["same process", "another"])
+def test_changed_file_is_hashed_again(file: Path, tmp_path: Path, in_same_process: bool) -> None:
     stamps = Stamps(tmp_path / "stamps")
-    for _ in range(50):  # however soon after
+    for _ in range(50):  # a change soon after the stamp must be noticed in every round
         file.write_bytes(b"sound")
         assert stamps.is_sound(file, ID)
-        if not again:
+        if not in_same_process:
             stamps = Stamps(tmp_path / "stamps")
         assert stamps.has_valid_stamp(file, ID)
-        with file.open("r+b") as opened:
-            opened.write(b"Sound")
+        with file.open("r+b") as writer:
+            writer.write(b"Sound")
         assert not stamps.has_valid_stamp(file, ID)
         assert not stamps.is_sound(file, ID)
 
 
-def test_a_stamp_saves_the_hashing(file: Path, tmp_path: Path) -> None:
-    """Whoever trusts a stamp trusts who wrote it: a stamp put for other bytes is believed."""
+def test_stamped_file_is_not_hashed(file: Path, tmp_path: Path) -> None:
+    """A stamp is trusted: it is valid even if it was recorded for other bytes."""
     Stamps(tmp_path / "stamps").record(file, OTHER)
     assert Stamps(tmp_path / "stamps").is_sound(file, OTHER)
 
 
-def test_a_file_whose_time_was_restored_is_hashed_again(file: Path, tmp_path: Path) -> None:
+def test_file_with_restored_times_is_hashed_again(file: Path, tmp_path: Path) -> None:
     assert Stamps(tmp_path / "stamps").is_sound(file, ID)
-    found = file.stat()
+    status = file.stat()
     file.write_bytes(b"Sound")
-    os.utime(file, ns=(found.st_atime_ns, found.st_mtime_ns))
+    os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
     assert not Stamps(tmp_path / "stamps").is_sound(file, ID)
 
 
@@ -75,7 +75,7 @@ def test_a_moved_file_is_not_copied_and_keeps_its_stamp(file: Path, local_store:
     assert open_cache_stamps().has_valid_stamp(path, ref.id)
 
 
-def test_a_stamp_is_of_one_file(file: Path, tmp_path: Path) -> None:
+def test_stamp_is_valid_for_one_file(file: Path, tmp_path: Path) -> None:
     stamps = Stamps(tmp_path / "stamps")
     stamps.record(file, ID)
     (tmp_path / "other").write_bytes(b"other")
@@ -85,7 +85,7 @@ def test_a_stamp_is_of_one_file(file: Path, tmp_path: Path) -> None:
         stamps.is_sound(tmp_path / "gone", ID)
 
 
-def test_where_no_stamp_can_be_kept_it_lasts_as_long_as_the_process(file: Path, tmp_path: Path) -> None:
+def test_stamp_that_cannot_be_stored_lasts_as_long_as_the_process(file: Path, tmp_path: Path) -> None:
     stamps = Stamps(file / "no folder")
     assert stamps.is_sound(file, ID)
     assert stamps.has_valid_stamp(file, ID)
@@ -93,7 +93,7 @@ def test_where_no_stamp_can_be_kept_it_lasts_as_long_as_the_process(file: Path, 
 
 
 @pytest.mark.parametrize("damage", [b"", b"\xff\xfe", b"5"])
-def test_a_damaged_stamp_is_no_stamp(file: Path, tmp_path: Path, damage: bytes) -> None:
+def test_damaged_stamp_is_ignored(file: Path, tmp_path: Path, damage: bytes) -> None:
     Stamps(tmp_path / "stamps").record(file, ID)
     (stamp,) = (tmp_path / "stamps").iterdir()
     stamp.write_bytes(damage)
@@ -101,7 +101,7 @@ def test_a_damaged_stamp_is_no_stamp(file: Path, tmp_path: Path, damage: bytes) 
     assert Stamps(tmp_path / "stamps").is_sound(file, ID)
 
 
-def test_no_pull_makes_a_file_be_hashed_again(local_store: Store, tmp_path: Path) -> None:
+def test_pull_keeps_the_stamps_of_shared_files(local_store: Store, tmp_path: Path) -> None:
     """Snapshots share files by links, and a link changes a file's times."""
     blob = local_store.blobs.put_bytes(b"shared")
     first, second = (
@@ -116,18 +116,18 @@ def test_no_pull_makes_a_file_be_hashed_again(local_store: Store, tmp_path: Path
     assert not (dest / first).exists()
 
 
-def test_what_is_not_accepted_never_becomes_current(local_store: Store, tmp_path: Path) -> None:
+def test_snapshot_that_is_not_accepted_never_becomes_current(local_store: Store, tmp_path: Path) -> None:
     blob = local_store.blobs.put_bytes(b"a file")
     first, second = (
         local_store.snapshots.publish(Manifest(Content({"is": name}, (), {"index/file": blob}))) for name in "ab"
     )
-    dest, seen = tmp_path / "dest", list[bytes]()
+    dest, contents = tmp_path / "dest", list[bytes]()
 
     def refuse(folder: Path) -> None:
-        seen.append((folder / "index/file").read_bytes())
+        contents.append((folder / "index/file").read_bytes())
         raise InputError("it is not accepted")
 
     pull(local_store, first, dest)
     with pytest.raises(InputError, match="not accepted"):
         pull(local_store, second, dest, accept=refuse)
-    assert (seen, (dest / CURRENT).resolve().name) == ([b"a file"], first)
+    assert (contents, (dest / CURRENT).resolve().name) == ([b"a file"], first)

@@ -1,4 +1,4 @@
-"""Deltas beside the files of a store: what a pull fetches with them, and that nothing depends on them."""
+"""Deltas reduce what a pull fetches, and a pull without usable deltas still succeeds."""
 
 import errno
 import os
@@ -27,13 +27,13 @@ from rag_model.store.versions.manifest import embeddings_in_space
 from rag_model.store.versions.moves import tag
 
 D = 8
-LAST = {page: f"text of {page}" for page in range(1500)}
-NOW = {**{page: text for page, text in LAST.items() if page != 300}, 700: "edited", 9999: "new"}
+OLD_TEXTS = {page: f"text of {page}" for page in range(1500)}
+NEW_TEXTS = {**{page: text for page, text in OLD_TEXTS.items() if page != 300}, 700: "edited", 9999: "new"}
 PASSAGES, GRAPH, LISTS = "passages/part-00000.parquet", "index/hnsw.faiss", "index/ivf.faiss"
 
 
 def publish(store: Store, texts: dict[int, str], folder: Path, *parents: str) -> Snapshot:
-    """Publish passages in a part, with embeddings and a graph."""
+    """Publish a snapshot with one part of passages, embeddings, a graph and inverted lists."""
     folder.mkdir()
     vectors = [np.random.default_rng([*text.encode()]).normal(size=D).astype(np.float16) for text in texts.values()]
     with PassageWriter(folder / "part") as writer:
@@ -51,162 +51,162 @@ def publish(store: Store, texts: dict[int, str], folder: Path, *parents: str) ->
     names = {PASSAGES: "part", "embeddings/part-00000.npy": "part.npy", GRAPH: "graph", LISTS: "lists"}
     files = {path: store.blobs.put_file(folder / name) for path, name in names.items()}
     factories = {"hnsw": "HNSW16", "ivf": "IVF4,SQ8"}
-    entries = {name: {"factory": of, "metric": "ip", "n": len(texts), "d": D} for name, of in factories.items()}
+    entries = {name: {"factory": text, "metric": "ip", "n": len(texts), "d": D} for name, text in factories.items()}
     parts = (PartEntry("part-00000", 0, 99999, len(texts)),)
     content = Content({"kind": "wiki"}, parts, files, {}, embeddings_in_space({"digest": "one"}), entries)
     return Snapshot.from_store(store, store.snapshots.publish(Manifest(content, parents=parents)))
 
 
 @dataclass(frozen=True, slots=True)
-class Months:
+class SnapshotPair:
     """Two snapshots, the second of which was built after the first."""
 
     store: Store
-    old: Snapshot
-    new: Snapshot
+    base: Snapshot
+    target: Snapshot
 
     def all_steps(self) -> dict[str, list[DeltaStep]]:
-        return list_delta_steps(self.old.manifest.content, self.new.manifest.content)
+        return list_delta_steps(self.base.manifest.content, self.target.manifest.content)
 
     def steps(self) -> dict[str, DeltaStep]:
-        """The first delta of each file, which is the smallest."""
+        """Return the first delta of each file, which is the smallest."""
         return {path: steps[0] for path, steps in self.all_steps().items()}
 
-    def offer(self) -> dict[str, BlobRef]:
-        """Make the deltas, as a build does; return the first of each file."""
+    def build_deltas(self) -> dict[str, BlobRef]:
+        """Build all deltas like a build, and return the first of each file."""
         for steps in self.all_steps().values():
             for step in steps:
                 self.build(step)
         return {path: self.build(step).outputs["delta"] for path, step in self.steps().items()}
 
     def build(self, step: DeltaStep) -> Record:
-        pages = {(page, text): row for row, (page, text) in enumerate(LAST.items())}
-        base_rows = np.array([pages.get(item, -1) for item in NOW.items()])
+        pages = {(page, text): row for row, (page, text) in enumerate(OLD_TEXTS.items())}
+        base_rows = np.array([pages.get(item, -1) for item in NEW_TEXTS.items()])
         return build_delta(self.store, step, lambda: base_rows, find_row_lists)
 
-    def pulled(self, dest: Path) -> int:
-        """Pull both; return the bytes fetched for the second, which is whole."""
-        pull(self.store, self.old.id, dest)
-        report = pull(self.store, self.new.id, dest)
-        for path, ref in self.new.manifest.content.files.items():
+    def pull_both(self, dest: Path) -> int:
+        """Pull both snapshots, verify the second, and return the bytes that it fetched."""
+        pull(self.store, self.base.id, dest)
+        report = pull(self.store, self.target.id, dest)
+        for path, ref in self.target.manifest.content.files.items():
             assert digest_file(report.path / path) == ref.id, path
         assert report.fetched_bytes + report.reused_bytes == sum(
-            r.size for r in self.new.manifest.content.files.values()
+            r.size for r in self.target.manifest.content.files.values()
         )
         return report.fetched_bytes
 
     def size(self, path: str) -> int:
-        return self.new.manifest.content.files[path].size
+        return self.target.manifest.content.files[path].size
 
 
 @pytest.fixture
-def months(local_store: Store, tmp_path: Path) -> Months:
-    old = publish(local_store, LAST, tmp_path / "old")
-    return Months(local_store, old, publish(local_store, NOW, tmp_path / "new", old.id))
+def pair(local_store: Store, tmp_path: Path) -> SnapshotPair:
+    old = publish(local_store, OLD_TEXTS, tmp_path / "old")
+    return SnapshotPair(local_store, old, publish(local_store, NEW_TEXTS, tmp_path / "new", old.id))
 
 
-def told(months: Months) -> int:
-    return sum(its.fetched_bytes for its in diff_snapshots(months.old, months.new).pull.values())
+def count_forecast_bytes(pair: SnapshotPair) -> int:
+    return sum(category.fetched_bytes for category in diff_snapshots(pair.base, pair.target).pull.values())
 
 
-def test_a_pull_fetches_the_deltas_in_place_of_the_files(months: Months, tmp_path: Path) -> None:
-    before = told(months)
-    assert months.pulled(tmp_path / "without") == before  # a store of an earlier bookwheel has none
-    deltas = months.offer()
+def test_pull_fetches_deltas_instead_of_files(pair: SnapshotPair, tmp_path: Path) -> None:
+    bytes_without_deltas = count_forecast_bytes(pair)
+    assert pair.pull_both(tmp_path / "without") == bytes_without_deltas  # stores of earlier versions have no deltas
+    deltas = pair.build_deltas()
     assert set(deltas) == {PASSAGES, GRAPH, LISTS}
-    head = months.steps()[GRAPH].head_bytes
-    assert (months.size(GRAPH) - head) % (4 * D) == 0
-    whole = months.size(PASSAGES) + months.size(LISTS) + head
-    spared = whole - sum(delta.size for delta in deltas.values())
-    assert spared > 0.5 * whole
-    assert months.pulled(tmp_path / "with") == told(months) == before - spared
-    assert months.offer() == deltas  # from the memo
+    head = pair.steps()[GRAPH].head_bytes
+    assert (pair.size(GRAPH) - head) % (4 * D) == 0
+    full_bytes = pair.size(PASSAGES) + pair.size(LISTS) + head
+    saved_bytes = full_bytes - sum(delta.size for delta in deltas.values())
+    assert saved_bytes > 0.5 * full_bytes
+    assert pair.pull_both(tmp_path / "with") == count_forecast_bytes(pair) == bytes_without_deltas - saved_bytes
+    assert pair.build_deltas() == deltas  # from the memo
 
 
-@pytest.mark.parametrize("what", ["damaged", "missing", "of another file", "no base", "another library"])
-def test_without_a_sound_delta_the_file_is_fetched(
-    months: Months, what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("problem", ["damaged", "missing", "of another file", "no base", "another library"])
+def test_file_is_fetched_without_a_usable_delta(
+    pair: SnapshotPair, problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store, before, deltas = months.store, told(months), months.offer()
+    store, bytes_without_deltas, deltas = pair.store, count_forecast_bytes(pair), pair.build_deltas()
     dest = tmp_path / "dest"
-    for step in (step for steps in months.all_steps().values() for step in steps):
-        delta = months.build(step).outputs["delta"]
-        place = store.files.local_path(delta.path)
-        if what == "damaged":
-            place.write_bytes(place.read_bytes()[:-1] + b"\1")
-        elif what == "missing":
-            place.unlink()
-        elif what == "of another file":
-            _swap(store, step, next(iter({*deltas.values()} - {delta})))
-    if what == "no base":
-        report = pull(store, months.new.id, dest)
-        assert report.fetched_bytes == sum(ref.size for ref in months.new.manifest.content.files.values())
+    for step in (step for steps in pair.all_steps().values() for step in steps):
+        delta = pair.build(step).outputs["delta"]
+        delta_path = store.files.local_path(delta.path)
+        if problem == "damaged":
+            delta_path.write_bytes(delta_path.read_bytes()[:-1] + b"\1")
+        elif problem == "missing":
+            delta_path.unlink()
+        elif problem == "of another file":
+            _record_other_delta(store, step, next(iter({*deltas.values()} - {delta})))
+    if problem == "no base":
+        report = pull(store, pair.target.id, dest)
+        assert report.fetched_bytes == sum(ref.size for ref in pair.target.manifest.content.files.values())
         return
-    if what == "another library":
+    if problem == "another library":
         monkeypatch.setattr(pa, "__version__", "0.0.1")
-        assert find_delta(store, months.steps()[PASSAGES]) is None
-        spared = months.steps()[GRAPH].head_bytes - deltas[GRAPH].size + months.size(LISTS) - deltas[LISTS].size
-        assert months.pulled(dest) == before - spared
+        assert find_delta(store, pair.steps()[PASSAGES]) is None
+        saved_bytes = pair.steps()[GRAPH].head_bytes - deltas[GRAPH].size + pair.size(LISTS) - deltas[LISTS].size
+        assert pair.pull_both(dest) == bytes_without_deltas - saved_bytes
         return
-    assert months.pulled(dest) >= before
+    assert pair.pull_both(dest) >= bytes_without_deltas
 
 
-def test_a_file_that_there_is_no_room_to_make_is_fetched(months: Months, tmp_path: Path) -> None:
-    def full(before: Snapshot, after: Snapshot, path: str, kept: object, terms: None, out: Path) -> bool:
+def test_file_is_fetched_if_deriving_it_fails(pair: SnapshotPair, tmp_path: Path) -> None:
+    def fail_on_full_disk(base: Snapshot, target: Snapshot, path: str, rows: object, terms: None, out: Path) -> bool:
         out.write_bytes(bytes(9))
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    pull(months.store, months.old.id, tmp_path)
-    report = pull(months.store, months.new.id, tmp_path, derive=full)
-    for path, ref in months.new.manifest.content.files.items():
+    pull(pair.store, pair.base.id, tmp_path)
+    report = pull(pair.store, pair.target.id, tmp_path, derive=fail_on_full_disk)
+    for path, ref in pair.target.manifest.content.files.items():
         assert digest_file(report.path / path) == ref.id, path
-    assert report.fetched_bytes == told(months)
+    assert report.fetched_bytes == count_forecast_bytes(pair)
 
 
-def _swap(store: Store, step: DeltaStep, other: BlobRef) -> None:
-    """Let the record of a step name another delta, as a store that lies may."""
+def _record_other_delta(store: Store, step: DeltaStep, delta: BlobRef) -> None:
+    """Let the record of a step name another delta."""
     key = store.memo.compute_key(step.inputs())
     path = f"memo/delta/{key}.json"
     value = store.files.read_json(path)
     assert value is not None
     store.files.remove(path)
-    store.memo.write_record("delta", key, {"delta": other}, value["facts"], value["inputs"])
+    store.memo.write_record("delta", key, {"delta": delta}, value["facts"], value["inputs"])
 
 
-def test_a_damaged_delta_is_a_problem(months: Months) -> None:
-    deltas = months.offer()
-    assert verify_version(months.store, months.new.id) == []
-    months.store.files.local_path(deltas[GRAPH].path).write_bytes(bytes(deltas[GRAPH].size))
-    assert [(one.path, one.blob) for one in verify_version(months.store, months.new.id)] == [
+def test_verify_reports_damaged_delta(pair: SnapshotPair) -> None:
+    deltas = pair.build_deltas()
+    assert verify_version(pair.store, pair.target.id) == []
+    pair.store.files.local_path(deltas[GRAPH].path).write_bytes(bytes(deltas[GRAPH].size))
+    assert [(problem.path, problem.blob) for problem in verify_version(pair.store, pair.target.id)] == [
         (f"the delta of {GRAPH}", deltas[GRAPH].id)
     ]
 
 
-def test_a_delta_lives_as_long_as_the_file_that_it_makes(months: Months) -> None:
-    store, deltas = months.store, months.offer()
-    tag(store, months.new.id, "latest")
-    store.files.remove(store.snapshots.manifest_path(months.old.id))  # expired; who pulled it still has it
+def test_delta_is_kept_as_long_as_its_result(pair: SnapshotPair) -> None:
+    store, deltas = pair.store, pair.build_deltas()
+    tag(store, pair.target.id, "latest")
+    store.files.remove(store.snapshots.manifest_path(pair.base.id))  # it expired, but pulled copies of it exist
     collect_garbage(store, 0.0)
     assert all(map(store.blobs.exists, deltas.values()))
-    assert {path: find_delta(store, step) for path, step in months.steps().items()} == deltas
+    assert {path: find_delta(store, step) for path, step in pair.steps().items()} == deltas
     store.files.remove("refs/latest/00000001.json")
-    store.files.remove(store.snapshots.manifest_path(months.new.id))
-    store.snapshots.publish(Manifest(Content({}, (), {})))  # a store without any root is left alone
+    store.files.remove(store.snapshots.manifest_path(pair.target.id))
+    store.snapshots.publish(Manifest(Content({}, (), {})))  # gc deletes nothing in a store without roots
     collect_garbage(store, 0.0)
     assert not any(map(store.blobs.exists, deltas.values()))
     assert store.files.list_names("memo/delta") == []
 
 
-def test_a_delta_that_spares_little_is_not_kept(local_store: Store, tmp_path: Path) -> None:
-    old = publish(local_store, LAST, tmp_path / "old")
-    new = publish(local_store, {page: f"all {text}" for page, text in LAST.items()}, tmp_path / "new")
-    (step,) = list_delta_steps(old.manifest.content, new.manifest.content)[PASSAGES]
+def test_delta_that_saves_little_is_not_stored(local_store: Store, tmp_path: Path) -> None:
+    base = publish(local_store, OLD_TEXTS, tmp_path / "old")
+    target = publish(local_store, {page: f"all {text}" for page, text in OLD_TEXTS.items()}, tmp_path / "new")
+    (step,) = list_delta_steps(base.manifest.content, target.manifest.content)[PASSAGES]
     assert build_delta(local_store, step).outputs == {}
     assert find_delta(local_store, step) is None
 
 
 @pytest.mark.parametrize("size", [0, 1, delta_files._PACK_BLOCK, delta_files._PACK_BLOCK + 9])
-def test_what_is_packed_is_unpacked(size: int, tmp_path: Path) -> None:
+def test_packed_file_is_unpacked(size: int, tmp_path: Path) -> None:
     data = np.random.default_rng(1).integers(0, 4, size, np.uint8).tobytes()
     (tmp_path / "file").write_bytes(data + b"vectors")
     delta_files.pack_file(tmp_path / "file", size, tmp_path / "packed")
@@ -215,7 +215,7 @@ def test_what_is_packed_is_unpacked(size: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [lambda data: data[:-1], lambda data: data[:2], lambda data: b"\xff" * len(data)])
-def test_a_damaged_pack_is_refused(damage: object, tmp_path: Path) -> None:
+def test_damaged_packed_file_is_refused(damage: object, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(bytes(9999))
     delta_files.pack_file(tmp_path / "file", 9999, tmp_path / "packed")
     (tmp_path / "packed").write_bytes(damage((tmp_path / "packed").read_bytes()))  # type: ignore[operator]
@@ -224,16 +224,16 @@ def test_a_damaged_pack_is_refused(damage: object, tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-def test_index_with_wrong_derived_bytes_is_rebuilt_from_its_delta(months: Months, tmp_path: Path) -> None:
+def test_index_with_wrong_derived_bytes_is_rebuilt_from_its_delta(pair: SnapshotPair, tmp_path: Path) -> None:
     derived = []
 
     def derive(previous: Snapshot, target: Snapshot, path: str, previous_rows: object, terms: None, out: Path) -> bool:
-        out.write_bytes(bytes(months.size(path)))
+        out.write_bytes(bytes(pair.size(path)))
         derived.append(path)
         return True
 
-    months.offer()
-    pull(months.store, months.old.id, tmp_path)
-    report = pull(months.store, months.new.id, tmp_path, derive=derive)
+    pair.build_deltas()
+    pull(pair.store, pair.base.id, tmp_path)
+    report = pull(pair.store, pair.target.id, tmp_path, derive=derive)
     assert LISTS in derived
-    assert report.fetched_bytes == told(months)
+    assert report.fetched_bytes == count_forecast_bytes(pair)

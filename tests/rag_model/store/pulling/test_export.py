@@ -1,4 +1,4 @@
-"""Exports are read back by what others read them with, and lose nothing."""
+"""Exports can be read by other programs and contain all passages."""
 
 import json
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from rag_model.store import Content, Manifest, PartEntry, Snapshot, Store
 from rag_model.store.pulling.export import Layout, export_snapshot
 from tests.fixtures.work_counters import measure_peaks
 
-NASTY = 'a "quoted" word,\ta tab, a \\ and\na second line – Ähärôn 𝔘'
+SPECIAL_TEXT = 'a "quoted" word,\ta tab, a \\ and\na second line – Ähärôn 𝔘'
 
 
 @pytest.fixture
@@ -28,78 +28,79 @@ def snapshot(local_store: Store, publish: Callable[..., str]) -> Snapshot:
 
 
 @pytest.fixture
-def nasty(local_store: Store, cut: Callable[..., Snapshot]) -> Snapshot:
-    return cut(local_store, {1: ["plain", NASTY], 60: ["last"]}, (0, 50))
+def special(local_store: Store, publish_articles: Callable[..., Snapshot]) -> Snapshot:
+    return publish_articles(local_store, {1: ["plain", SPECIAL_TEXT], 60: ["last"]}, (0, 50))
 
 
-def passages(snapshot: Snapshot) -> list[Passage]:
+def read_passages(snapshot: Snapshot) -> list[Passage]:
     return snapshot.passages(range(snapshot.n))
 
 
-def test_dpr_passages_are_read_by_our_own_reader_of_them(nasty: Snapshot, tmp_path: Path) -> None:
-    export_snapshot(nasty, tmp_path / "out", "dpr")
+def test_dpr_export_is_read_by_the_tsv_format(special: Snapshot, tmp_path: Path) -> None:
+    export_snapshot(special, tmp_path / "out", "dpr")
     file = tmp_path / "out" / "psgs_w100.tsv"
     assert file.read_text().startswith("id\ttext\ttitle\n1:0\tplain\tTitle 1\n")
     assert list(TSV.read_records(str(file))) == [
-        (passage.id, passage.title, passage.text, None) for passage in passages(nasty)
+        (passage.id, passage.title, passage.text, None) for passage in read_passages(special)
     ]
 
 
-def test_dpr_vectors_lie_beside_their_ids(snapshot: Snapshot, tmp_path: Path) -> None:
+def test_dpr_vectors_have_ids(snapshot: Snapshot, tmp_path: Path) -> None:
     report = export_snapshot(snapshot, tmp_path / "out", "dpr")
-    found = []
+    ids_and_vectors = []
     for number in range(3):
         ids, vectors = (
             np.load(report.path / f"wikipedia_passages_{number}{kind}.npy", allow_pickle=False) for kind in (".ids", "")
         )
-        found += [(str(own), vector.tolist()) for own, vector in zip(ids, vectors, strict=True)]
-    assert found == [(passage.id, [row] * 4) for row, passage in enumerate(passages(snapshot))]
+        ids_and_vectors += [(str(passage_id), vector.tolist()) for passage_id, vector in zip(ids, vectors, strict=True)]
+    assert ids_and_vectors == [(passage.id, [row] * 4) for row, passage in enumerate(read_passages(snapshot))]
     assert report.bytes == sum(path.stat().st_size for path in report.path.rglob("*"))
 
 
-def test_jsonl_has_ids_and_contents(nasty: Snapshot, tmp_path: Path) -> None:
-    export_snapshot(nasty, tmp_path / "out", "jsonl")
+def test_jsonl_has_ids_and_contents(special: Snapshot, tmp_path: Path) -> None:
+    export_snapshot(special, tmp_path / "out", "jsonl")
     lines = (tmp_path / "out" / "corpus.jsonl").read_bytes().splitlines()
     assert [json.loads(line) for line in lines] == [
-        {"id": passage.id, "contents": f"{passage.title}\n{passage.text}"} for passage in passages(nasty)
+        {"id": passage.id, "contents": f"{passage.title}\n{passage.text}"} for passage in read_passages(special)
     ]
 
 
-def test_jsonl_has_dates_that_our_own_reader_reads(snapshot: Snapshot, tmp_path: Path) -> None:
+def test_jsonl_dates_are_read_by_the_jsonl_format(snapshot: Snapshot, tmp_path: Path) -> None:
     export_snapshot(snapshot, tmp_path / "out", "jsonl")
-    known = {passage.id: passage.revised for passage in passages(snapshot)}
-    assert {own: date for own, _, _, date in JSONL.read_records(str(tmp_path / "out" / "corpus.jsonl"))} == known
-    assert {date is None for date in known.values()} == {True, False}
+    dates = {passage.id: passage.revised for passage in read_passages(snapshot)}
+    records = JSONL.read_records(str(tmp_path / "out" / "corpus.jsonl"))
+    assert {passage_id: date for passage_id, _, _, date in records} == dates
+    assert {date is None for date in dates.values()} == {True, False}
 
 
 def test_datasets_have_typed_columns(snapshot: Snapshot, tmp_path: Path) -> None:
     export_snapshot(snapshot, tmp_path / "out", "datasets")
     table = ds.dataset(tmp_path / "out" / "data", format="parquet").to_table()
     assert table.schema.names == ["id", "text", "title", "page_id", "revised", "embeddings"]
-    assert to_seconds(table["revised"]).to_pylist() == [passage.revised for passage in passages(snapshot)]
+    assert to_seconds(table["revised"]).to_pylist() == [passage.revised for passage in read_passages(snapshot)]
     assert table.schema.field("embeddings").type == pa.list_(pa.float32())
-    assert table["text"].to_pylist() == [passage.text for passage in passages(snapshot)]
+    assert table["text"].to_pylist() == [passage.text for passage in read_passages(snapshot)]
     assert table["embeddings"].to_pylist() == [[float(row)] * 4 for row in range(snapshot.n)]
     names = sorted(path.name for path in (tmp_path / "out" / "data").iterdir())
     assert names[0] == "train-00000-of-00003.parquet"
 
 
 @pytest.mark.parametrize("layout", ["dpr", "datasets"])
-def test_vectors_can_stay_behind(snapshot: Snapshot, tmp_path: Path, layout: Layout) -> None:
+def test_export_without_vectors(snapshot: Snapshot, tmp_path: Path, layout: Layout) -> None:
     export_snapshot(snapshot, tmp_path / "out", layout, embeddings=False)
     assert not [*(tmp_path / "out").glob("*.npy")]
     if layout == "datasets":
         assert ds.dataset(tmp_path / "out" / "data").schema.names == ["id", "text", "title", "page_id", "revised"]
 
 
-def test_the_licence_goes_along(local_store: Store, tmp_path: Path) -> None:
+def test_export_states_the_licence(local_store: Store, tmp_path: Path) -> None:
     corpus = {"kind": "wiki", "base": "https://en.wikipedia.org/wiki/Main_Page", "licence": "CC BY-SA 4.0"}
     empty = Snapshot.from_store(local_store, local_store.snapshots.publish(Manifest(Content(corpus, (), {}))))
     export_snapshot(empty, tmp_path / "out", "jsonl")
     assert "CC BY-SA 4.0, by its authors" in (tmp_path / "out" / "README.md").read_text()
 
 
-def test_a_damaged_part_leaves_no_folder(local_store: Store, snapshot: Snapshot, tmp_path: Path) -> None:
+def test_damaged_part_leaves_no_folder(local_store: Store, snapshot: Snapshot, tmp_path: Path) -> None:
     ref = snapshot.manifest.content.files["passages/part-00002.parquet"]
     data = local_store.blobs.read(ref)
     local_store.files.write(ref.path, data[:-9] + bytes([data[-9] ^ 1]) + data[-8:])
@@ -108,7 +109,7 @@ def test_a_damaged_part_leaves_no_folder(local_store: Store, snapshot: Snapshot,
     assert [path.name for path in tmp_path.iterdir() if "out" in path.name or path.name.startswith(".")] == []
 
 
-def test_nothing_is_overwritten(snapshot: Snapshot, tmp_path: Path) -> None:
+def test_existing_export_is_not_overwritten(snapshot: Snapshot, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     export_snapshot(snapshot, tmp_path / "empty", "jsonl")
     with pytest.raises(UsageError, match="exists already"):
@@ -134,5 +135,5 @@ def test_memory_does_not_grow_with_the_corpus(local_store: Store, parts_folder: 
         partial(export_parts, local_store, parts_folder, count, tmp_path / f"{layout}-{turn}", layout)
         for layout in layouts for turn, count in enumerate((2, 2, 8))
     ))  # fmt: skip
-    for first in range(0, len(peaks), 3):  # the first of each layout warms up
+    for first in range(0, len(peaks), 3):  # the first export of each layout is a warm-up
         assert peaks[first + 2] < peaks[first + 1] * 1.5, peaks

@@ -1,4 +1,4 @@
-"""A later snapshot's files, put together of what an earlier one has and the ranges that are fetched."""
+"""The files of a snapshot are assembled from an earlier snapshot's files and fetched ranges."""
 
 import secrets
 from collections.abc import Callable, Sequence
@@ -25,34 +25,34 @@ from rag_model.store.pulling.overlap import PulledVectors, RowOverlap, RowPatch,
 from rag_model.store.pulling.pull import pull
 from rag_model.store.versions.manifest import embeddings_in_space
 from tests.fixtures.s3_proxy import FaultyServer
-from tests.rag_model.store.test_faults import failures
+from tests.rag_model.store.test_faults import iter_disk_full_errors
 
 D = 8
-Month = dict[int, list[str]]  # the texts of an article's passages, by page
+Articles = dict[int, list[str]]  # the texts of an article's passages, by page
 Publish = Callable[..., Snapshot]
-LAST = {page: [f"{page} {place}" for place in range(page % 5)] for page in range(400)}
-NOW = {
-    **{page: texts for page, texts in LAST.items() if page not in {7, 208}},
-    11: ["a new lead", *LAST[11]],
-    112: [*LAST[112], "new"],
-    213: [*LAST[213][:1], "edited", *LAST[213][2:]],
-    399: ["new", *LAST[399]],
+OLD_TEXTS = {page: [f"{page} {position}" for position in range(page % 5)] for page in range(400)}
+NEW_TEXTS = {
+    **{page: texts for page, texts in OLD_TEXTS.items() if page not in {7, 208}},
+    11: ["a new lead", *OLD_TEXTS[11]],
+    112: [*OLD_TEXTS[112], "new"],
+    213: [*OLD_TEXTS[213][:1], "edited", *OLD_TEXTS[213][2:]],
+    399: ["new", *OLD_TEXTS[399]],
 }
 NEW_ROWS = 4
 
 
 def vector(text: str, dtype: Any) -> Any:
-    """Return one vector a text: what an encoder does."""
+    """Return a vector that depends on the text only, like an encoder."""
     return np.random.default_rng([*text.encode()]).normal(size=D).astype(np.float16).astype(dtype)
 
 
 @pytest.fixture
-def month(tmp_path: Path) -> Publish:
-    """Publish a month: passages and embeddings of three parts, and indexes by name and factory."""
+def publish(tmp_path: Path) -> Publish:
+    """Publish a snapshot with passages and embeddings in three parts, and indexes by name and factory."""
 
-    def month(
+    def publish(
         store: Store,
-        articles: Month,
+        articles: Articles,
         *,
         dtype: Any = np.float16,
         starts: Sequence[int] = (0, 100, 200),
@@ -66,9 +66,9 @@ def month(tmp_path: Path) -> Publish:
             name, vectors = f"part-{number:05d}", []
             with PassageWriter(scratch / name) as writer:
                 for page in range(first, end):
-                    for place, text in enumerate(articles.get(page, [])):
+                    for position, text in enumerate(articles.get(page, [])):
                         digest = Passage.hash_of(str(page), text)
-                        writer.write(Passage(f"{page}:{place}", str(page), 1, str(page), "", text, 0, 1, digest))
+                        writer.write(Passage(f"{page}:{position}", str(page), 1, str(page), "", text, 0, 1, digest))
                         vectors.append(vector(f"{page}{text}", dtype) + np.asarray(shift, dtype))
             np.save(scratch / f"{name}.npy", np.array(vectors, dtype))
             files[f"passages/{name}.parquet"] = store.blobs.put_file(scratch / name)
@@ -86,133 +86,136 @@ def month(tmp_path: Path) -> Publish:
         content = Content({"kind": "wiki"}, tuple(parts), files, {}, embeddings_in_space({"digest": space}), entries)
         return Snapshot.from_store(store, store.snapshots.publish(Manifest(content)))
 
-    return month
+    return publish
 
 
 @pytest.fixture(autouse=True)
-def _near(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fetch no row for being near another: so few rows are all near."""
+def no_gap(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fetch no row because of a short gap; in these small files all gaps are short."""
     monkeypatch.setattr("rag_model.store.pulling.overlap._MIN_GAP", 0)
 
 
-def fetched(found: Any) -> dict[str, int]:
-    return {kind: its.fetched_bytes for kind, its in found.pull.items()}
+def get_fetched_bytes(diff: Any) -> dict[str, int]:
+    return {kind: category.fetched_bytes for kind, category in diff.pull.items()}
 
 
-def check_whole(snapshot: Snapshot, folder: Path) -> None:
+def check_files(snapshot: Snapshot, folder: Path) -> None:
     for path, ref in snapshot.manifest.content.files.items():
         assert digest_file(folder / path) == ref.id, path
 
 
+GRAPH = {"hnsw": "HNSW4"}
 INDEXES = {"flat": "Flat", "hnsw": "HNSW4,Flat", "half": "HNSW4,SQfp16", "lists": "IVF4,Flat"}
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32])
-def test_vectors_of_passages_that_stayed_are_not_fetched_again(
-    local_store: Store, month: Publish, dtype: Any, tmp_path: Path
+def test_vectors_of_unchanged_passages_are_not_fetched(
+    local_store: Store, publish: Publish, dtype: Any, tmp_path: Path
 ) -> None:
-    old, new = (month(local_store, articles, dtype=dtype, indexes=INDEXES) for articles in (LAST, NOW))
-    told = diff_snapshots(old, new)
-    pull(local_store, old.id, tmp_path / "dest")
-    report = pull(local_store, new.id, tmp_path / "dest")
-    check_whole(new, report.path)
-    sizes, width = new.manifest.content.files, D * np.dtype(dtype).itemsize
-    assert fetched(told) == {
+    first, second = (publish(local_store, texts, dtype=dtype, indexes=INDEXES) for texts in (OLD_TEXTS, NEW_TEXTS))
+    diff = diff_snapshots(first, second)
+    pull(local_store, first.id, tmp_path / "dest")
+    report = pull(local_store, second.id, tmp_path / "dest")
+    check_files(second, report.path)
+    sizes, width = second.manifest.content.files, D * np.dtype(dtype).itemsize
+    assert get_fetched_bytes(diff) == {
         "passages": sum(ref.size for path, ref in sizes.items() if path.startswith("passages/")),
         "embeddings": 3 * 128 + NEW_ROWS * width,
-        # The embeddings have the vectors of the new rows too, unless they have to be rounded.
-        "index/flat": sizes["index/flat.faiss"].size - new.n * 4 * D,
-        "index/hnsw": sizes["index/hnsw.faiss"].size - new.n * 4 * D,
-        "index/half": sizes["index/half.faiss"].size - (new.n - NEW_ROWS * (width > 2 * D)) * 2 * D,
-        "index/lists": sizes["index/lists.faiss"].size,  # it ends in a list, not in the vectors by row
+        # The vectors of new rows are copied from the embeddings, unless they have to be rounded.
+        "index/flat": sizes["index/flat.faiss"].size - second.n * 4 * D,
+        "index/hnsw": sizes["index/hnsw.faiss"].size - second.n * 4 * D,
+        "index/half": sizes["index/half.faiss"].size - (second.n - NEW_ROWS * (width > 2 * D)) * 2 * D,
+        "index/lists": sizes["index/lists.faiss"].size,  # its vectors are not in the order of the rows
     }
-    assert report.fetched_bytes == sum(fetched(told).values())
-    assert report.reused_bytes == sum(its.reused_bytes for its in told.pull.values())
+    assert report.fetched_bytes == sum(get_fetched_bytes(diff).values())
+    assert report.reused_bytes == sum(category.reused_bytes for category in diff.pull.values())
     assert report.fetched_bytes + report.reused_bytes == sum(ref.size for ref in set(sizes.values()))
 
 
-def test_an_index_has_the_vectors_where_no_embeddings_were_pulled(
-    local_store: Store, month: Publish, tmp_path: Path
+def test_vectors_are_copied_from_an_index_without_embeddings(
+    local_store: Store, publish: Publish, tmp_path: Path
 ) -> None:
     indexes = {"half": "HNSW4,SQfp16", "hnsw": "HNSW4"}
-    old, new = (month(local_store, articles, indexes=indexes) for articles in (LAST, NOW))
+    first, second = (publish(local_store, articles, indexes=indexes) for articles in (OLD_TEXTS, NEW_TEXTS))
 
-    def lean(path: str) -> bool:
+    def is_selected(path: str) -> bool:
         return not path.startswith("embeddings/") and path != "index/half.faiss"
 
-    pull(local_store, old.id, tmp_path / "dest", select=lean)
-    report = pull(local_store, new.id, tmp_path / "dest", select=lean)
-    assert report.reused_bytes == (new.n - NEW_ROWS) * 4 * D
-    more = pull(local_store, new.id, tmp_path / "dest")
-    assert more.fetched_bytes == sum(
-        ref.size for path, ref in new.manifest.content.files.items() if path.startswith(("embeddings/", "index/half"))
+    pull(local_store, first.id, tmp_path / "dest", select=is_selected)
+    report = pull(local_store, second.id, tmp_path / "dest", select=is_selected)
+    assert report.reused_bytes == (second.n - NEW_ROWS) * 4 * D
+    full_report = pull(local_store, second.id, tmp_path / "dest")
+    assert full_report.fetched_bytes == sum(
+        ref.size for path, ref in second.manifest.content.files.items() if path.startswith(("embeddings", "index/half"))
     )
-    check_whole(new, more.path)
+    check_files(second, full_report.path)
 
 
-def test_another_cut_of_the_pages_changes_nothing(local_store: Store, month: Publish, tmp_path: Path) -> None:
-    old = month(local_store, LAST)
-    new = month(local_store, NOW, starts=(0, 30, 60, 150, 333))
-    pull(local_store, old.id, tmp_path / "dest")
-    report = pull(local_store, new.id, tmp_path / "dest")
-    check_whole(new, report.path)
-    assert report.reused_bytes == (new.n - NEW_ROWS) * 2 * D
+def test_other_part_boundaries_fetch_no_more(local_store: Store, publish: Publish, tmp_path: Path) -> None:
+    first = publish(local_store, OLD_TEXTS)
+    second = publish(local_store, NEW_TEXTS, starts=(0, 30, 60, 150, 333))
+    pull(local_store, first.id, tmp_path / "dest")
+    report = pull(local_store, second.id, tmp_path / "dest")
+    check_files(second, report.path)
+    assert report.reused_bytes == (second.n - NEW_ROWS) * 2 * D
 
 
-def test_passages_of_a_part_that_did_not_change_are_not_read(local_store: Store, month: Publish) -> None:
-    old, new = month(local_store, LAST), month(local_store, {**LAST, 112: NOW[112]})
+def test_passages_of_an_unchanged_part_are_not_read(local_store: Store, publish: Publish) -> None:
+    first, second = publish(local_store, OLD_TEXTS), publish(local_store, {**OLD_TEXTS, 112: NEW_TEXTS[112]})
 
-    def kept() -> Any:
-        overlap = RowOverlap.between(old, new)
+    def find_previous_rows() -> Any:
+        overlap = RowOverlap.between(first, second)
         assert overlap is not None
         return overlap.find_previous_rows()
 
-    joined = kept()
-    assert (joined < 0).sum() == 1
-    local_store.files.remove(new.manifest.content.files["passages/part-00002.parquet"].path)
-    np.testing.assert_array_equal(kept(), joined)
-    local_store.files.remove(new.manifest.content.files["passages/part-00001.parquet"].path)
+    previous_rows = find_previous_rows()
+    assert (previous_rows < 0).sum() == 1
+    local_store.files.remove(second.manifest.content.files["passages/part-00002.parquet"].path)
+    np.testing.assert_array_equal(find_previous_rows(), previous_rows)
+    local_store.files.remove(second.manifest.content.files["passages/part-00001.parquet"].path)
     with pytest.raises(StoreError, match="missing"):
-        kept()
+        find_previous_rows()
 
 
 @pytest.mark.parametrize("change", [{"space": "two"}, {"shift": 1.0}])
-def test_vectors_that_are_others_are_fetched_whole(
-    local_store: Store, month: Publish, change: dict[str, Any], tmp_path: Path
+def test_vectors_of_another_encoder_are_fetched(
+    local_store: Store, publish: Publish, change: dict[str, Any], tmp_path: Path
 ) -> None:
-    old, new = month(local_store, LAST), month(local_store, NOW, indexes={"hnsw": "HNSW4"}, **change)
-    pull(local_store, old.id, tmp_path / "dest")
-    report = pull(local_store, new.id, tmp_path / "dest")
-    check_whole(new, report.path)
-    sizes = sum(ref.size for ref in set(new.manifest.content.files.values()))
-    assert report.fetched_bytes == sizes - new.n * 4 * D  # the index has those of the new embeddings
+    first = publish(local_store, OLD_TEXTS)
+    second = publish(local_store, NEW_TEXTS, indexes=GRAPH, **change)
+    pull(local_store, first.id, tmp_path / "dest")
+    report = pull(local_store, second.id, tmp_path / "dest")
+    check_files(second, report.path)
+    sizes = sum(ref.size for ref in set(second.manifest.content.files.values()))
+    assert report.fetched_bytes == sizes - second.n * 4 * D  # the index copies its vectors from the new embeddings
 
 
-def test_rows_of_another_type_are_fetched_and_an_index_of_the_same_ones_is_not(
-    local_store: Store, month: Publish, tmp_path: Path
+def test_embeddings_of_another_type_are_fetched_but_index_vectors_are_not(
+    local_store: Store, publish: Publish, tmp_path: Path
 ) -> None:
-    old, new = month(local_store, LAST), month(local_store, NOW, indexes={"hnsw": "HNSW4"}, dtype=np.float64)
-    pull(local_store, old.id, tmp_path / "dest")
-    report, told = pull(local_store, new.id, tmp_path / "dest"), diff_snapshots(old, new)
-    check_whole(new, report.path)
-    assert report.reused_bytes == told.pull["index/hnsw"].reused_bytes == (new.n - NEW_ROWS) * 4 * D
-    assert report.fetched_bytes == sum(fetched(told).values())
+    first = publish(local_store, OLD_TEXTS)
+    second = publish(local_store, NEW_TEXTS, indexes=GRAPH, dtype=np.float64)
+    pull(local_store, first.id, tmp_path / "dest")
+    report, diff = pull(local_store, second.id, tmp_path / "dest"), diff_snapshots(first, second)
+    check_files(second, report.path)
+    assert report.reused_bytes == diff.pull["index/hnsw"].reused_bytes == (second.n - NEW_ROWS) * 4 * D
+    assert report.fetched_bytes == sum(get_fetched_bytes(diff).values())
 
 
-def test_what_lies_here_damaged_is_not_used(local_store: Store, month: Publish, tmp_path: Path) -> None:
-    old, new = month(local_store, LAST), month(local_store, NOW)
-    folder = pull(local_store, old.id, tmp_path / "dest").path
+def test_damaged_local_file_is_not_used(local_store: Store, publish: Publish, tmp_path: Path) -> None:
+    first, second = publish(local_store, OLD_TEXTS), publish(local_store, NEW_TEXTS)
+    folder = pull(local_store, first.id, tmp_path / "dest").path
     file = folder / "embeddings/part-00001.npy"
     file.write_bytes(file.read_bytes()[:-1] + b"\1")
-    report = pull(local_store, new.id, tmp_path / "dest")
-    check_whole(new, report.path)
+    report = pull(local_store, second.id, tmp_path / "dest")
+    check_files(second, report.path)
     assert report.reused_bytes == 0
 
 
-def test_an_interrupted_patch_is_gone_on_with(local_store: Store, month: Publish, tmp_path: Path) -> None:
-    old, new = (month(local_store, articles, indexes={"hnsw": "HNSW4"}) for articles in (LAST, NOW))
+def test_interrupted_patch_is_resumed(local_store: Store, publish: Publish, tmp_path: Path) -> None:
+    first, second = (publish(local_store, texts, indexes=GRAPH) for texts in (OLD_TEXTS, NEW_TEXTS))
     dest, calls = tmp_path / "dest", 0
-    pull(local_store, old.id, dest)
+    pull(local_store, first.id, dest)
 
     class StoppedError(Exception):
         pass
@@ -224,64 +227,64 @@ def test_an_interrupted_patch_is_gone_on_with(local_store: Store, month: Publish
             raise StoppedError
 
     with pytest.raises(StoppedError):
-        pull(local_store, new.id, dest, on_progress=stop)
-    assert Snapshot.from_folder(dest).id == old.id
-    check_whole(new, pull(local_store, new.id, dest).path)
+        pull(local_store, second.id, dest, on_progress=stop)
+    assert Snapshot.from_folder(dest).id == first.id
+    check_files(second, pull(local_store, second.id, dest).path)
 
 
-def test_a_missing_blob_is_named(local_store: Store, month: Publish, tmp_path: Path) -> None:
-    old, new = month(local_store, LAST), month(local_store, NOW)
-    pull(local_store, old.id, tmp_path / "dest")
-    ref = new.manifest.content.files["embeddings/part-00002.npy"]
+def test_missing_blob_is_reported(local_store: Store, publish: Publish, tmp_path: Path) -> None:
+    first, second = publish(local_store, OLD_TEXTS), publish(local_store, NEW_TEXTS)
+    pull(local_store, first.id, tmp_path / "dest")
+    ref = second.manifest.content.files["embeddings/part-00002.npy"]
     local_store.files.remove(ref.path)
     with pytest.raises(StoreError, match=f"{ref.id} is missing"):
-        pull(local_store, new.id, tmp_path / "dest")
-    assert Snapshot.from_folder(tmp_path / "dest").id == old.id
+        pull(local_store, second.id, tmp_path / "dest")
+    assert Snapshot.from_folder(tmp_path / "dest").id == first.id
 
 
-def test_a_server_is_asked_for_new_rows_alone_on_a_bad_day_too(
+def test_only_new_rows_are_requested_despite_faults(
     faulty_server: FaultyServer,
     s3_bucket: Callable[[str], AbstractContextManager[str]],
-    month: Publish,
+    publish: Publish,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
     monkeypatch.setattr("rag_model.store.objects.s3._PAUSE_SECONDS", 0.001)
     with s3_bucket(faulty_server.url) as url:
         store = Store.open(url, create=True)
-        old, new = (month(store, articles, indexes={"hnsw": "HNSW4"}) for articles in (LAST, NOW))
-        pull(store, old.id, tmp_path / "dest")
+        old_snapshot, new_snapshot = (publish(store, texts, indexes=GRAPH) for texts in (OLD_TEXTS, NEW_TEXTS))
+        pull(store, old_snapshot.id, tmp_path / "dest")
         faulty_server.requests.clear()
         faulty_server.fault = lambda request: "break" if request.number % 3 == 0 else None
-        report = pull(store, new.id, tmp_path / "dest")
+        report = pull(store, new_snapshot.id, tmp_path / "dest")
         faulty_server.fault = lambda request: None
-        check_whole(new, report.path)
-    files = new.manifest.content.files
-    assert report.reused_bytes == (new.n - NEW_ROWS) * 2 * D + new.n * 4 * D
+        check_files(new_snapshot, report.path)
+    files = new_snapshot.manifest.content.files
+    assert report.reused_bytes == (new_snapshot.n - NEW_ROWS) * 2 * D + new_snapshot.n * 4 * D
     for path, rows in {"embeddings/part-00001.npy": 1, "index/hnsw.faiss": 0}.items():
-        table, calls = find_vector_tables(new.manifest.content)[path], set[tuple[int, int]]()
+        table, ranges = find_vector_tables(new_snapshot.manifest.content)[path], set[tuple[int, int]]()
         for request in faulty_server.requests:
             if request.method == "GET" and request.touches(files[path].path):
                 first, last = request.headers["Range"].removeprefix("bytes=").split("-")
-                calls.add((int(first), int(last) + 1))
-        assert sum(end - first for first, end in calls) == table.head_bytes + rows * table.row_bytes, path
+                ranges.add((int(first), int(last) + 1))
+        assert sum(end - first for first, end in ranges) == table.head_bytes + rows * table.row_bytes, path
 
 
-def test_a_full_disk_leaves_the_earlier_snapshot_and_the_next_pull_goes_on(
-    local_store: Store, month: Publish, tmp_path: Path
+def test_full_disk_keeps_the_earlier_snapshot_and_the_next_pull_resumes(
+    local_store: Store, publish: Publish, tmp_path: Path
 ) -> None:
-    old, new = (month(local_store, articles, indexes={"hnsw": "HNSW4"}) for articles in (LAST, NOW))
-    dest, seen = tmp_path / "dest", 0
-    pull(local_store, old.id, dest)
-    for error in failures(lambda: pull(local_store, new.id, dest)):
-        seen += 1
+    first, second = (publish(local_store, texts, indexes=GRAPH) for texts in (OLD_TEXTS, NEW_TEXTS))
+    dest, errors = tmp_path / "dest", 0
+    pull(local_store, first.id, dest)
+    for error in iter_disk_full_errors(lambda: pull(local_store, second.id, dest)):
+        errors += 1
         assert "disk is full" in str(error) or "No space left" in str(error)
         with Snapshot.from_folder(dest) as snapshot:
-            assert snapshot.id == old.id
-            check_whole(old, dest / "current")
-    assert seen > 4
-    assert Snapshot.from_folder(dest).id == new.id
-    check_whole(new, dest / "current")
+            assert snapshot.id == first.id
+            check_files(first, dest / "current")
+    assert errors > 4
+    assert Snapshot.from_folder(dest).id == second.id
+    check_files(second, dest / "current")
 
 
 @pytest.mark.parametrize(
@@ -295,22 +298,20 @@ def test_a_full_disk_leaves_the_earlier_snapshot_and_the_next_pull_goes_on(
         {},
     ],
 )
-def test_an_index_entry_that_fits_nothing_is_no_table(
-    local_store: Store, month: Publish, entry: dict[str, Any]
-) -> None:
-    content = month(local_store, LAST, indexes={"hnsw": "HNSW4"}).manifest.content
+def test_invalid_index_entry_has_no_vector_table(local_store: Store, publish: Publish, entry: dict[str, Any]) -> None:
+    content = publish(local_store, OLD_TEXTS, indexes=GRAPH).manifest.content
     assert "index/hnsw.faiss" in find_vector_tables(content)
     assert "index/hnsw.faiss" not in find_vector_tables(replace(content, indexes={"hnsw": entry}))
 
 
-def test_passages_of_another_number_than_the_manifest_says_are_no_overlap(local_store: Store, month: Publish) -> None:
-    old, new = month(local_store, LAST), month(local_store, NOW)
-    first, *others = new.manifest.content.parts
-    content = replace(new.manifest.content, parts=(replace(first, rows=first.rows + 1), *others))
+def test_part_with_a_wrong_row_count_has_no_patch(local_store: Store, publish: Publish) -> None:
+    old_snapshot, new_snapshot = publish(local_store, OLD_TEXTS), publish(local_store, NEW_TEXTS)
+    first, *other_parts = new_snapshot.manifest.content.parts
+    content = replace(new_snapshot.manifest.content, parts=(replace(first, rows=first.rows + 1), *other_parts))
     size = 128 + 2 * D * (first.rows + 1)
     files = {**content.files, "embeddings/part-00000.npy": BlobRef("sha256:" + "0" * 64, size)}
-    lying = Snapshot.from_manifest(local_store, Manifest(replace(content, files=files)))
-    overlap = RowOverlap.between(old, lying)
+    inconsistent = Snapshot.from_manifest(local_store, Manifest(replace(content, files=files)))
+    overlap = RowOverlap.between(old_snapshot, inconsistent)
     assert overlap is not None
     assert overlap.find_patch("embeddings/part-00000.npy") is None
     assert overlap.find_patch("embeddings/part-00001.npy") is not None
@@ -319,37 +320,37 @@ def test_passages_of_another_number_than_the_manifest_says_are_no_overlap(local_
 
 @given(
     head=st.integers(0, 9_000_000),
-    kept=st.lists(st.integers(-1, 9), min_size=1, max_size=60),
+    previous_rows=st.lists(st.integers(-1, 9), min_size=1, max_size=60),
     start=st.floats(0, 1),
-    near=st.integers(0, 40),
+    min_gap_rows=st.integers(0, 40),
 )
-def test_a_patch_is_the_file_from_wherever_it_is_gone_on_with(
-    head: int, kept: list[int], start: float, near: int
+def test_patch_gives_the_file_from_any_offset(
+    head: int, previous_rows: list[int], start: float, min_gap_rows: int
 ) -> None:
     with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr("rag_model.store.pulling.overlap._MIN_GAP", near * 16)
-        earlier = np.random.default_rng(0).integers(0, 256, (10, 16), np.uint8)
-        rows = np.array(kept, np.int64)
-        later = np.where(rows[:, None] < 0, np.uint8(7), earlier[rows])
-        data = bytes(head) + later.tobytes()
-        patch = RowPatch(VectorTable("embeddings", head, 16, (PartEntry("part-00000", 0, 0, len(kept)),)), rows)
+        monkeypatch.setattr("rag_model.store.pulling.overlap._MIN_GAP", min_gap_rows * 16)
+        old_vectors = np.random.default_rng(0).integers(0, 256, (10, 16), np.uint8)
+        rows = np.array(previous_rows, np.int64)
+        new_vectors = np.where(rows[:, None] < 0, np.uint8(7), old_vectors[rows])
+        data = bytes(head) + new_vectors.tobytes()
+        patch = RowPatch(VectorTable("embeddings", head, 16, (PartEntry("part-00000", 0, 0, len(rows)),)), rows)
         calls: list[tuple[int, int]] = []
 
         def read(first: int, end: int) -> bytes:
             calls.append((first, end))
             return data[first:end]
 
-        vectors = PulledVectors([earlier[:4], earlier[4:]])
+        vectors = PulledVectors([old_vectors[:4], old_vectors[4:]])
         assert b"".join(patch.iter_chunks(vectors, read, 0)) == data
         assert sum(end - first for first, end in calls) == patch.fetched_bytes
         begin = int(start * len(data))
         assert b"".join(patch.iter_chunks(vectors, read, begin)) == data[begin:]
 
 
-def test_a_few_rows_between_two_that_are_fetched_are_fetched_with_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_short_gap_between_fetched_rows_is_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rag_model.store.pulling.overlap._MIN_GAP", 3 * 16)
-    kept = np.array([-1, 0, 1, -1, 2, 3, 4, -1, *range(50)], np.int64)
-    patch = RowPatch(VectorTable("embeddings", 128, 16, (PartEntry("part-00000", 0, 0, len(kept)),)), kept)
+    rows = np.array([-1, 0, 1, -1, 2, 3, 4, -1, *range(50)], np.int64)
+    patch = RowPatch(VectorTable("embeddings", 128, 16, (PartEntry("part-00000", 0, 0, len(rows)),)), rows)
     assert [(piece.start, piece.end) for piece in patch.iter_pieces() if piece.rows is None] == [
         (0, 128),
         (128, 128 + 4 * 16),

@@ -1,4 +1,4 @@
-"""Pulling: only what is missing, verified, and never a mix for the reader."""
+"""A pull fetches and verifies missing files, and readers never see a mix of two snapshots."""
 
 import json
 import re
@@ -31,18 +31,18 @@ def dest(tmp_path: Path) -> Path:
     return tmp_path / "dest"
 
 
-def size_of(store: Store, snapshot: str) -> int:
+def sum_sizes(store: Store, snapshot: str) -> int:
     return sum(ref.size for ref in set(store.snapshots.get(snapshot).content.files.values()))
 
 
-def test_a_pulled_folder_is_read_with_nothing_else(
+def test_pulled_folder_is_read_without_store_and_cache(
     memory_store: Store, publish: Callable[..., str], dest: Path, cache: Path
 ) -> None:
     snapshot = publish(memory_store)
     report = pull(memory_store, snapshot[:8], dest)
     memory_store.files.delete_folder("blobs")
     assert (report.snapshot, report.path) == (snapshot, dest / snapshot)
-    assert (report.fetched_bytes, report.reused_bytes) == (size_of(memory_store, snapshot), 0)
+    assert (report.fetched_bytes, report.reused_bytes) == (sum_sizes(memory_store, snapshot), 0)
     for folder in (dest, dest / "current", dest / snapshot):
         with Snapshot.from_folder(folder) as pulled:
             assert pulled.id == snapshot
@@ -55,25 +55,25 @@ def test_a_pulled_folder_is_read_with_nothing_else(
         assert digest_file(dest / snapshot / path) == ref.id
 
 
-def test_a_second_pull_fetches_nothing(local_store: Store, publish: Callable[..., str], dest: Path) -> None:
+def test_second_pull_fetches_nothing(local_store: Store, publish: Callable[..., str], dest: Path) -> None:
     snapshot = publish(local_store)
     pull(local_store, snapshot, dest)
-    again = pull(local_store, snapshot, dest)
-    assert (again.fetched_bytes, again.reused_bytes) == (0, size_of(local_store, snapshot))
+    report = pull(local_store, snapshot, dest)
+    assert (report.fetched_bytes, report.reused_bytes) == (0, sum_sizes(local_store, snapshot))
 
 
-def test_the_next_snapshot_fetches_what_changed(local_store: Store, publish: Callable[..., str], dest: Path) -> None:
-    old, new = publish(local_store), publish(local_store, words=50)
-    pull(local_store, old, dest)
+def test_shared_files_are_not_fetched_again(local_store: Store, publish: Callable[..., str], dest: Path) -> None:
+    first, second = publish(local_store), publish(local_store, words=50)
+    pull(local_store, first, dest)
     reader = Snapshot.from_folder(dest)
-    assert pull(local_store, new, dest).fetched_bytes == 0
-    assert Snapshot.from_folder(dest).id == new
-    assert reader.id == old
+    assert pull(local_store, second, dest).fetched_bytes == 0
+    assert Snapshot.from_folder(dest).id == second
+    assert reader.id == first
     assert reader.passages([7])[0].text == "text 7"
     reader.close()
 
 
-def test_a_choice_of_files_grows(local_store: Store, publish: Callable[..., str], dest: Path) -> None:
+def test_selected_files_can_be_extended(local_store: Store, publish: Callable[..., str], dest: Path) -> None:
     snapshot = publish(local_store)
     pull(local_store, snapshot, dest, select=lambda path: not path.startswith("embeddings/"))
     with pytest.raises(StoreError, match=r"part-00000.npy was not pulled"):
@@ -86,7 +86,7 @@ def test_a_choice_of_files_grows(local_store: Store, publish: Callable[..., str]
 
 
 @pytest.mark.parametrize("damage", ["flipped", "truncated", "gone"])
-def test_a_damaged_copy_is_repaired(local_store: Store, publish: Callable[..., str], dest: Path, damage: str) -> None:
+def test_damaged_copy_is_repaired(local_store: Store, publish: Callable[..., str], dest: Path, damage: str) -> None:
     snapshot = publish(local_store)
     pull(local_store, snapshot, dest)
     file = dest / snapshot / VECTORS
@@ -103,22 +103,22 @@ def test_a_damaged_copy_is_repaired(local_store: Store, publish: Callable[..., s
 
 
 @pytest.mark.parametrize("damage", [b"short", None])
-def test_a_bad_blob_moves_nothing(
+def test_damaged_blob_does_not_change_the_current_snapshot(
     local_store: Store, publish: Callable[..., str], dest: Path, damage: bytes | None
 ) -> None:
-    old, new = publish(local_store), publish(local_store, words=50)
-    pull(local_store, old, dest, select=lambda path: path.startswith("passages/"))
-    blob = local_store.snapshots.get(new).content.files[VECTORS]
+    first, second = publish(local_store), publish(local_store, words=50)
+    pull(local_store, first, dest, select=lambda path: path.startswith("passages/"))
+    blob = local_store.snapshots.get(second).content.files[VECTORS]
     local_store.files.delete_folder(blob.path)
     if damage is not None:
         local_store.files.write(blob.path, damage)
     with pytest.raises(StoreError, match=blob.id):
-        pull(local_store, new, dest)
-    assert Snapshot.from_folder(dest).id == old
-    assert not (dest / new).exists()
+        pull(local_store, second, dest)
+    assert Snapshot.from_folder(dest).id == first
+    assert not (dest / second).exists()
 
 
-def test_a_hostile_manifest_writes_nothing(
+def test_path_outside_the_folder_is_refused(
     local_store: Store, publish: Callable[..., str], dest: Path, tmp_path: Path
 ) -> None:
     path = f"snapshots/{publish(local_store)}.json"
@@ -142,7 +142,7 @@ def test_a_hostile_manifest_writes_nothing(
         (b'"size": 2', b'"size": 9999999999999999999', "impossible size"),
     ],
 )
-def test_whatever_a_hostile_manifest_asks_for_is_refused(
+def test_hostile_manifest_is_refused(
     local_store: Store, publish: Callable[..., str], dest: Path, old: bytes, new: bytes, message: str
 ) -> None:
     path = f"snapshots/{publish(local_store)}.json"
@@ -154,13 +154,13 @@ def test_whatever_a_hostile_manifest_asks_for_is_refused(
     assert not dest.exists()
 
 
-def test_links_in_the_place_are_replaced_not_followed(
+def test_links_in_the_folder_are_replaced_and_not_followed(
     local_store: Store, publish: Callable[..., str], dest: Path, tmp_path: Path
 ) -> None:
     snapshot = publish(local_store)
     pull(local_store, snapshot, dest)
     outside = tmp_path / "outside"
-    outside.write_bytes(b"kept")
+    outside.write_bytes(b"outside")
     for file in (
         dest / snapshot / VECTORS,
         dest / f".{local_store.snapshots.get(snapshot).content.files[VECTORS].path}",
@@ -168,12 +168,12 @@ def test_links_in_the_place_are_replaced_not_followed(
         file.unlink()
         file.symlink_to(outside)
     pull(local_store, snapshot, dest)
-    assert outside.read_bytes() == b"kept"
+    assert outside.read_bytes() == b"outside"
     assert not (dest / snapshot / VECTORS).is_symlink()
     assert Snapshot.from_folder(dest).embeddings("part-00000").shape == (1500, 4)
 
 
-def test_it_is_told_beforehand_that_the_room_will_not_do(
+def test_missing_disk_space_is_reported_before_fetching(
     local_store: Store, publish: Callable[..., str], dest: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(1 << 20, 1 << 20, 1000))  # type: ignore[attr-defined]
@@ -182,21 +182,21 @@ def test_it_is_told_beforehand_that_the_room_will_not_do(
     assert not dest.exists()
 
 
-def test_a_partial_file_is_gone_on_with(memory_store: Store, publish: Callable[..., str], dest: Path) -> None:
+def test_pull_resumes_from_any_partial_file(memory_store: Store, publish: Callable[..., str], dest: Path) -> None:
     snapshot = publish(memory_store)
     ref = memory_store.snapshots.get(snapshot).content.files[VECTORS]
     data = memory_store.blobs.read(ref)
     partial = blob_copy_path(dest, ref).with_name(f".{blob_copy_path(dest, ref).name}{PARTIAL_SUFFIX}")
     partial.parent.mkdir(parents=True)
-    for left in (data[:1000], data, b"x" * 1000, data + b"more", b""):
-        partial.write_bytes(left)
+    for content_left in (data[:1000], data, b"x" * 1000, data + b"more", b""):
+        partial.write_bytes(content_left)
         blob_copy_path(dest, ref).unlink(missing_ok=True)
         pull(memory_store, snapshot, dest)
         assert blob_copy_path(dest, ref).read_bytes() == data
         assert not partial.exists()
 
 
-def test_two_pulls_at_once_share_their_work(memory_store: Store, publish: Callable[..., str], dest: Path) -> None:
+def test_concurrent_pulls_into_one_folder_succeed(memory_store: Store, publish: Callable[..., str], dest: Path) -> None:
     snapshot = publish(memory_store)
     with ThreadPoolExecutor(4) as pool:
         reports = list(pool.map(lambda _: pull(memory_store, snapshot, dest), range(4)))
@@ -218,27 +218,27 @@ def test_passages_are_mapped(local_store: Store, publish: Callable[..., str], de
     ref = local_store.snapshots.get(snapshot).content.files["passages/part-00000.parquet"]
     copy = mapped_copy_path(dest, ref)
     copy.write_bytes(copy.read_bytes().replace(b"text 7", b"text X"))
-    with Snapshot.from_folder(dest) as pulled:  # what was written to is not read
+    with Snapshot.from_folder(dest) as pulled:  # changed copies are not read
         assert pulled.passages([7])[0].text == "text 7"
     pull(local_store, snapshot, dest)
     assert b"text X" not in copy.read_bytes()
 
 
-def test_it_is_told_how_far_it_is(memory_store: Store, publish: Callable[..., str], dest: Path) -> None:
+def test_progress_is_reported(memory_store: Store, publish: Callable[..., str], dest: Path) -> None:
     snapshot = publish(memory_store)
-    total = size_of(memory_store, snapshot)
+    total = sum_sizes(memory_store, snapshot)
     ref = memory_store.snapshots.get(snapshot).content.files[VECTORS]
     partial = blob_copy_path(dest, ref).with_name(f".{blob_copy_path(dest, ref).name}{PARTIAL_SUFFIX}")
     partial.parent.mkdir(parents=True)
     partial.write_bytes(memory_store.blobs.read(ref)[:1000])
-    for _ in range(2):  # the second finds all of it there
+    for _ in range(2):  # in the second round all files exist
         messages: list[tuple[int, int]] = []
-        pull(memory_store, snapshot, dest, on_progress=lambda done, all_, told=messages: told.append((done, all_)))  # type: ignore[misc]
+        pull(memory_store, snapshot, dest, on_progress=lambda done, all_, out=messages: out.append((done, all_)))  # type: ignore[misc]
         assert messages == sorted(messages)
         assert messages[-1] == (total, total)
 
 
-def test_after_a_failure_the_others_stop(memory_store: Store, publish: Callable[..., str], dest: Path) -> None:
+def test_failure_stops_other_threads(memory_store: Store, publish: Callable[..., str], dest: Path) -> None:
     snapshot = publish(memory_store)
     calls = []
 
@@ -248,26 +248,26 @@ def test_after_a_failure_the_others_stop(memory_store: Store, publish: Callable[
 
     with pytest.raises(KeyboardInterrupt):
         pull(memory_store, snapshot, dest, on_progress=fail)
-    assert len(calls) <= 4  # one a thread
+    assert len(calls) <= 4  # one call for each thread
     assert not (dest / "current").exists()
     assert pull(memory_store, snapshot, dest).snapshot == snapshot
 
 
-def test_the_mapped_copy_can_be_left_out(local_store: Store, publish: Callable[..., str], dest: Path) -> None:
+def test_pull_without_mapped_copies(local_store: Store, publish: Callable[..., str], dest: Path) -> None:
     pull(local_store, publish(local_store), dest, mapped=False)
     assert not (dest / ".mapped").exists()
     with Snapshot.from_folder(dest) as pulled:
         assert pulled.passages([7])[0].text == "text 7"
 
 
-_LIMITED = """
+_PULL_WITH_SIZE_LIMIT = """
 import resource, signal, sys
 from pathlib import Path
 from rag_model.errors import StoreError
 from rag_model.store import Store
 from rag_model.store.pulling.pull import pull
-url, snapshot, dest, most = sys.argv[1:]
-resource.setrlimit(resource.RLIMIT_FSIZE, (int(most), int(most)))
+url, snapshot, dest, max_bytes = sys.argv[1:]
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(max_bytes), int(max_bytes)))
 try:
     pull(Store.open(url), snapshot, Path(dest))
 except StoreError as error:
@@ -275,38 +275,39 @@ except StoreError as error:
 """
 
 
-def test_a_file_that_cannot_be_written_to_its_end_leaves_the_old_version(
+def test_partly_written_file_keeps_the_old_version(
     local_store: Store, publish: Callable[..., str], dest: Path, tmp_path: Path
 ) -> None:
-    old = publish(local_store)
-    pull(local_store, old, dest)
+    first = publish(local_store)
+    pull(local_store, first, dest)
     large = local_store.blobs.put_bytes(secrets.token_bytes(3 << 20))
-    content = local_store.snapshots.get(old).content
-    new = local_store.snapshots.publish(Manifest(replace(content, files={**content.files, "index/large.faiss": large})))
-    command = [sys.executable, "-c", _LIMITED, local_store.url, new, str(dest), str(2 << 20)]
+    content = local_store.snapshots.get(first).content
+    content = replace(content, files={**content.files, "index/large.faiss": large})
+    second = local_store.snapshots.publish(Manifest(content))
+    command = [sys.executable, "-c", _PULL_WITH_SIZE_LIMIT, local_store.url, second, str(dest), str(2 << 20)]
     child = subprocess.run(command, check=False, capture_output=True, text=True)
     assert child.returncode == 1
     assert re.fullmatch(r"cannot write .*: File too large\n", child.stderr)
-    assert Snapshot.from_folder(dest).id == old
+    assert Snapshot.from_folder(dest).id == first
     assert Snapshot.from_folder(dest).passages([7])[0].text == "text 7"
     assert 0 < partial_bytes(blob_copy_path(dest, large)) <= 2 << 20
-    pull(local_store, new, dest)
+    pull(local_store, second, dest)
     assert Snapshot.from_folder(dest).path("index/large.faiss").stat().st_size == large.size
 
 
-def test_a_full_disk_is_named_even_if_pyarrow_writes() -> None:
-    with pytest.raises(OSError, match="Error writing bytes") as caught, pyarrow.OSFile("/dev/full", "wb") as file:
+def test_full_disk_is_reported_for_files_that_pyarrow_writes() -> None:
+    with pytest.raises(OSError, match="Error writing bytes") as error, pyarrow.OSFile("/dev/full", "wb") as file:
         file.write(b"passages")
     sentence = "the disk is full: cannot write pulled; free some space and run it again"
-    assert describe_write_error(Path("pulled"), caught.value) == sentence
+    assert describe_write_error(Path("pulled"), error.value) == sentence
 
 
-def test_a_place_that_is_a_file_says_so(local_store: Store, publish: Callable[..., str], tmp_path: Path) -> None:
+def test_pull_into_a_file_is_reported(local_store: Store, publish: Callable[..., str], tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(StoreError, match="cannot write"):
         pull(local_store, publish(local_store), tmp_path / "file")
 
 
-def test_an_empty_folder_is_no_snapshot(tmp_path: Path) -> None:
+def test_empty_folder_is_not_a_snapshot(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="no pulled snapshot"):
         Snapshot.from_folder(tmp_path)

@@ -21,7 +21,7 @@ D = 16
 
 
 def write_lists(path: Path, lists: list[list[int]], code_bytes: int, gap: int, *, by_row: bool) -> FileWithLists:
-    """Write lists with codes, which are functions of the rows, and with a gap after every third one."""
+    """Write lists whose codes depend on the rows, with a gap after every third list."""
     dtype = "<i8" if code_bytes else "<i4"
     gaps = [gap * (number % 3 == 0) for number in range(len(lists))]
     with path.open("wb") as file:
@@ -31,8 +31,8 @@ def write_lists(path: Path, lists: list[list[int]], code_bytes: int, gap: int, *
             file.write(np.array(rows, dtype).tobytes() + bytes([len(rows) % 256]) * size)
         file.write(TAIL)
     lengths = np.array([*map(len, lists)], np.int64)
-    where = RowLists(len(HEAD), dtype, code_bytes, by_row, lengths, np.array(gaps, np.int64))
-    return FileWithLists(path, where, path.stat().st_size)
+    row_lists = RowLists(len(HEAD), dtype, code_bytes, by_row, lengths, np.array(gaps, np.int64))
+    return FileWithLists(path, row_lists, path.stat().st_size)
 
 
 def rebuild(base: FileWithLists, target: FileWithLists, base_rows: list[int], folder: Path) -> int:
@@ -50,15 +50,15 @@ ROWS = st.lists(st.integers(-1, COUNT - 1), max_size=9)
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     lists=st.tuples(*[st.lists(ROWS, min_size=COUNT, max_size=COUNT)] * 2),
-    kept=st.lists(st.sampled_from([-1, *range(COUNT)]), min_size=COUNT, max_size=COUNT),
+    base_candidates=st.lists(st.sampled_from([-1, *range(COUNT)]), min_size=COUNT, max_size=COUNT),
     gap=st.sampled_from([0, 8]),
 )
-def test_links_are_rebuilt_from_any_others(
-    lists: tuple[list[list[int]], list[list[int]]], kept: list[int], gap: int, tmp_path: Path
+def test_links_are_rebuilt_from_any_base(
+    lists: tuple[list[list[int]], list[list[int]]], base_candidates: list[int], gap: int, tmp_path: Path
 ) -> None:
-    """Empty slots may precede others, numbers be repeated, and have another order."""
+    """Links may have empty slots between others, repeated numbers and any order."""
     highest, base_rows = -1, list[int]()
-    for row in kept:
+    for row in base_candidates:
         base_rows.append(row if row > highest else -1)
         highest = max(highest, row)
     files = [write_lists(tmp_path / name, part, 0, gap, by_row=True) for name, part in zip("ab", lists, strict=True)]
@@ -66,16 +66,17 @@ def test_links_are_rebuilt_from_any_others(
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(homes=st.tuples(*[st.lists(st.integers(0, 3), min_size=1, max_size=40)] * 2), data=st.data())
-def test_inverted_lists_are_rebuilt_from_any_others(
-    homes: tuple[list[int], list[int]], data: st.DataObject, tmp_path: Path
+@given(lists_of_rows=st.tuples(*[st.lists(st.integers(0, 3), min_size=1, max_size=40)] * 2), data=st.data())
+def test_inverted_lists_are_rebuilt_from_any_base(
+    lists_of_rows: tuple[list[int], list[int]], data: st.DataObject, tmp_path: Path
 ) -> None:
-    rows = sorted(data.draw(st.sets(st.integers(0, len(homes[0]) - 1))))[: len(homes[1])]
-    places = sorted(data.draw(st.sets(st.integers(0, len(homes[1]) - 1), min_size=len(rows), max_size=len(rows))))
-    base_rows = [-1] * len(homes[1])
-    for place, row in zip(places, rows, strict=True):
-        base_rows[place] = row
-    lists = [[[row for row, home in enumerate(part) if home == number] for number in range(4)] for part in homes]
+    n_base, n_target = map(len, lists_of_rows)
+    rows = sorted(data.draw(st.sets(st.integers(0, n_base - 1))))[:n_target]
+    new_positions = sorted(data.draw(st.sets(st.integers(0, n_target - 1), min_size=len(rows), max_size=len(rows))))
+    base_rows = [-1] * n_target
+    for position, row in zip(new_positions, rows, strict=True):
+        base_rows[position] = row
+    lists = [[[row for row, n in enumerate(part) if n == number] for number in range(4)] for part in lists_of_rows]
     files = [write_lists(tmp_path / name, part, 3, 0, by_row=False) for name, part in zip("ab", lists, strict=True)]
     rebuild(files[0], files[1], base_rows, tmp_path)
 
@@ -92,10 +93,8 @@ def build_index(factory: str, vectors: Any, path: Path) -> Path:
     ("factory", "share"),
     [("IVF16,PQ8np", 0.02), ("IVF16,SQ8", 0.02), ("OPQ8,IVF16,PQ8np", 0.04), ("HNSW8", 0.5), ("Flat", 0.5)],
 )
-def test_files_of_faiss_are_rebuilt(
-    factory: str, share: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Inverted lists take a share of their bytes like that of the rows that changed, 1 %."""
+def test_faiss_files_are_rebuilt(factory: str, share: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The delta of inverted lists is small: about 1 % of the rows changed."""
     monkeypatch.setattr(row_delta, "_BLOCK_BYTES", 4096)  # several blocks
     rows, count = np.random.default_rng(2).normal(size=(4040, D)).astype(np.float32), 4000
     base_rows = np.delete(np.arange(count), np.arange(0, count, 200))
@@ -109,7 +108,7 @@ def test_files_of_faiss_are_rebuilt(
     )
 
 
-def test_a_damaged_delta_is_refused_and_leaves_no_file(tmp_path: Path) -> None:
+def test_damaged_delta_is_refused_and_leaves_no_file(tmp_path: Path) -> None:
     base, target = (
         write_lists(tmp_path / name, [[0, number], [1], [number, 0]], 0, 4, by_row=True)
         for name, number in (("a", 1), ("b", 2))
@@ -117,21 +116,21 @@ def test_a_damaged_delta_is_refused_and_leaves_no_file(tmp_path: Path) -> None:
     rebuild(base, target, [0, -1, 2], tmp_path)
     (tmp_path / "made").unlink()
     delta, damaged = (tmp_path / "delta").read_bytes(), tmp_path / "damaged"
-    chance = np.random.default_rng(3)
+    rng = np.random.default_rng(3)
     variants = [delta[:size] for size in range(0, len(delta), 7)]
-    for place in chance.integers(0, len(delta), 150).tolist():
-        variants.append(delta[:place] + bytes([int(chance.integers(256))]) + delta[place + 1 :])
-    refused = 0
+    for offset in rng.integers(0, len(delta), 150).tolist():
+        variants.append(delta[:offset] + bytes([int(rng.integers(256))]) + delta[offset + 1 :])
+    rejected_count = 0
     for variant in variants:
         damaged.write_bytes(variant)
-        with suppress(InputError):  # or the result has another digest
+        with suppress(InputError):  # some damage only changes the result, which its digest detects
             apply_row_delta(base.path, damaged, target.size, tmp_path / "made")
-        refused += not (tmp_path / "made").exists()
+        rejected_count += not (tmp_path / "made").exists()
         (tmp_path / "made").unlink(missing_ok=True)
-    assert refused > len(variants) / 2
+    assert rejected_count > len(variants) / 2
 
 
-def test_a_delta_of_another_base_is_refused(tmp_path: Path) -> None:
+def test_delta_of_another_base_is_refused(tmp_path: Path) -> None:
     base, target = (write_lists(tmp_path / name, [[0, 1], [1]], 0, 0, by_row=True) for name in "ab")
     rebuild(base, target, [0, 1], tmp_path)
     (tmp_path / "other").write_bytes(base.path.read_bytes()[:20])

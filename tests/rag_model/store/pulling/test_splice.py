@@ -1,4 +1,4 @@
-"""A file, put together of an earlier one and the bytes that this one has not."""
+"""A splice rebuilds a file from an earlier file and the bytes that the earlier file does not have."""
 
 import struct
 from functools import partial
@@ -21,16 +21,16 @@ CUTS = st.lists(st.integers(0, len(DATA)), max_size=6)
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(cuts=CUTS, new=st.binary(max_size=40))
-def test_any_file_is_made_of_any_other(cuts: list[int], new: bytes, tmp_path: Path) -> None:
-    """Of stretches in any order, with new bytes between them."""
-    later = new.join(DATA[min(pair) : max(pair)] for pair in pairwise(cuts))
-    made_of(DATA, later, tmp_path)
-    made_of(later, DATA, tmp_path)
+@given(cuts=CUTS, new_bytes=st.binary(max_size=40))
+def test_splice_rebuilds_any_file_from_any_other(cuts: list[int], new_bytes: bytes, tmp_path: Path) -> None:
+    """The files consist of stretches in any order, with new bytes between them."""
+    later = new_bytes.join(DATA[min(pair) : max(pair)] for pair in pairwise(cuts))
+    build_splice(DATA, later, tmp_path)
+    build_splice(later, DATA, tmp_path)
 
 
-def made_of(earlier: bytes, later: bytes, folder: Path) -> int:
-    """Return the size of the splice that makes one of the other."""
+def build_splice(earlier: bytes, later: bytes, folder: Path) -> int:
+    """Build and apply the splice from one file to another, and return its size."""
     (folder / "earlier").write_bytes(earlier)
     (folder / "later").write_bytes(later)
     write_splice(folder / "earlier", folder / "later", folder / "splice")
@@ -39,52 +39,52 @@ def made_of(earlier: bytes, later: bytes, folder: Path) -> int:
     return (folder / "splice").stat().st_size
 
 
-def test_what_lies_in_the_earlier_file_is_not_in_the_splice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(delta_files, "_WINDOW_BYTES", 1 << 12)  # stretches reach over several
+def test_splice_omits_bytes_of_the_earlier_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(delta_files, "_WINDOW_BYTES", 1 << 12)  # so that stretches span several windows
     later = b"".join([DATA[:3000], b"new", DATA[3016:9000], DATA[9016:], b"more"])
-    assert made_of(DATA, later, tmp_path) < 200
-    assert made_of(DATA, b"", tmp_path) < 200
-    assert made_of(bytes(9999), bytes(12345), tmp_path) < 500
+    assert build_splice(DATA, later, tmp_path) < 200
+    assert build_splice(DATA, b"", tmp_path) < 200
+    assert build_splice(bytes(9999), bytes(12345), tmp_path) < 500
 
 
-def test_a_splice_holds_a_part_of_its_files(tmp_path: Path) -> None:
+def test_memory_of_write_splice_is_limited(tmp_path: Path) -> None:
     size = 12 << 20
     earlier = np.random.default_rng(2).integers(0, 256, size, np.uint8).tobytes()
     (tmp_path / "earlier").write_bytes(earlier)
     (tmp_path / "later").write_bytes(earlier[: 5 << 20] + b"new" + earlier[5 << 20 :])
     paths = (tmp_path / "earlier", tmp_path / "later", tmp_path / "splice")
-    (held,) = measure_peaks(partial(write_splice, *paths))
-    assert held < 4 * size  # marks of 16 MiB, and a dozen windows: all hashes would be eight times the file
+    (peak_bytes,) = measure_peaks(partial(write_splice, *paths))
+    assert peak_bytes < 4 * size  # hashes of the whole file would need eight times its size
 
 
 @pytest.mark.parametrize(
     "steps",
     [
-        [(4, 0, 96), (0, 0, 0)],  # more between than there is
+        [(4, 0, 96), (0, 0, 0)],  # more new bytes than the splice has
         [(3, 0, 97), (1, 0, 97)],  # too long
         [(3, 0, 96)],  # too short
         [(3, 19_990, 97)],
         [(3, -1, 97)],
         [(-1, 0, 97), (4, 0, 0)],
         [(3, 0, 1 << 62), (0, 1 << 62, 1 << 62)],
-        [*[(0, 0, 0)] * 4, (3, 0, 97)],  # steps that do nothing, of which there might be any number
+        [*[(0, 0, 0)] * 4, (3, 0, 97)],  # empty steps could repeat without end
         [],
     ],
 )
-def test_a_splice_that_makes_no_sense_is_refused(steps: list[tuple[int, int, int]], tmp_path: Path) -> None:
+def test_invalid_splice_is_refused(steps: list[tuple[int, int, int]], tmp_path: Path) -> None:
     (tmp_path / "raw").write_bytes(np.array(steps, "<i8").tobytes() + b"abc")
     head = struct.pack("<QQ", len(steps), 3)
     delta_files.pack_file(tmp_path / "raw", 24 * len(steps) + 3, tmp_path / "splice", head)
-    refused(tmp_path)
+    check_refused(tmp_path)
 
 
 @pytest.mark.parametrize("head", [b"", b"\xff" * 16, struct.pack("<QQ", 1, 1 << 40), struct.pack("<QQ", 1, 76)])
-def test_a_damaged_splice_is_refused(head: bytes, tmp_path: Path) -> None:
+def test_damaged_splice_is_refused(head: bytes, tmp_path: Path) -> None:
     (tmp_path / "splice").write_bytes(head)
-    refused(tmp_path)
+    check_refused(tmp_path)
 
 
-def refused(folder: Path) -> None:
+def check_refused(folder: Path) -> None:
     (folder / "earlier").write_bytes(DATA)
     with pytest.raises(InputError, match="fetch the whole file"):
         apply_splice(folder / "earlier", folder / "splice", 100, folder / "made")
@@ -103,15 +103,13 @@ def write_ragged(path: Path, lengths: np.ndarray, codes: np.ndarray) -> Path:
     return path
 
 
-def test_rows_of_an_index_of_tokens_are_copied_without_a_search(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    chance = np.random.default_rng(3)
-    lengths, count = chance.integers(1, 40, 2000), 2000
+def test_rows_of_a_token_index_are_copied_without_a_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(3)
+    lengths, count = rng.integers(1, 40, 2000), 2000
     base_rows = np.insert(np.delete(np.arange(count), [0, 7, 1500]), [5, 1800, 1997], -1)
     new_lengths = np.where(base_rows < 0, 9, lengths[base_rows])
-    codes = np.split(chance.integers(0, 256, (int(lengths.sum()), 16), np.uint8), np.cumsum(lengths)[:-1])
-    new_codes = [codes[row] if row >= 0 else chance.integers(0, 256, (9, 16), np.uint8) for row in base_rows]
+    codes = np.split(rng.integers(0, 256, (int(lengths.sum()), 16), np.uint8), np.cumsum(lengths)[:-1])
+    new_codes = [codes[row] if row >= 0 else rng.integers(0, 256, (9, 16), np.uint8) for row in base_rows]
     base = write_ragged(tmp_path / "base", lengths, np.concatenate(codes))
     target = write_ragged(tmp_path / "target", new_lengths, np.concatenate(new_codes))
     stretches = find_row_stretches(base, target, lambda: base_rows)
@@ -121,7 +119,7 @@ def test_rows_of_an_index_of_tokens_are_copied_without_a_search(
     assert (tmp_path / "splice").stat().st_size < 0.01 * target.stat().st_size
     apply_splice(base, tmp_path / "splice", target.stat().st_size, tmp_path / "made")
     assert (tmp_path / "made").read_bytes() == target.read_bytes()
-    # With rows of another file, fewer bytes are equal.
+    # Even with wrong rows the splice gives the same file, from fewer equal bytes.
     write_splice(base, target, tmp_path / "splice", find_row_stretches(base, target, lambda: np.sort(base_rows)))
     apply_splice(base, tmp_path / "splice", target.stat().st_size, tmp_path / "made")
     assert (tmp_path / "made").read_bytes() == target.read_bytes()

@@ -1,4 +1,4 @@
-"""Which moves and snapshots are forgotten: by number, by age, and never what a ref names now."""
+"""Moves and snapshots expire by number and age, but never the current move of a ref."""
 
 from collections.abc import Callable
 
@@ -22,33 +22,31 @@ def store(local_store: Store) -> Store:
 
 
 @pytest.fixture
-def named(store: Store) -> Callable[[str], str]:
+def publish_letter(store: Store) -> Callable[[str], str]:
     """Publish an empty snapshot for a letter and return its id."""
     return lambda letter: store.snapshots.publish(Manifest(Content({"letter": letter}, (), {})))
 
 
-def test_moves_go_when_they_are_neither_new_nor_among_the_last(
-    store: Store, named: Callable[[str], str], later: Callable[..., None]
+def test_old_moves_expire_except_the_last_ones(
+    store: Store, publish_letter: Callable[[str], str], age_store: Callable[..., None]
 ) -> None:
     for letter in "ABCD":
-        tag(store, named(letter), "latest")
-        later(store, 10 * DAY)
+        tag(store, publish_letter(letter), "latest")
+        age_store(store, 10 * DAY)
     assert expire_store(store, ExpirePolicy(keep=3, older_than=0), dry_run=True).moves == ("latest@1",)
-    assert expire_store(store, ExpirePolicy(keep=1, older_than=25 * DAY)).moves == (
-        "latest@1",
-    )  # passed on 30 days ago
-    found = expire_store(store, ExpirePolicy(keep=2, older_than=0))
-    assert (found.moves, found.snapshots) == (("latest@2",), (named("B"),))
+    assert expire_store(store, ExpirePolicy(keep=1, older_than=25 * DAY)).moves == ("latest@1",)  # 30 days old
+    report = expire_store(store, ExpirePolicy(keep=2, older_than=0))
+    assert (report.moves, report.snapshots) == (("latest@2",), (publish_letter("B"),))
     assert store.refs.list_numbers("latest") == [3, 4]
-    assert verify_version(store, named("D")) == []
+    assert verify_version(store, publish_letter("D")) == []
 
 
-def test_a_damaged_move_goes_as_others_and_one_that_stays_is_told(
-    store: Store, named: Callable[[str], str], later: Callable[..., None]
+def test_damaged_move_expires_or_is_reported(
+    store: Store, publish_letter: Callable[[str], str], age_store: Callable[..., None]
 ) -> None:
     for letter in "ABC":
-        tag(store, named(letter), "latest")
-        later(store, DAY)
+        tag(store, publish_letter(letter), "latest")
+        age_store(store, DAY)
     for number in (1, 2):
         store.files.write(store.refs.move_path("latest", number), b"{")
     with pytest.raises(StoreError, match=store.refs.move_path("latest", 2)):
@@ -56,66 +54,66 @@ def test_a_damaged_move_goes_as_others_and_one_that_stays_is_told(
     assert expire_store(store, ExpirePolicy(keep=1, older_than=0)).moves == ("latest@1", "latest@2")
 
 
-def test_the_age_of_a_move_counts_from_when_the_ref_moved_on(
-    store: Store, named: Callable[[str], str], later: Callable[..., None]
+def test_age_of_a_move_counts_from_the_next_move(
+    store: Store, publish_letter: Callable[[str], str], age_store: Callable[..., None]
 ) -> None:
-    tag(store, named("A"), "latest")
-    later(store, 365 * DAY)
-    tag(store, named("B"), "latest")
+    tag(store, publish_letter("A"), "latest")
+    age_store(store, 365 * DAY)
+    tag(store, publish_letter("B"), "latest")
     assert expire_store(store, ExpirePolicy(keep=1)).moves == ()
-    later(store, 91 * DAY)
+    age_store(store, 91 * DAY)
     assert expire_store(store, ExpirePolicy(keep=1)).moves == ("latest@1",)
 
 
-def test_what_a_ref_names_now_stays_for_ever(
-    store: Store, named: Callable[[str], str], later: Callable[..., None]
+def test_current_move_never_expires(
+    store: Store, publish_letter: Callable[[str], str], age_store: Callable[..., None]
 ) -> None:
-    tag(store, named("A"), "2026-11")
-    later(store, 1000 * DAY)
+    tag(store, publish_letter("A"), "2026-11")
+    age_store(store, 1000 * DAY)
     assert expire_store(store, ExpirePolicy(keep=1, older_than=0)).snapshots == ()
-    assert store.snapshots.resolve("2026-11") == named("A")
+    assert store.snapshots.resolve("2026-11") == publish_letter("A")
 
 
-def test_a_snapshot_stays_as_long_as_any_move_names_it(
-    store: Store, named: Callable[[str], str], later: Callable[..., None]
+def test_snapshot_stays_while_a_move_names_it(
+    store: Store, publish_letter: Callable[[str], str], age_store: Callable[..., None]
 ) -> None:
     for letter in "ABA":
-        tag(store, named(letter), "latest")
-    tag(store, named("B"), "good")
-    found = expire_store(store, ExpirePolicy(keep=1, older_than=0))
-    assert (found.moves, found.snapshots) == (("latest@1", "latest@2"), ())
+        tag(store, publish_letter(letter), "latest")
+    tag(store, publish_letter("B"), "good")
+    report = expire_store(store, ExpirePolicy(keep=1, older_than=0))
+    assert (report.moves, report.snapshots) == (("latest@1", "latest@2"), ())
 
 
-def test_a_snapshot_that_no_ref_ever_named_goes_when_it_is_old(
-    store: Store, named: Callable[[str], str], later: Callable[..., None]
+def test_snapshot_without_ref_expires_by_age(
+    store: Store, publish_letter: Callable[[str], str], age_store: Callable[..., None]
 ) -> None:
-    refused = named("A")
+    refused = publish_letter("A")
     assert expire_store(store, ExpirePolicy()).snapshots == ()
-    later(store, 91 * DAY)
+    age_store(store, 91 * DAY)
     assert expire_store(store, ExpirePolicy()).snapshots == (refused,)
 
 
-def test_the_bound_is_inclusive() -> None:
+def test_age_limit_is_inclusive() -> None:
     moves = {number: StoredFile(f"refs/latest/{number:08d}.json", 1, 100.0 * number) for number in (1, 2, 3)}
     assert _ExpirePlanner._find_expired_numbers(moves, 199.9, 1) == set()
     assert _ExpirePlanner._find_expired_numbers(moves, 200.0, 1) == {1}
 
 
 @given(st.lists(st.integers(0, 5), max_size=8), st.integers(1, 9), st.integers(-1, 6))
-def test_what_is_forgotten_is_the_beginning_of_the_log(times: list[int], keep: int, bound: int) -> None:
-    """Whatever the times of files that were copied here and there."""
+def test_expired_moves_are_the_first_of_the_log(times: list[int], keep: int, bound: int) -> None:
+    """This holds for any file times, since copying a store changes them."""
     moves = {number: StoredFile("", 1, float(moment)) for number, moment in enumerate(times, start=3)}
-    gone = _ExpirePlanner._find_expired_numbers(moves, bound, keep)
-    assert sorted(gone) == sorted(moves)[: len(gone)]
-    assert len(moves) - len(gone) >= min(keep, len(moves))
-    assert all(times[number - 2] <= bound for number in gone)
+    expired_numbers = _ExpirePlanner._find_expired_numbers(moves, bound, keep)
+    assert sorted(expired_numbers) == sorted(moves)[: len(expired_numbers)]
+    assert len(moves) - len(expired_numbers) >= min(keep, len(moves))
+    assert all(times[number - 2] <= bound for number in expired_numbers)
 
 
-def test_a_rollback_ends_where_the_log_begins(store: Store, named: Callable[[str], str]) -> None:
+def test_rollback_does_not_reach_expired_moves(store: Store, publish_letter: Callable[[str], str]) -> None:
     for letter in "ABC":
-        tag(store, named(letter), "latest")
+        tag(store, publish_letter(letter), "latest")
     expire_store(store, ExpirePolicy(keep=2, older_than=0))
-    assert rollback(store, "latest").snapshot == named("B")
+    assert rollback(store, "latest").snapshot == publish_letter("B")
     with pytest.raises(UsageError, match="named no other snapshot before"):
         rollback(store, "latest")
     with pytest.raises(StoreError, match="ref latest has no move 1"):
@@ -123,10 +121,10 @@ def test_a_rollback_ends_where_the_log_begins(store: Store, named: Callable[[str
     expire_store(store, ExpirePolicy(keep=1, older_than=0))
     with pytest.raises(UsageError, match="named no other snapshot before"):
         rollback(store, "latest")
-    assert tag(store, named("D"), "latest").number == 5
+    assert tag(store, publish_letter("D"), "latest").number == 5
 
 
-@pytest.mark.parametrize("wrong", [{"keep": 0}, {"older_than": -1.0}])
-def test_what_cannot_be_a_policy_is_refused(wrong: dict[str, float]) -> None:
+@pytest.mark.parametrize("settings", [{"keep": 0}, {"older_than": -1.0}])
+def test_invalid_policy_is_refused(settings: dict[str, float]) -> None:
     with pytest.raises(UsageError, match=r"at least 1|0 or more"):
-        ExpirePolicy(**wrong)  # type: ignore[arg-type]
+        ExpirePolicy(**settings)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""What a store is tried out for: reading, writing, excluding, and the time; nothing stays."""
+"""The probe of a store tests writing, exclusive creation and its clock, and leaves no files."""
 
 import time
 from pathlib import Path
@@ -10,23 +10,23 @@ from rag_model.store.store import Store
 from rag_model.store.upkeep.verify import probe_store
 
 
-def test_a_good_store(store: Store, tmp_path: Path) -> None:
-    before = sorted(path for path in tmp_path.rglob("*") if path.is_file())
-    probed = probe_store(store)
-    assert probed.creates_exclusively
-    assert abs(probed.clock_skew) <= 1
-    assert probed.seconds >= 0
-    assert sorted(path for path in tmp_path.rglob("*") if path.is_file()) == before
+def test_working_store_passes_and_no_file_stays(store: Store, tmp_path: Path) -> None:
+    files_before = sorted(path for path in tmp_path.rglob("*") if path.is_file())
+    result = probe_store(store)
+    assert result.creates_exclusively
+    assert abs(result.clock_skew) <= 1
+    assert result.seconds >= 0
+    assert sorted(path for path in tmp_path.rglob("*") if path.is_file()) == files_before
 
 
-def test_a_clock_that_is_ahead(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The store's clock stamps its files; this machine's is five minutes behind."""
-    now = time.time
-    monkeypatch.setattr("time.time", lambda: now() - 300)
+def test_clock_skew_is_measured(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """This machine's clock is five minutes behind the clock that sets the times of the store's files."""
+    read_clock = time.time
+    monkeypatch.setattr("time.time", lambda: read_clock() - 300)
     assert probe_store(store).clock_skew == pytest.approx(300, abs=1)
 
 
-def test_a_store_that_cannot_be_written(store: Store, tmp_path: Path) -> None:
+def test_store_without_write_access_is_reported(store: Store, tmp_path: Path) -> None:
     (tmp_path / "store" / "probe").write_text("a file where the folder would be")
     with pytest.raises(StoreError, match="cannot write"):
         probe_store(store)

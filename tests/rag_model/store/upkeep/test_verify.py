@@ -17,12 +17,12 @@ def snapshot(local_store: Store, publish: Callable[..., str]) -> str:
     return snapshot
 
 
-def test_a_sound_snapshot_has_no_problems(local_store: Store, snapshot: str) -> None:
+def test_intact_snapshot_has_no_problems(local_store: Store, snapshot: str) -> None:
     assert verify_version(local_store, snapshot) == []
 
 
 @pytest.mark.parametrize(
-    ("damage", "what"),
+    ("damage", "message"),
     [
         (lambda data: data[:-1] + bytes([data[-1] ^ 1]), "its bytes do not match its name"),
         (lambda data: data[:100], "100 bytes instead of"),
@@ -30,19 +30,19 @@ def test_a_sound_snapshot_has_no_problems(local_store: Store, snapshot: str) -> 
     ],
     ids=["one bit flipped", "truncated", "gone"],
 )
-def test_a_bad_blob_is_found(
-    local_store: Store, snapshot: str, damage: Callable[[bytes], bytes | None], what: str
+def test_damaged_blob_is_reported(
+    local_store: Store, snapshot: str, damage: Callable[[bytes], bytes | None], message: str
 ) -> None:
     blob = local_store.snapshots.get(snapshot).content.files[FILE]
     path = local_store.blobs.get_local_path(blob)
-    left = damage(path.read_bytes())
-    path.unlink() if left is None else path.write_bytes(left)
+    damaged_bytes = damage(path.read_bytes())
+    path.unlink() if damaged_bytes is None else path.write_bytes(damaged_bytes)
     (problem,) = verify_version(local_store, snapshot)
     assert (problem.path, problem.blob) == (FILE, blob.id)
-    assert problem.what.startswith(what)
+    assert problem.what.startswith(message)
 
 
-def test_a_blob_of_two_files_is_found_twice(local_store: Store, snapshot: str) -> None:
+def test_missing_blob_is_reported_for_each_file(local_store: Store, snapshot: str) -> None:
     blob = local_store.snapshots.get(snapshot).content.files["encoder/question/config.json"]
     local_store.blobs.get_local_path(blob).unlink()
     assert [problem.path for problem in verify_version(local_store, snapshot)] == [
@@ -51,7 +51,7 @@ def test_a_blob_of_two_files_is_found_twice(local_store: Store, snapshot: str) -
     ]
 
 
-def test_a_bad_manifest_is_found(local_store: Store, snapshot: str) -> None:
+def test_damaged_manifest_is_reported(local_store: Store, snapshot: str) -> None:
     path = f"snapshots/{snapshot}.json"
     data = local_store.files.read(path) or b""
     local_store.files.write(path, data.replace(b'"rows": 700', b'"rows": 701'))
@@ -60,7 +60,7 @@ def test_a_bad_manifest_is_found(local_store: Store, snapshot: str) -> None:
     assert "hashes to" in problem.what
 
 
-def test_a_missing_snapshot_is_found(local_store: Store, snapshot: str) -> None:
+def test_missing_snapshot_is_reported(local_store: Store, snapshot: str) -> None:
     local_store.files.delete_folder(f"snapshots/{snapshot}.json")
     assert [problem.path for problem in verify_version(local_store, snapshot)] == [
         f"snapshots/{snapshot}.json",
@@ -68,7 +68,7 @@ def test_a_missing_snapshot_is_found(local_store: Store, snapshot: str) -> None:
     ]
 
 
-def test_a_gap_and_a_damaged_move_are_found(local_store: Store, snapshot: str) -> None:
+def test_missing_and_damaged_moves_are_reported(local_store: Store, snapshot: str) -> None:
     for number in (1, 2, 3):
         local_store.refs.move("latest", snapshot, number)
     local_store.files.delete_folder("refs/latest/00000002.json")

@@ -1,4 +1,4 @@
-"""Evaluations in the store: recorded once, kept as long as their subject, and never of what was taken down."""
+"""Evaluations are recorded once, kept as long as their subject, and deleted by a takedown."""
 
 import copy
 import json
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rag_model.digest import digest_file
@@ -38,9 +38,9 @@ from rag_model.store.versions.models import ModelMetadata, put_model
 from rag_model.store.versions.moves import rollback, tag, untag
 from rag_model.store.versions.signatures import SIGNING_KEY_VARIABLE
 
-AT_ONCE = ExpirePolicy(keep=1, older_than=0)
+IMMEDIATELY = ExpirePolicy(keep=1, older_than=0)
 QUESTIONS = f"sha256:{'0' * 64}"
-FIGURES = {"hnsw": {"Success@20": MetricValue(0.5, 0.4, 0.6), "recall@5": MetricValue(1.0)}}
+METRICS = {"hnsw": {"Success@20": MetricValue(0.5, 0.4, 0.6), "recall@5": MetricValue(1.0)}}
 Record = Callable[..., RecordedEvaluation]
 
 
@@ -53,20 +53,20 @@ def store(local_store: Store) -> Store:
 def any_store(request: pytest.FixtureRequest) -> Store:
     if request.param == "s3":
         return Store.open(request.getfixturevalue("s3_store_url"), create=True)
-    found: Store = request.getfixturevalue(f"{request.param}_store")
-    return found
+    store: Store = request.getfixturevalue(f"{request.param}_store")
+    return store
 
 
 @pytest.fixture
-def latest(store: Store, publish: Callable[..., str]) -> Callable[[int], str]:
-    """Publish a snapshot, one for each number, and move `latest` to it."""
+def publish_latest(store: Store, publish: Callable[..., str]) -> Callable[[int], str]:
+    """Publish a snapshot that depends on the number, and move `latest` to it."""
 
-    def latest(number: int) -> str:
+    def publish_latest(number: int) -> str:
         snapshot = publish(store, number=number)
         tag(store, snapshot, "latest")
         return snapshot
 
-    return latest
+    return publish_latest
 
 
 @pytest.fixture
@@ -77,14 +77,14 @@ def rows(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def put(rows: Path) -> Record:
-    """Record an evaluation of a snapshot, with settings."""
+def record(rows: Path) -> Record:
+    """Record an evaluation of a snapshot with the given settings."""
 
-    def put(store: Store, snapshot: str, model: str = "", **settings: Any) -> RecordedEvaluation:
+    def record(store: Store, snapshot: str, model: str = "", **settings: Any) -> RecordedEvaluation:
         subject = EvaluationSubject(snapshot, model, QUESTIONS, settings)
-        return record_evaluation(store, subject, FIGURES, {"rows.jsonl": rows}, {"created_at": "2026-01-01"})
+        return record_evaluation(store, subject, METRICS, {"rows.jsonl": rows}, {"created_at": "2026-01-01"})
 
-    return put
+    return record
 
 
 @pytest.fixture
@@ -95,179 +95,179 @@ def model(store: Store, tmp_path: Path) -> str:
     return put_model(store, folder, ModelMetadata("rag-sequence", None, {}), "reader").model
 
 
-def test_it_is_recorded_once(any_store: Store, publish: Callable[..., str], put: Record) -> None:
+def test_evaluation_is_recorded_once(any_store: Store, publish: Callable[..., str], record: Record) -> None:
     snapshot = publish(any_store)
-    first = put(any_store, snapshot, k=20)
-    assert (first.is_new, put(any_store, snapshot, k=20)) == (True, RecordedEvaluation(first.evaluation, False))
-    other = put(any_store, snapshot, k=5)
-    assert any_store.evaluations.list_ids() == sorted([first.evaluation, other.evaluation])
-    found = find_evaluation(any_store, EvaluationSubject(snapshot, "", QUESTIONS, {"k": 20}))
-    assert found is not None
-    assert found.content.metrics == FIGURES
+    first = record(any_store, snapshot, k=20)
+    assert (first.is_new, record(any_store, snapshot, k=20)) == (True, RecordedEvaluation(first.evaluation, False))
+    other_evaluation = record(any_store, snapshot, k=5)
+    assert any_store.evaluations.list_ids() == sorted([first.evaluation, other_evaluation.evaluation])
+    manifest = find_evaluation(any_store, EvaluationSubject(snapshot, "", QUESTIONS, {"k": 20}))
+    assert manifest is not None
+    assert manifest.content.metrics == METRICS
     assert any_store.evaluations.resolve(first.evaluation[:8]) == first.evaluation
     assert verify_version(any_store, first.evaluation, any_store.evaluations) == []
     assert {evaluation.id for evaluation in list_evaluations(any_store, snapshot)} == {
         first.evaluation,
-        other.evaluation,
+        other_evaluation.evaluation,
     }
     assert list_evaluations(any_store, "0" * 64) == []
     assert sum(tally.files for tally in collect_garbage(any_store, 0.0).values()) == 0
 
 
-def test_one_whose_files_are_lost_is_not_known_and_made_again(
-    store: Store, publish: Callable[..., str], put: Record, rows: Path
+def test_evaluation_with_missing_files_is_recorded_again(
+    store: Store, publish: Callable[..., str], record: Record, rows: Path
 ) -> None:
-    made = put(store, publish(store), k=1)
-    manifest = store.evaluations.get(made.evaluation)
+    recorded = record(store, publish(store), k=1)
+    manifest = store.evaluations.get(recorded.evaluation)
     store.files.remove(manifest.content.files["rows.jsonl"].path)
     assert find_evaluation(store, manifest.content.subject) is None
-    assert put(store, manifest.content.subject.snapshot, k=1) == RecordedEvaluation(
-        made.evaluation, False
-    )  # the same bytes
+    assert record(store, manifest.content.subject.snapshot, k=1) == RecordedEvaluation(
+        recorded.evaluation, False
+    )  # the files have the same bytes
     assert find_evaluation(store, manifest.content.subject) == manifest
     store.files.remove(manifest.content.files["rows.jsonl"].path)
     rows.write_text("other rows\n")
-    assert put(store, manifest.content.subject.snapshot, k=1) == RecordedEvaluation(made.evaluation, True)
-    again = find_evaluation(store, manifest.content.subject)
-    assert again is not None
-    assert again.content.files != manifest.content.files
+    assert record(store, manifest.content.subject.snapshot, k=1) == RecordedEvaluation(recorded.evaluation, True)
+    second_manifest = find_evaluation(store, manifest.content.subject)
+    assert second_manifest is not None
+    assert second_manifest.content.files != manifest.content.files
 
 
-def test_of_two_writers_one_is_kept(store: Store, publish: Callable[..., str], put: Record, rows: Path) -> None:
-    made = put(store, publish(store), k=1)
+def test_first_of_two_writers_is_kept(store: Store, publish: Callable[..., str], record: Record, rows: Path) -> None:
+    recorded = record(store, publish(store), k=1)
     rows.write_text("other rows\n")
-    subject = store.evaluations.get(made.evaluation).content.subject
+    subject = store.evaluations.get(recorded.evaluation).content.subject
     assert not record_evaluation(store, subject, {}, {"rows.jsonl": rows}, {}).is_new
-    assert not store.blobs.exists(BlobRef(digest_file(rows), rows.stat().st_size)), "nothing is written"
-    assert store.evaluations.get(made.evaluation).content.metrics == FIGURES
+    assert not store.blobs.exists(BlobRef(digest_file(rows), rows.stat().st_size)), "the second writer stores no files"
+    assert store.evaluations.get(recorded.evaluation).content.metrics == METRICS
 
 
-def test_it_goes_with_its_snapshot_or_its_model(
-    store: Store, latest: Callable[[int], str], put: Record, model: str
+def test_evaluation_expires_with_its_snapshot_or_model(
+    store: Store, publish_latest: Callable[[int], str], record: Record, model: str
 ) -> None:
-    old = latest(1)
-    kept = latest(2)
-    doomed = {put(store, old, k=1).evaluation, put(store, old, model, k=1).evaluation}
-    stays = put(store, kept, k=1).evaluation
-    with_model = put(store, kept, model, k=1).evaluation
+    old = publish_latest(1)
+    kept_snapshot = publish_latest(2)
+    expired = {record(store, old, k=1).evaluation, record(store, old, model, k=1).evaluation}
+    remaining = record(store, kept_snapshot, k=1).evaluation
+    with_model = record(store, kept_snapshot, model, k=1).evaluation
     untag(store, "model:reader")
-    told = expire_store(store, AT_ONCE, dry_run=True)
-    assert set(told.evaluations) == {*doomed, with_model}
+    report = expire_store(store, IMMEDIATELY, dry_run=True)
+    assert set(report.evaluations) == {*expired, with_model}
     assert len(store.evaluations.list_ids()) == 4
-    assert expire_store(store, AT_ONCE) == told
-    assert store.evaluations.list_ids() == [stays]
-    assert expire_store(store, AT_ONCE).evaluations == ()
-    assert verify_version(store, stays, store.evaluations) == []
-    tag(store, kept, "paper")
+    assert expire_store(store, IMMEDIATELY) == report
+    assert store.evaluations.list_ids() == [remaining]
+    assert expire_store(store, IMMEDIATELY).evaluations == ()
+    assert verify_version(store, remaining, store.evaluations) == []
+    tag(store, kept_snapshot, "paper")
     collect_garbage(store, 0.0)
-    assert verify_version(store, stays, store.evaluations) == []
+    assert verify_version(store, remaining, store.evaluations) == []
 
 
-def test_gc_deletes_the_files_and_the_signature_of_what_expired(
-    store: Store, latest: Callable[[int], str], put: Record, monkeypatch: pytest.MonkeyPatch
+def test_gc_deletes_files_and_signature_of_expired_evaluation(
+    store: Store, publish_latest: Callable[[int], str], record: Record, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _sign(monkeypatch)
-    old = latest(1)
-    latest(2)
-    made = put(store, old, k=1)
-    rows = store.evaluations.get(made.evaluation).content.files["rows.jsonl"]
-    assert store.evaluations.has_trusted_signature(made.evaluation)
-    expire_store(store, AT_ONCE)
+    old = publish_latest(1)
+    publish_latest(2)
+    recorded = record(store, old, k=1)
+    rows = store.evaluations.get(recorded.evaluation).content.files["rows.jsonl"]
+    assert store.evaluations.has_trusted_signature(recorded.evaluation)
+    expire_store(store, IMMEDIATELY)
     collect_garbage(store, 0.0)
     assert not store.blobs.exists(rows)
     assert list(store.files.iter_tree("evaluations")) == []
 
 
-def test_nothing_is_left_or_recorded_of_what_was_taken_down(
-    store: Store, latest: Callable[[int], str], put: Record
+def test_takedown_deletes_evaluations_and_refuses_new_ones(
+    store: Store, publish_latest: Callable[[int], str], record: Record
 ) -> None:
-    old = latest(1)
-    place = latest(2)
-    made, other = put(store, old, k=1), put(store, place, k=1)
-    store.takedowns.record_replacement(old, place)
-    assert retire_replaced(store).evaluations == (made.evaluation,)
-    assert store.evaluations.list_ids() == [other.evaluation]
+    old = publish_latest(1)
+    replacement = publish_latest(2)
+    evaluation, other_evaluation = record(store, old, k=1), record(store, replacement, k=1)
+    store.takedowns.record_replacement(old, replacement)
+    assert retire_replaced(store).evaluations == (evaluation.evaluation,)
+    assert store.evaluations.list_ids() == [other_evaluation.evaluation]
     with pytest.raises(NotFoundError, match="was taken down: use snapshot"):
-        put(store, old, k=1)
-    assert store.evaluations.list_ids() == [other.evaluation]
+        record(store, old, k=1)
+    assert store.evaluations.list_ids() == [other_evaluation.evaluation]
 
 
-def test_a_takedown_that_came_between_wins(
-    store: Store, latest: Callable[[int], str], put: Record, monkeypatch: pytest.MonkeyPatch
+def test_takedown_during_recording_wins(
+    store: Store, publish_latest: Callable[[int], str], record: Record, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The takedown looked for evaluations before this one was written."""
-    old = latest(1)
-    place = latest(2)
-    created = store.files.create
+    """The takedown has already listed the evaluations when this one is written."""
+    old = publish_latest(1)
+    replacement = publish_latest(2)
+    create_file = store.files.create
 
-    def create(path: str, data: bytes) -> bool:
-        done = created(path, data)
+    def create_after_takedown(path: str, data: bytes) -> bool:
+        is_new = create_file(path, data)
         if path.startswith("evaluations/"):
-            store.takedowns.record_replacement(old, place)
-        return done
+            store.takedowns.record_replacement(old, replacement)
+        return is_new
 
-    monkeypatch.setattr(store.files, "create", create)
+    monkeypatch.setattr(store.files, "create", create_after_takedown)
     with pytest.raises(NotFoundError, match="was taken down"):
-        put(store, old, k=1)
+        record(store, old, k=1)
     assert store.evaluations.list_ids() == []
 
 
-def test_a_strangers_figures_are_not_signed_but_replaced(
-    store: Store, publish: Callable[..., str], put: Record, monkeypatch: pytest.MonkeyPatch, rows: Path
+def test_unsigned_evaluation_is_replaced_and_not_signed(
+    store: Store, publish: Callable[..., str], record: Record, monkeypatch: pytest.MonkeyPatch, rows: Path
 ) -> None:
     snapshot = publish(store)
     subject = EvaluationSubject(snapshot, "", QUESTIONS, {"k": 1})
-    stranger = record_evaluation(store, subject, {"hnsw": {"Success@20": MetricValue(1.0)}}, {"rows.jsonl": rows}, {})
+    unsigned = record_evaluation(store, subject, {"hnsw": {"Success@20": MetricValue(1.0)}}, {"rows.jsonl": rows}, {})
     _sign(monkeypatch)
-    assert put(store, snapshot, k=1) == RecordedEvaluation(stranger.evaluation, True)
-    assert store.evaluations.get(stranger.evaluation).content.metrics == FIGURES
-    assert store.evaluations.has_trusted_signature(stranger.evaluation)
-    assert put(store, snapshot, k=1) == RecordedEvaluation(stranger.evaluation, False)
+    assert record(store, snapshot, k=1) == RecordedEvaluation(unsigned.evaluation, True)
+    assert store.evaluations.get(unsigned.evaluation).content.metrics == METRICS
+    assert store.evaluations.has_trusted_signature(unsigned.evaluation)
+    assert record(store, snapshot, k=1) == RecordedEvaluation(unsigned.evaluation, False)
 
 
-def test_it_has_no_refs_and_is_not_pulled(
-    store: Store, publish: Callable[..., str], put: Record, tmp_path: Path
+def test_evaluation_has_no_refs_and_cannot_be_pulled(
+    store: Store, publish: Callable[..., str], record: Record, tmp_path: Path
 ) -> None:
-    made = f"evaluation:{put(store, publish(store), k=1).evaluation}"
+    name = f"evaluation:{record(store, publish(store), k=1).evaluation}"
     with pytest.raises(UsageError, match="evaluations have no refs"):
-        tag(store, made, "best")
+        tag(store, name, "best")
     with pytest.raises(StoreError, match="has no history"):
-        rollback(store, made)
+        rollback(store, name)
     with pytest.raises(UsageError, match="cannot be pulled: export it"):
-        pull(store, made, tmp_path / "here")
+        pull(store, name, tmp_path / "pulled")
     with pytest.raises(UsageError, match="show, verify, diff and export accept evaluations"):
-        store.snapshots.resolve(made)
-    report = export_evaluation(store, made.partition(":")[2], tmp_path / "out")
+        store.snapshots.resolve(name)
+    report = export_evaluation(store, name.partition(":")[2], tmp_path / "out")
     assert (tmp_path / "out" / "rows.jsonl").read_text() == '{"id": "1"}\n'
     assert report.bytes == 12
 
 
 @pytest.mark.parametrize("data", [b"{}", b"{", b""])
-def test_a_damaged_one_stops_expire_until_its_file_is_deleted(
-    store: Store, publish: Callable[..., str], put: Record, data: bytes
+def test_damaged_evaluation_stops_expire_until_its_file_is_deleted(
+    store: Store, publish: Callable[..., str], record: Record, data: bytes
 ) -> None:
     snapshot = publish(store)
-    path = store.evaluations.manifest_path(put(store, snapshot, k=1).evaluation)
+    path = store.evaluations.manifest_path(record(store, snapshot, k=1).evaluation)
     store.files.write(path, data)
-    told = rf"{path} cannot be used: [^;]+; delete this file, and evaluate again$"
-    with pytest.raises(StoreError, match=told):
-        expire_store(store, AT_ONCE)
-    with pytest.raises(StoreError, match=told):
+    message = rf"{path} cannot be used: [^;]+; delete this file, and evaluate again$"
+    with pytest.raises(StoreError, match=message):
+        expire_store(store, IMMEDIATELY)
+    with pytest.raises(StoreError, match=message):
         collect_garbage(store, 0.0)
     store.files.remove(path)
-    assert put(store, snapshot, k=1).is_new
+    assert record(store, snapshot, k=1).is_new
     collect_garbage(store, 0.0)
 
 
-def test_one_of_a_newer_format_is_not_to_be_deleted(store: Store, publish: Callable[..., str], put: Record) -> None:
-    path = store.evaluations.manifest_path(put(store, publish(store), k=1).evaluation)
+def test_evaluation_of_a_newer_format_stops_gc(store: Store, publish: Callable[..., str], record: Record) -> None:
+    path = store.evaluations.manifest_path(record(store, publish(store), k=1).evaluation)
     store.files.write(path, json.dumps({**(store.files.read_json(path) or {}), "format": 99}).encode())
     with pytest.raises(StoreError, match=r"upgrade bookwheel$"):
         collect_garbage(store, 0.0)
 
 
 @pytest.mark.parametrize(
-    ("path", "value", "why"),
+    ("path", "value", "message"),
     [
         (("format",), 2, "has format 2, but this bookwheel reads up to 1: upgrade"),
         (("content", "subject", "snapshot"), "../../x", "bad snapshot"),
@@ -282,38 +282,39 @@ def test_one_of_a_newer_format_is_not_to_be_deleted(store: Store, publish: Calla
         (("provenance",), [], "bad field 'provenance'"),
     ],
 )
-def test_what_bookwheel_did_not_write_is_refused(path: tuple[str, ...], value: Any, why: str) -> None:
-    sound = EvaluationManifest(
-        EvaluationContent(EvaluationSubject("a" * 64, "", QUESTIONS, {"k": 1}), FIGURES, {})
+def test_invalid_evaluation_is_refused(path: tuple[str, ...], value: Any, message: str) -> None:
+    valid = EvaluationManifest(
+        EvaluationContent(EvaluationSubject("a" * 64, "", QUESTIONS, {"k": 1}), METRICS, {})
     ).to_json()
-    assert EvaluationManifest.from_json(json.loads(json.dumps(sound))).id == sound["id"]
-    broken: Any = copy.deepcopy(sound)
-    place = broken
+    assert EvaluationManifest.from_json(json.loads(json.dumps(valid))).id == valid["id"]
+    broken: Any = copy.deepcopy(valid)
+    parent = broken
     for step in path[:-1]:
-        place = place[step]
-    place[path[-1]] = value
-    with pytest.raises(StoreError, match=why):
+        parent = parent[step]
+    parent[path[-1]] = value
+    with pytest.raises(StoreError, match=message):
         EvaluationManifest.from_bytes(json.dumps(broken).encode())
 
 
+@settings(max_examples=30)
 @given(st.recursive(st.none() | st.integers() | st.text(), lambda inner: st.dictionaries(st.text(), inner)))
-def test_anything_else_is_one_error(value: Any) -> None:
+def test_any_other_json_is_a_store_error(value: Any) -> None:
     with pytest.raises(StoreError):
         EvaluationManifest.from_bytes(json.dumps(value).encode())
 
 
-def test_with_a_trust_file_an_unsigned_one_is_not_known(
-    store: Store, publish: Callable[..., str], put: Record, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def test_unsigned_evaluation_is_ignored_with_a_trust_file(
+    store: Store, publish: Callable[..., str], record: Record, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    made = put(store, publish(store), k=1)
-    subject = store.evaluations.get(made.evaluation).content.subject
+    recorded = record(store, publish(store), k=1)
+    subject = store.evaluations.get(recorded.evaluation).content.subject
     public = Ed25519PrivateKey.generate().public_key()
     der = public.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
     (tmp_path / "trusted").write_text(f"library {b64encode(der).decode()}\n")
     monkeypatch.setenv("BOOKWHEEL_TRUST", str(tmp_path / "trusted"))
     assert find_evaluation(store, subject) is None
     with pytest.raises(RefusedError, match="is not signed by a key"):
-        export_evaluation(store, made.evaluation, tmp_path / "out")
+        export_evaluation(store, recorded.evaluation, tmp_path / "out")
 
 
 def _sign(monkeypatch: pytest.MonkeyPatch) -> None:

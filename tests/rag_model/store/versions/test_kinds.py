@@ -1,4 +1,4 @@
-"""What is chosen for a pull, and what a folder says of what was left out."""
+"""A pull selects kinds of files, and a pulled folder names the kinds that it does not have."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -26,12 +26,12 @@ INDEXES: dict[str, dict[str, Any]] = {"hnsw": {}, "ivfpq": {}}
 CONTENT = Content({}, (), {path: BlobRef("sha256:" + "0" * 64, 1) for path in PATHS}, indexes=INDEXES)
 
 
-def test_a_file_is_of_one_kind() -> None:
+def test_file_has_one_kind() -> None:
     assert {path: file_kind(path) for path in PATHS} == PATHS
 
 
 @pytest.mark.parametrize(
-    ("choice", "kinds"),
+    ("selection", "kinds"),
     [
         ({}, "passages embeddings encoder index/hnsw index/ivfpq"),
         ({"indexes": ["hnsw"]}, "passages embeddings encoder index/hnsw"),
@@ -43,36 +43,36 @@ def test_a_file_is_of_one_kind() -> None:
         ({"passages_only": True, "embeddings": False}, "passages"),
     ],
 )
-def test_a_choice_is_of_kinds(choice: dict[str, Any], kinds: str) -> None:
-    assert {file_kind(path) for path in filter(select_files(CONTENT, **choice), PATHS)} == set(kinds.split())
+def test_selection_consists_of_kinds(selection: dict[str, Any], kinds: str) -> None:
+    assert {file_kind(path) for path in filter(select_files(CONTENT, **selection), PATHS)} == set(kinds.split())
 
 
-def test_an_index_that_ranks_by_the_embeddings_is_not_pulled_without_them() -> None:
-    ranks = replace(CONTENT, indexes={**INDEXES, "ivfpq": {"refine": "vectors"}})
-    assert set(map(file_kind, filter(select_files(ranks, embeddings=False), PATHS))) == {
+def test_index_that_reranks_is_pulled_with_embeddings_only() -> None:
+    reranked = replace(CONTENT, indexes={**INDEXES, "ivfpq": {"refine": "vectors"}})
+    assert set(map(file_kind, filter(select_files(reranked, embeddings=False), PATHS))) == {
         "passages",
         "encoder",
         "index/hnsw",
     }
-    assert "index/ivfpq" in set(map(file_kind, filter(select_files(ranks, indexes=["ivfpq"]), PATHS)))
+    assert "index/ivfpq" in set(map(file_kind, filter(select_files(reranked, indexes=["ivfpq"]), PATHS)))
     with pytest.raises(UsageError, match="index ivfpq ranks its hits by the embeddings: pull them too"):
-        select_files(ranks, indexes=["ivfpq"], embeddings=False)
+        select_files(reranked, indexes=["ivfpq"], embeddings=False)
 
 
 @pytest.mark.parametrize(
-    ("choice", "why"),
+    ("selection", "message"),
     [
         ({"indexes": ["hnws"]}, "no index 'hnws' to pull: choose from hnsw, ivfpq, exact"),
         ({"indexes": ["exact"], "embeddings": False}, "index exact is searched in the embeddings"),
         ({"indexes": ["hnsw"], "passages_only": True}, "one or the other"),
     ],
 )
-def test_a_choice_that_cannot_be_is_refused(choice: dict[str, Any], why: str) -> None:
-    with pytest.raises(UsageError, match=why):
-        select_files(CONTENT, **choice)
+def test_impossible_selection_is_refused(selection: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        select_files(CONTENT, **selection)
 
 
-def test_what_was_left_out_is_named_and_added_later(
+def test_missing_kind_is_reported_and_can_be_pulled_later(
     local_store: Store, publish: Callable[..., str], tmp_path: Path
 ) -> None:
     content = local_store.snapshots.get(publish(local_store)).content
@@ -88,9 +88,9 @@ def test_what_was_left_out_is_named_and_added_later(
         ):
             with pytest.raises(StoreError, match=r"was not pulled to .*: pull again, and include it"):
                 attempt()
-        more = pull(local_store, snapshot, tmp_path, select=select_files(indexed, embeddings=False))
+        second = pull(local_store, snapshot, tmp_path, select=select_files(indexed, embeddings=False))
         assert pulled.path("index/hnsw.faiss").read_bytes() == b"graph"
-        rest = pull(local_store, snapshot, tmp_path)
+        third = pull(local_store, snapshot, tmp_path)
         assert pulled.embeddings("part-00000").shape == (1500, 4)
-    assert more.reused_bytes == first.fetched_bytes
-    assert rest.reused_bytes == first.fetched_bytes + more.fetched_bytes
+    assert second.reused_bytes == first.fetched_bytes
+    assert third.reused_bytes == first.fetched_bytes + second.fetched_bytes

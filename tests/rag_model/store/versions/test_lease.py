@@ -1,4 +1,4 @@
-"""A lease that is dropped ends, in whichever thread that happens."""
+"""A lease ends when its object is dropped, in any thread."""
 
 import asyncio
 import gc
@@ -12,7 +12,7 @@ from rag_model.store.versions.snapshot import SnapshotLease
 from tests.fixtures.serving import until
 
 
-def leased(store: Store) -> SnapshotLease:
+def lease_snapshot(store: Store) -> SnapshotLease:
     lease = SnapshotLease(store)
     lease.hold(store.snapshots.publish(Manifest(Content({}, (), {"index/a": store.blobs.put_bytes(b"a")}))))
     assert len(store.files.list_names("intents")) == 1
@@ -20,17 +20,17 @@ def leased(store: Store) -> SnapshotLease:
 
 
 @pytest.mark.parametrize("backend", ["local_store", "s3_store"])
-def test_it_ends_where_it_is_dropped(backend: str, request: pytest.FixtureRequest) -> None:
+def test_lease_ends_with_its_object(backend: str, request: pytest.FixtureRequest) -> None:
     store: Store = request.getfixturevalue(backend)
-    lease = leased(store)
+    lease = lease_snapshot(store)
     del lease
     gc.collect()
     assert store.files.list_names("intents") == []
 
 
-def test_it_ends_though_it_is_dropped_in_the_thread_of_requests(s3_store: Store) -> None:
-    """The garbage collector runs in any thread; that one cannot wait for a request."""
-    leases = [leased(s3_store)]
+def test_lease_ends_if_it_is_dropped_in_the_request_thread(s3_store: Store) -> None:
+    """Python's garbage collector runs in any thread, and the request thread cannot wait for a request."""
+    leases = [lease_snapshot(s3_store)]
 
     async def drop() -> None:
         leases.clear()
@@ -40,13 +40,13 @@ def test_it_ends_though_it_is_dropped_in_the_thread_of_requests(s3_store: Store)
     until(lambda: s3_store.files.list_names("intents") == [])
 
 
-def test_gc_keeps_what_a_reader_names_and_nothing_else(local_store: Store) -> None:
-    lease = leased(local_store)
-    (held,) = local_store.snapshots.list_ids()
-    blob = local_store.snapshots.get(held).content.files["index/a"]
-    other = Content({}, (), {"index/b": local_store.blobs.put_bytes(b"b")})
-    local_store.snapshots.publish(Manifest(other))
-    local_store.files.remove(local_store.snapshots.manifest_path(held))  # it expired
+def test_gc_keeps_only_files_of_leased_snapshots(local_store: Store) -> None:
+    lease = lease_snapshot(local_store)
+    (snapshot_id,) = local_store.snapshots.list_ids()
+    blob = local_store.snapshots.get(snapshot_id).content.files["index/a"]
+    other_content = Content({}, (), {"index/b": local_store.blobs.put_bytes(b"b")})
+    local_store.snapshots.publish(Manifest(other_content))
+    local_store.files.remove(local_store.snapshots.manifest_path(snapshot_id))  # the snapshot expired
     orphan = local_store.blobs.put_bytes(b"of a page that was taken down")
     collect_garbage(local_store, 0.0)
     assert [local_store.blobs.exists(ref) for ref in (blob, orphan)] == [True, False]

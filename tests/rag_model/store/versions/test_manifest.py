@@ -1,4 +1,4 @@
-"""Manifests: an id of the content alone, a round trip through JSON, and no trust in what a stranger wrote."""
+"""The id of a manifest depends on its content only, and hostile manifests are refused."""
 
 import json
 from dataclasses import replace
@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rag_model.errors import StoreError
@@ -51,12 +51,14 @@ contents = st.builds(
     representations=(st.none() | objects).map(embeddings_in_space),
     indexes=st.dictionaries(segments, objects, max_size=2),
 )
-asked = st.dictionaries(
+representations = st.dictionaries(
     segments.filter(lambda name: not name.startswith("_")),
     st.fixed_dictionaries({"kind": st.sampled_from(["vectors", "tokens"]), "space": st.none() | objects}),
     max_size=2,
 )
-named = st.builds(replace, contents, representations=asked, retriever=st.text("abc(), :0", max_size=9))
+full_contents = st.builds(
+    replace, contents, representations=representations, retriever=st.text("abc(), :0", max_size=9)
+)
 manifests = st.builds(
     Manifest,
     content=contents,
@@ -75,46 +77,50 @@ GOOD = Manifest(
 )
 
 
+@settings(max_examples=40)
 @given(manifests)
-def test_a_manifest_survives_its_file(manifest: Manifest) -> None:
+def test_manifest_round_trips_through_json(manifest: Manifest) -> None:
     data = encode_json(manifest.to_json())
-    again = Manifest.from_bytes(data)
-    assert again == manifest
-    assert again.id == manifest.id
-    assert encode_json(again.to_json()) == data
+    reread = Manifest.from_bytes(data)
+    assert reread == manifest
+    assert reread.id == manifest.id
+    assert encode_json(reread.to_json()) == data
 
 
-@given(named)
-def test_representations_and_a_retriever_survive_their_file(content: Content) -> None:
-    again = Manifest.from_bytes(encode_json(Manifest(content).to_json())).content
-    assert again == content
-    assert again.default_retriever
+@settings(max_examples=40)
+@given(full_contents)
+def test_representations_and_retriever_round_trip_through_json(content: Content) -> None:
+    reread = Manifest.from_bytes(encode_json(Manifest(content).to_json())).content
+    assert reread == content
+    assert reread.default_retriever
 
 
+@settings(max_examples=40)
 @given(manifests, objects, objects)
-def test_only_the_content_decides_the_id(manifest: Manifest, metrics: Any, provenance: Any) -> None:
-    said = {"metrics": metrics, "provenance": provenance, "format": manifest.format}
-    assert Manifest(manifest.content, **said).id == manifest.id
+def test_id_depends_on_content_only(manifest: Manifest, metrics: Any, provenance: Any) -> None:
+    other_fields = {"metrics": metrics, "provenance": provenance, "format": manifest.format}
+    assert Manifest(manifest.content, **other_fields).id == manifest.id
 
 
-@given(named, named)
-def test_another_content_has_another_id(one: Content, other: Content) -> None:
-    assert (Manifest(one).id == Manifest(other).id) == (one.to_json() == other.to_json())
+@settings(max_examples=40)
+@given(full_contents, full_contents)
+def test_other_content_has_another_id(first: Content, second: Content) -> None:
+    assert (Manifest(first).id == Manifest(second).id) == (first.to_json() == second.to_json())
 
 
-def test_the_id_does_not_depend_on_the_order_of_files() -> None:
+def test_id_does_not_depend_on_the_order_of_files() -> None:
     files = {"b": BlobRef("sha256:" + "b" * 64, 1), "a": BlobRef("sha256:" + "a" * 64, 1)}
-    backwards = dict(reversed(files.items()))
-    assert Manifest(Content({}, (), files)).id == Manifest(Content({}, (), backwards)).id
+    reversed_files = dict(reversed(files.items()))
+    assert Manifest(Content({}, (), files)).id == Manifest(Content({}, (), reversed_files)).id
 
 
-def test_the_id_depends_on_the_order_of_parts() -> None:
+def test_id_depends_on_the_order_of_parts() -> None:
     parts = (PartEntry("part-00000", 1, 9, 3), PartEntry("part-00001", 10, 19, 3))
     assert Manifest(Content({}, parts, {})).id != Manifest(Content({}, parts[::-1], {})).id
 
 
 @given(st.text() | st.lists(segments | st.sampled_from(["..", ".", "", "~", "C:", "\\", "\0"])).map("/".join))
-def test_a_path_stays_inside_or_is_refused(path: str) -> None:
+def test_path_is_inside_the_folder_or_refused(path: str) -> None:
     try:
         Content({}, (), {path: BlobRef("sha256:" + "a" * 64, 1)})
     except StoreError:
@@ -140,14 +146,14 @@ def test_hostile_paths_are_refused(path: str) -> None:
         Manifest.from_json(value)
 
 
-def test_a_file_cannot_be_a_folder_as_well() -> None:
+def test_file_cannot_be_a_folder_as_well() -> None:
     blob = BlobRef("sha256:" + "a" * 64, 1)
     with pytest.raises(StoreError, match="folder as well"):
         Content({}, (), {"index": blob, "index-2": blob, "index/hnsw.faiss": blob})
 
 
 @pytest.mark.parametrize(
-    ("where", "value"),
+    ("field_path", "value"),
     [
         (("format",), 0),
         (("format",), "1"),
@@ -191,12 +197,12 @@ def test_a_file_cannot_be_a_folder_as_well() -> None:
         (("content", "unknown"), 1),
     ],
 )
-def test_a_damaged_or_hostile_manifest_is_refused(where: tuple[Any, ...], value: Any) -> None:
+def test_damaged_or_hostile_manifest_is_refused(field_path: tuple[Any, ...], value: Any) -> None:
     manifest = json.loads(encode_json(GOOD.to_json()))
     inner = manifest
-    for step in where[:-1]:
+    for step in field_path[:-1]:
         inner = inner[step]
-    inner[where[-1]] = value
+    inner[field_path[-1]] = value
     with pytest.raises(StoreError):
         Manifest.from_json(manifest)
 
@@ -204,24 +210,24 @@ def test_a_damaged_or_hostile_manifest_is_refused(where: tuple[Any, ...], value:
 @pytest.mark.parametrize(
     "data", [b"", b"[]", b"null", b"{", b"\xff", b"[" * 100_000, b'{"format": ' + b"9" * 5000 + b"}"]
 )
-def test_what_is_no_manifest_is_refused(data: bytes) -> None:
+def test_other_data_is_refused(data: bytes) -> None:
     with pytest.raises(StoreError):
         Manifest.from_bytes(data)
 
 
-def test_a_newer_format_is_refused_by_name() -> None:
+def test_newer_format_is_refused() -> None:
     with pytest.raises(StoreError, match=r"format 3, .* reads up to 2: upgrade bookwheel"):
         Manifest.from_json({"format": 3, "shape": "unknown to this version"})
 
 
-def test_doubled_parts_are_refused() -> None:
+def test_duplicate_parts_are_refused() -> None:
     part = PartEntry("part-00000", 1, 9, 3)
     with pytest.raises(StoreError, match="twice"):
         Content({}, (part, part), {})
 
 
 @pytest.mark.parametrize(
-    ("where", "value", "message"),
+    ("field_path", "value", "message"),
     [
         (("content", "parts", 0), {"name": "part-00000"}, r"bad parts\[0\], which lacks first_page, last_page, rows"),
         (("content", "parts", 0), 5, r"bad parts\[0\], which is not an object"),
@@ -233,11 +239,11 @@ def test_doubled_parts_are_refused() -> None:
         ),
     ],
 )
-def test_error_names_the_field(where: tuple[Any, ...], value: Any, message: str) -> None:
+def test_error_names_the_field(field_path: tuple[Any, ...], value: Any, message: str) -> None:
     manifest = json.loads(encode_json(GOOD.to_json()))
     section = manifest
-    for step in where[:-1]:
+    for step in field_path[:-1]:
         section = section[step]
-    section[where[-1]] = value
+    section[field_path[-1]] = value
     with pytest.raises(StoreError, match=message):
         Manifest.from_json(manifest)

@@ -21,7 +21,7 @@ PASSAGES = [
 
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
-    """A mapped copy of three passages."""
+    """Write a mapped copy of three passages."""
     with PassageWriter(tmp_path / "part.parquet") as writer:
         for passage in PASSAGES:
             writer.write(passage)
@@ -29,7 +29,7 @@ def copy(tmp_path: Path) -> Path:
     return tmp_path / "part.arrow"
 
 
-def test_passages_come_back_as_they_were_written_in_any_order(copy: Path) -> None:
+def test_passages_are_read_in_any_order(copy: Path) -> None:
     file = MappedPassages(copy)
     assert file.read_rows([2, 0, 1, 0]) == [PASSAGES[n] for n in (2, 0, 1, 0)]
     file.close()
@@ -37,7 +37,7 @@ def test_passages_come_back_as_they_were_written_in_any_order(copy: Path) -> Non
         MappedPassages(copy).read_rows([3])
 
 
-def test_a_passage_that_is_not_in_memory_is_read_without_those_around_it(tmp_path: Path) -> None:
+def test_reading_a_passage_loads_no_neighbouring_pages(tmp_path: Path) -> None:
     passages = [replace(PASSAGES[2], id=f"{n}-0", text=f"{n} " * 10_000) for n in range(200)]
     with PassageWriter(tmp_path / "part.parquet") as writer:
         for passage in passages:
@@ -51,24 +51,24 @@ def test_a_passage_that_is_not_in_memory_is_read_without_those_around_it(tmp_pat
     assert count_pages_in_memory(copy) <= header_pages + text_pages + 20 * len(rows)
 
 
-def test_a_slice_and_missing_values_are_read_as_arrow_says(tmp_path: Path) -> None:
-    """Another writer's file may keep a mask of missing values beside columns that have none."""
-    columns = [pa.array([None, *(getattr(one, name) for one in PASSAGES)]) for name in PASSAGE_SCHEMA.names]
+def test_slices_and_missing_values_are_read(tmp_path: Path) -> None:
+    """Files of other writers may have a mask of missing values for a column without any."""
+    columns = [pa.array([None, *(getattr(passage, name) for passage in PASSAGES)]) for name in PASSAGE_SCHEMA.names]
     columns[-1] = columns[-1].cast(pa.timestamp("s", tz="UTC"))
-    kept = [column.cast(field.type)[1:] for column, field in zip(columns, PASSAGE_SCHEMA, strict=True)]
+    slices = [column.cast(field.type)[1:] for column, field in zip(columns, PASSAGE_SCHEMA, strict=True)]
     with pa.OSFile(str(tmp_path / "other.arrow"), "wb") as sink, pa.ipc.new_file(sink, PASSAGE_SCHEMA) as writer:
-        writer.write_batch(pa.RecordBatch.from_arrays(kept, schema=PASSAGE_SCHEMA))
+        writer.write_batch(pa.RecordBatch.from_arrays(slices, schema=PASSAGE_SCHEMA))
     assert MappedPassages(tmp_path / "other.arrow").read_rows([0, 1, 2]) == PASSAGES
 
 
-@pytest.mark.parametrize("older", ["part", "copy"])
-def test_passages_of_before_dates_are_read_without_them(tmp_path: Path, older: str) -> None:
-    """A part that an earlier bookwheel wrote, copied today; or a copy that it made in this folder."""
+@pytest.mark.parametrize("undated_file", ["part", "copy"])
+def test_undated_passages_are_read(tmp_path: Path, undated_file: str) -> None:
+    """Either the part or its mapped copy was written by an earlier version."""
     with PassageWriter(tmp_path / "part", UNDATED_SCHEMA) as writer:
         for passage in PASSAGES:
             writer.write(passage)
     write_mapped_copy(tmp_path / "part", tmp_path / "copy")
-    if older == "copy":
+    if undated_file == "copy":
         with pa.memory_map(str(tmp_path / "copy")) as source:
             table = pa.ipc.open_file(source).read_all().select(UNDATED_SCHEMA.names)
             with pa.OSFile(str(tmp_path / "old"), "wb") as sink, pa.ipc.new_file(sink, UNDATED_SCHEMA) as file:
@@ -77,16 +77,16 @@ def test_passages_of_before_dates_are_read_without_them(tmp_path: Path, older: s
     assert MappedPassages(tmp_path / "copy").read_rows([2, 0]) == [replace(PASSAGES[n], revised=None) for n in (2, 0)]
 
 
-def test_an_impossible_date_is_one_sentence(tmp_path: Path) -> None:
+def test_impossible_date_is_reported(tmp_path: Path) -> None:
     column = pa.array([(LATEST + 1) * 1000], pa.int64()).cast(PASSAGE_SCHEMA.field("revised").type)
-    one = [pa.array([getattr(PASSAGES[0], field.name)], field.type) for field in UNDATED_SCHEMA]
+    columns = [pa.array([getattr(PASSAGES[0], field.name)], field.type) for field in UNDATED_SCHEMA]
     with pa.OSFile(str(tmp_path / "copy"), "wb") as sink, pa.ipc.new_file(sink, PASSAGE_SCHEMA) as writer:
-        writer.write_batch(pa.RecordBatch.from_arrays([*one, column], schema=PASSAGE_SCHEMA))
+        writer.write_batch(pa.RecordBatch.from_arrays([*columns, column], schema=PASSAGE_SCHEMA))
     with pytest.raises(InputError, match=r"row 0 of .* is damaged \(a time outside .*\): pull it again"):
         MappedPassages(tmp_path / "copy").read_rows([0])
 
 
-def test_a_text_that_is_none_is_one_sentence(copy: Path) -> None:
+def test_invalid_utf8_is_reported(copy: Path) -> None:
     copy.write_bytes(copy.read_bytes().replace("漢".encode(), b"\xff\xff\xff"))
     with pytest.raises(InputError, match=r"row 0 of .*part\.arrow is damaged .*: pull it again"):
         MappedPassages(copy).read_rows([0])

@@ -16,7 +16,5 @@ from rag_model.store.versions.model_manifest import detect_model_parts
         (["model.safetensors"], set()),
     ],
 )
-def test_folders_are_parts_and_halves_of_one_file_are_known_by_their_tokenizers(
-    paths: list[str], parts: set[str]
-) -> None:
+def test_parts_are_detected_by_folders_and_tokenizers(paths: list[str], parts: set[str]) -> None:
     assert detect_model_parts(paths) == parts

@@ -1,4 +1,4 @@
-"""Refs against a model of them, and names that no ref may have."""
+"""Refs behave like a simple model, and invalid names and damaged moves are refused."""
 
 import json
 import secrets
@@ -18,16 +18,16 @@ from rag_model.store.versions.refs import check_ref_name
 @given(
     st.lists(st.tuples(st.sampled_from(["latest", "candidate"]), st.integers(0, 5), st.integers(-1, 3)), max_size=20)
 )
-def test_refs_do_as_a_list_does(moves: list[tuple[str, int, int]]) -> None:
-    """A target below 0 deletes the ref: then it stands at 0 again, and its numbers go on."""
+def test_refs_behave_like_a_list(moves: list[tuple[str, int, int]]) -> None:
+    """A target below 0 deletes the ref, which then expects 0 as its current number, and its numbers continue."""
     url = f"memory://{secrets.token_hex(4)}"
     refs = Store.open(url, create=True).refs
     model: dict[str, list[str]] = {"latest": [], "candidate": []}
     for name, expected, target in moves:
         snapshot = f"{target:064x}" if target >= 0 else ""
-        stands = len(model[name]) if model[name] and model[name][-1] else 0
+        current_number = len(model[name]) if model[name] and model[name][-1] else 0
         write = partial(refs.move, name, snapshot, expected) if snapshot else partial(refs.delete, name, expected)
-        if expected == stands and (snapshot or stands):
+        if expected == current_number and (snapshot or current_number):
             assert write().number == len(model[name]) + 1
             model[name].append(snapshot)
         else:
@@ -42,18 +42,18 @@ def test_refs_do_as_a_list_does(moves: list[tuple[str, int, int]]) -> None:
     fsspec.filesystem("memory").rm(url, recursive=True)
 
 
-def test_an_earlier_version_is_told_to_upgrade_by_a_deleted_ref(memory_store: Store) -> None:
+def test_earlier_versions_refuse_a_deleted_ref(memory_store: Store) -> None:
     memory_store.refs.move("v1", "0" * 64, 0)
     memory_store.refs.delete("v1", 1)
-    written = json.loads(memory_store.files.read("refs/v1/00000002.json") or b"")
-    assert (written["format"], written["snapshot"], written["previous"]) == (2, "", "0" * 64)
-    memory_store.files.write("refs/v1/00000002.json", json.dumps({**written, "format": 1}).encode())
+    move = json.loads(memory_store.files.read("refs/v1/00000002.json") or b"")
+    assert (move["format"], move["snapshot"], move["previous"]) == (2, "", "0" * 64)
+    memory_store.files.write("refs/v1/00000002.json", json.dumps({**move, "format": 1}).encode())
     with pytest.raises(StoreError, match="damaged: '' is not a snapshot id"):
         memory_store.refs.find_current("v1")
 
 
 @given(st.text())
-def test_a_name_is_one_plain_folder_or_refused(name: str) -> None:
+def test_name_is_a_plain_folder_name_or_refused(name: str) -> None:
     try:
         check_ref_name(name)
     except UsageError:
@@ -68,25 +68,25 @@ def test_bad_names_are_refused(name: str, memory_store: Store) -> None:
         memory_store.refs.move(name, "0" * 64, 0)
 
 
-def test_a_ref_moves_only_to_a_full_id(memory_store: Store) -> None:
+def test_ref_moves_to_full_ids_only(memory_store: Store) -> None:
     with pytest.raises(UsageError, match="not a full snapshot id"):
         memory_store.refs.move("latest", "abcd", 0)
 
 
-def test_a_ref_with_the_name_of_an_id_is_not_taken_for_this_version(memory_store: Store) -> None:
+def test_ref_named_like_an_id_is_not_resolved_as_an_id(memory_store: Store) -> None:
     memory_store.refs.move("a" * 64, "b" * 64, 0)
     with pytest.raises(NotFoundError, match="no snapshot or ref"):
         memory_store.snapshots.resolve("a" * 64)
 
 
-@pytest.mark.parametrize("written", [b"{}", b"not json", b'{"format": 1, "number": 2}'])
-def test_a_damaged_log_says_so(written: bytes, memory_store: Store) -> None:
-    memory_store.files.write("refs/latest/00000001.json", written)
+@pytest.mark.parametrize("damaged_bytes", [b"{}", b"not json", b'{"format": 1, "number": 2}'])
+def test_damaged_move_is_reported(damaged_bytes: bytes, memory_store: Store) -> None:
+    memory_store.files.write("refs/latest/00000001.json", damaged_bytes)
     with pytest.raises(StoreError, match="damaged"):
         memory_store.refs.find_current("latest")
 
 
-def test_a_moves_number_is_checked(memory_store: Store) -> None:
+def test_number_of_a_move_is_checked(memory_store: Store) -> None:
     memory_store.refs.move("latest", "0" * 64, 0)
     memory_store.files.write("refs/latest/00000002.json", memory_store.files.read("refs/latest/00000001.json") or b"")
     with pytest.raises(StoreError, match="is numbered as move 1"):

@@ -1,4 +1,4 @@
-"""Who published a snapshot: what a trusted key signed is opened, and nothing else where a trust file is given."""
+"""With a trust file, only snapshots, moves, models and takedowns signed by a trusted key are accepted."""
 
 import base64
 import json
@@ -33,8 +33,8 @@ from tests.fixtures.machine_requirements import missing
 Publish = Callable[..., str]
 
 
-class Person:
-    """One who has a key."""
+class Publisher:
+    """A publisher with a signing key."""
 
     def __init__(self, name: str, folder: Path) -> None:
         self.name, self.key, self.file = name, Ed25519PrivateKey.generate(), folder / f"{name}.pem"
@@ -48,39 +48,39 @@ class Person:
 def publish(publish: Publish) -> Publish:
     """Publish a snapshot, and move `latest` to it."""
 
-    def published(store: Store, **recipe: int) -> str:
-        snapshot, now = publish(store, **recipe), store.refs.find_current("latest")
-        store.refs.move("latest", snapshot, now.number if now else 0)
+    def publish_latest(store: Store, **recipe: int) -> str:
+        snapshot, current = publish(store, **recipe), store.refs.find_current("latest")
+        store.refs.move("latest", snapshot, current.number if current else 0)
         return snapshot
 
-    return published
+    return publish_latest
 
 
 @pytest.fixture
-def alice(tmp_path: Path) -> Person:
-    return Person("alice", tmp_path)
+def alice(tmp_path: Path) -> Publisher:
+    return Publisher("alice", tmp_path)
 
 
 @pytest.fixture
-def mallory(tmp_path: Path) -> Person:
-    return Person("mallory", tmp_path)
+def mallory(tmp_path: Path) -> Publisher:
+    return Publisher("mallory", tmp_path)
 
 
 @pytest.fixture
-def signs(monkeypatch: pytest.MonkeyPatch) -> Callable[[Person | None], None]:
-    """Return a function that says whose key the environment has."""
+def sign_as(monkeypatch: pytest.MonkeyPatch) -> Callable[[Publisher | None], None]:
+    """Return a function that sets the signing key in the environment."""
 
-    def signs(person: Person | None) -> None:
+    def sign_as(person: Publisher | None) -> None:
         monkeypatch.delenv(SIGNING_KEY_VARIABLE, raising=False)
         if person is not None:
             monkeypatch.setenv(SIGNING_KEY_VARIABLE, str(person.file))
 
-    return signs
+    return sign_as
 
 
 @pytest.fixture
-def trusts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
-    def trusts(*people: Person | None) -> Path:
+def trust(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
+    def trust(*people: Publisher | None) -> Path:
         file = tmp_path / "trusted"
         if people == (None,):
             monkeypatch.delenv(TRUST_VARIABLE)
@@ -89,24 +89,24 @@ def trusts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Pat
         monkeypatch.setenv(TRUST_VARIABLE, str(file))
         return file
 
-    return trusts
+    return trust
 
 
-def swapped(store: Store, path: str, **changes: object) -> None:
-    """Change fields of a JSON file of a store, as one who may write there can."""
+def replace_fields(store: Store, path: str, **changes: object) -> None:
+    """Change fields of a JSON file like an attacker with write access to the store."""
     store.files.write(path, encode_json((store.files.read_json(path) or {}) | changes))
 
 
-def moves(store: Store, ref: str = "latest") -> list[str]:
+def list_signatures(store: Store, ref: str = "latest") -> list[str]:
     return [name for name in store.files.list_names(f"refs/{ref}") if name.endswith(".sig")]
 
 
-def test_what_a_trusted_key_signed_is_opened_from_store_and_folder(
-    local_store: Store, publish: Publish, signs, trusts, alice: Person, tmp_path: Path
+def test_snapshot_signed_by_a_trusted_key_is_opened(
+    local_store: Store, publish: Publish, sign_as, trust, alice: Publisher, tmp_path: Path
 ) -> None:
-    signs(alice)
+    sign_as(alice)
     snapshot = publish(local_store)
-    trusts(alice)
+    trust(alice)
     for name in ("latest", "latest@1", snapshot, snapshot[:12]):
         assert Snapshot.from_store(local_store, name).id == snapshot
     pull(local_store, "latest", tmp_path / "pulled")
@@ -116,15 +116,15 @@ def test_what_a_trusted_key_signed_is_opened_from_store_and_folder(
     assert verify_version(local_store, snapshot) == []
 
 
-def test_without_a_key_nothing_is_signed_and_without_trust_all_is_opened(
-    local_store: Store, publish: Publish, signs, trusts, alice: Person, tmp_path: Path
+def test_unsigned_snapshot_is_opened_without_a_trust_file_only(
+    local_store: Store, publish: Publish, sign_as, trust, alice: Publisher, tmp_path: Path
 ) -> None:
-    signs(None)
+    sign_as(None)
     snapshot = publish(local_store)
     assert not list((tmp_path / "store").rglob("*.sig"))
     assert local_store.snapshots.describe_signature(snapshot) == "not signed"
     pull(local_store, "latest", tmp_path / "pulled")
-    trusts(alice)
+    trust(alice)
     assert local_store.snapshots.describe_signature(snapshot) == "not signed"
     for name in ("latest", "latest@1", snapshot, snapshot[:12]):
         with pytest.raises(RefusedError, match=r"is not signed by a key of .*trusted, or was changed since: ask"):
@@ -138,62 +138,62 @@ def test_without_a_key_nothing_is_signed_and_without_trust_all_is_opened(
         Parent.from_ref(local_store, "latest")
 
 
-def test_a_stranger_is_refused_and_does_not_hide_the_publisher(
-    local_store: Store, publish: Publish, signs, trusts, alice: Person, mallory: Person
+def test_untrusted_signature_is_refused_and_can_be_supplemented(
+    local_store: Store, publish: Publish, sign_as, trust, alice: Publisher, mallory: Publisher
 ) -> None:
-    signs(mallory)
+    sign_as(mallory)
     snapshot = publish(local_store)
     assert local_store.snapshots.describe_signature(snapshot) == "signed, unchecked: no trust file is given"
-    trusts(alice)
+    trust(alice)
     assert local_store.snapshots.describe_signature(snapshot) == "signed, but by no key of the trust file"
     with pytest.raises(RefusedError, match="is not signed by a key"):
         Snapshot.from_store(local_store)
-    signs(alice)  # a tag without a trust file signs the snapshot that exists, and moves the ref by a move of its own
+    sign_as(alice)  # a tag without a trust file signs the existing snapshot, and adds a signed move
     with pytest.raises(RefusedError, match="is not signed by a key"):
         tag(local_store, snapshot, "latest")
-    trusts(None)
+    trust(None)
     assert [tag(local_store, snapshot, "latest").number for _ in range(2)] == [2, 2]
-    trusts(alice)
+    trust(alice)
     signers = [local_store.refs.find_signer(TrustedKeys.from_environment(), "latest", number) for number in (1, 2)]
-    assert signers == [None, "alice"], "the stranger's move stays a stranger's"
+    assert signers == [None, "alice"], "the move signed by mallory stays untrusted"
     assert Snapshot.from_store(local_store).id == snapshot
-    trusts(mallory, alice)
+    trust(mallory, alice)
     assert local_store.snapshots.describe_signature(snapshot) == "signed by mallory"
 
 
 @pytest.mark.parametrize("change", ["number", "ref", "snapshot", "created_at", "note", "previous", "nonce", "format"])
-def test_a_signed_move_holds_for_nothing_else(
-    local_store: Store, publish: Publish, signs, trusts, alice: Person, change: str
+def test_signature_of_a_move_is_valid_for_this_move_only(
+    local_store: Store, publish: Publish, sign_as, trust, alice: Publisher, change: str
 ) -> None:
-    signs(alice)
+    sign_as(alice)
     first = publish(local_store)
     second = publish(local_store, seed=2)
-    trusts(alice)
-    signs(None)
+    trust(alice)
+    sign_as(None)
     folder, path = local_store.files.local_path("refs"), "refs/latest/00000002.json"
     assert Snapshot.from_store(local_store).id == second
-    if change == "number":  # the older move again, with its signature, as the newest
+    if change == "number":  # copies the older move and its signature as the newest
         for file in (folder / "latest").glob("00000001*"):
             shutil.copy(file, folder / "latest" / file.name.replace("00000001", "00000003"))
-        swapped(local_store, "refs/latest/00000003.json", number=3)
+        replace_fields(local_store, "refs/latest/00000003.json", number=3)
     elif change == "ref":
         shutil.copytree(folder / "latest", folder / "other")
     else:
         values = {"snapshot": first, "nonce": "0" * 32, "previous": None, "format": 2}
-        swapped(local_store, path, **{change: values.get(change, "2027-01-01T00:00:00+00:00")})
+        replace_fields(local_store, path, **{change: values.get(change, "2027-01-01T00:00:00+00:00")})
     with pytest.raises(RefusedError, match=r"the move .*@[23] in .* is not signed"):
         Snapshot.from_store(local_store, "other" if change == "ref" else "latest")
 
 
 @pytest.mark.parametrize("field", ["metrics", "provenance"])
-def test_a_changed_manifest_is_refused_though_its_id_is_right(
-    local_store: Store, publish: Publish, signs, trusts, alice: Person, field: str
+def test_manifest_with_changed_metrics_or_provenance_is_refused(
+    local_store: Store, publish: Publish, sign_as, trust, alice: Publisher, field: str
 ) -> None:
-    signs(alice)
+    sign_as(alice)
     snapshot = publish(local_store)
-    trusts(alice)
+    trust(alice)
     path = local_store.snapshots.manifest_path(snapshot)
-    swapped(local_store, path, **{field: {"made": "up"}})
+    replace_fields(local_store, path, **{field: {"made": "up"}})
     with pytest.raises(RefusedError, match=f"snapshot {snapshot[:12]} in .* was changed since"):
         Snapshot.from_store(local_store)
     signature = next(local_store.files.local_path("snapshots").glob("*.sig"))
@@ -203,164 +203,168 @@ def test_a_changed_manifest_is_refused_though_its_id_is_right(
             Snapshot.from_store(local_store)
 
 
-def test_a_second_writer_of_a_snapshot_signs_what_is_there(
-    local_store: Store, publish: Publish, signs, trusts, alice: Person
+def test_second_writer_signs_the_existing_manifest(
+    local_store: Store, publish: Publish, sign_as, trust, alice: Publisher
 ) -> None:
-    signs(None)
+    sign_as(None)
     snapshot = publish(local_store)
-    told = local_store.files.read(local_store.snapshots.manifest_path(snapshot))
-    signs(alice)
+    manifest_bytes = local_store.files.read(local_store.snapshots.manifest_path(snapshot))
+    sign_as(alice)
     local_store.snapshots.publish(local_store.snapshots.get(snapshot))
-    assert local_store.files.read(local_store.snapshots.manifest_path(snapshot)) == told
-    trusts(alice)
+    assert local_store.files.read(local_store.snapshots.manifest_path(snapshot)) == manifest_bytes
+    trust(alice)
     assert local_store.snapshots.resolve_trusted(snapshot) == snapshot
 
 
-@pytest.mark.parametrize("trusting", [True, False])
-def test_what_replaces_a_snapshot_is_signed_only_if_that_was(
-    local_store: Store, publish: Publish, signs, trusts, alice: Person, trusting: bool
+@pytest.mark.parametrize("has_trust_file", [True, False])
+def test_replacement_is_signed_only_if_the_replaced_snapshot_was(
+    local_store: Store, publish: Publish, sign_as, trust, alice: Publisher, has_trust_file: bool
 ) -> None:
-    signs(alice)
+    sign_as(alice)
     good = publish(local_store)
-    signs(None)
+    sign_as(None)
     evil = publish(local_store, seed=2)
     local_store.refs.move("alias", good, 0)  # an unsigned move to a signed snapshot
-    signs(alice)
+    sign_as(alice)
     local_store.refs.move("main", good, 0)
-    if trusting:
-        trusts(alice)
-    contents = [local_store.snapshots.get(one).content for one in (good, evil)]
-    places = [Manifest(replace(content, recipe={"without": "a page"} | content.recipe)) for content in contents]
-    for old, place in zip((good, evil), places, strict=True):
-        publish_replacement(local_store, old, place)
-    ours, theirs = (place.id for place in places)
-    trusts(alice)
+    if has_trust_file:
+        trust(alice)
+    contents = [local_store.snapshots.get(snapshot_id).content for snapshot_id in (good, evil)]
+    replacements = [Manifest(replace(content, recipe={"without": "a page"} | content.recipe)) for content in contents]
+    for old, replacement in zip((good, evil), replacements, strict=True):
+        publish_replacement(local_store, old, replacement)
+    ours, theirs = (replacement.id for replacement in replacements)
+    trust(alice)
     assert local_store.snapshots.resolve_trusted("main") == ours
     assert local_store.refs.get_move("latest", 3).snapshot == theirs
-    assert [local_store.snapshots.has_trusted_signature(place) for place in (ours, theirs)] == [True, False]
+    assert [local_store.snapshots.has_trusted_signature(replacement) for replacement in (ours, theirs)] == [True, False]
     for name in ("alias", "latest", theirs):
         with pytest.raises(RefusedError, match="is not signed"):
             local_store.snapshots.resolve_trusted(name)
     assert list_unsigned(local_store, [ours, theirs, ""]) == (theirs, "alias@2", "latest@3")
 
 
-def test_a_forged_takedown_does_not_get_a_ref_signed(
-    local_store: Store, publish: Publish, signs, trusts, alice: Person
+def test_forged_takedown_does_not_get_a_ref_signed(
+    local_store: Store, publish: Publish, sign_as, trust, alice: Publisher
 ) -> None:
-    signs(None)
+    sign_as(None)
     evil = publish(local_store)
-    signs(alice)
+    sign_as(alice)
     good = publish(local_store, seed=2)
     local_store.takedowns.record_replacement(good, evil)
     (move,) = replace_snapshot(local_store, good, "")
     assert (move.snapshot, local_store.refs.has_trusted_signature("latest", move.number)) == (evil, False)
 
 
-def test_rollback_and_tag_take_nothing_that_is_not_signed(
-    local_store: Store, publish: Publish, signs, trusts, alice: Person
+def test_rollback_and_tag_refuse_unsigned_snapshots(
+    local_store: Store, publish: Publish, sign_as, trust, alice: Publisher
 ) -> None:
-    signs(alice)
+    sign_as(alice)
     first, second = publish(local_store), publish(local_store, seed=2)
-    signs(None)
+    sign_as(None)
     evil = publish(local_store, seed=3)
-    local_store.refs.move("latest", publish(local_store, seed=4), 4, "rollback to @1")  # a note that misleads
-    signs(alice)
-    trusts(alice)
-    for refused in (
+    local_store.refs.move("latest", publish(local_store, seed=4), 4, "rollback to @1")  # the note is false
+    sign_as(alice)
+    trust(alice)
+    for move_ref in (
         lambda: rollback(local_store, "latest", 3),
         lambda: tag(local_store, evil, "v1"),
         lambda: tag(local_store, "latest", "latest"),
     ):
         with pytest.raises(RefusedError, match="is not signed"):
-            refused()
+            move_ref()
     assert local_store.refs.list_numbers("v1") == []
     assert not local_store.snapshots.has_trusted_signature(evil)
     assert [rollback(local_store, "latest").snapshot for _ in range(2)] == [second, first]
     with pytest.raises(UsageError, match=r"named no other snapshot before .* by a move that a key of .*trusted signed"):
         rollback(local_store, "latest")
-    signs(None)
+    sign_as(None)
     local_store.refs.move("latest", evil, 7)
-    signs(alice)
-    assert tag(local_store, "latest@2", "latest").snapshot == second  # how an owner recovers
+    sign_as(alice)
+    assert tag(local_store, "latest@2", "latest").snapshot == second  # the owner recovers in this way
     assert local_store.snapshots.resolve_trusted("latest") == second
 
 
-def test_rollback_and_expiry_keep_signatures_right(
-    local_store: Store, publish: Publish, signs, trusts, alice: Person, later
+def test_signatures_stay_valid_after_rollback_and_expire(
+    local_store: Store, publish: Publish, sign_as, trust, alice: Publisher, age_store
 ) -> None:
-    signs(alice)
+    sign_as(alice)
     first, second = publish(local_store), publish(local_store, seed=2)
     third = publish(local_store, seed=3)
     rollback(local_store, "latest", 2)
-    trusts(alice)
+    trust(alice)
     assert Snapshot.from_store(local_store).id == second
     with pytest.raises(RefConflictError):
         local_store.refs.move("latest", first, 1)
-    assert len(moves(local_store)) == 4
-    later(local_store, 1000)
+    assert len(list_signatures(local_store)) == 4
+    age_store(local_store, 1000)
     expire_store(local_store, ExpirePolicy(keep=1, older_than=10))
     assert local_store.snapshots.list_ids() == [second]
     assert collect_garbage(local_store, 10, dry_run=True)["leftovers"].files >= 5
     collect_garbage(local_store, 10)
-    assert len(moves(local_store)) == 1
+    assert len(list_signatures(local_store)) == 1
     assert len(list(local_store.files.local_path("snapshots").glob("*.sig"))) == 1
     assert Snapshot.from_store(local_store).id == second
     assert third not in local_store.snapshots.list_ids()
 
 
-def test_a_takedown_that_is_resumed_stays_signed(
-    local_store: Store, publish: Publish, signs, trusts, alice: Person
-) -> None:
-    signs(alice)
+def test_resumed_takedown_stays_signed(local_store: Store, publish: Publish, sign_as, trust, alice: Publisher) -> None:
+    sign_as(alice)
     first, second = publish(local_store), publish(local_store, seed=2)
-    trusts(alice)
+    trust(alice)
     for _ in range(2):
         store = Store.open(local_store.url)
         store.takedowns.record_replacement(first, second)
         assert store.takedowns.list_replaced() == {first}
 
 
-def test_a_ref_that_a_forged_takedown_redirects_is_refused(
-    local_store: Store, publish: Publish, signs, trusts, alice: Person
+def test_ref_redirected_by_a_forged_takedown_is_refused(
+    local_store: Store, publish: Publish, sign_as, trust, alice: Publisher
 ) -> None:
-    signs(alice)
+    sign_as(alice)
     first, second = publish(local_store), publish(local_store, seed=2)
-    trusts(alice)
+    trust(alice)
     local_store.takedowns.record_replacement(second, first)
     with pytest.raises(RefusedError, match=f"was signed for snapshot {second[:12]}, and another has replaced it"):
         Snapshot.from_store(local_store)
-    local_store.refs.move("latest", first, 2)  # what the publisher's takedown does at its end
+    local_store.refs.move("latest", first, 2)  # the last step of the publisher's takedown
     assert Snapshot.from_store(local_store).id == first
 
 
-def test_a_takedown_that_no_trusted_key_signed_deletes_no_pulled_snapshot(
-    local_store: Store, publish: Publish, signs, trusts, alice: Person, tmp_path: Path, caplog: pytest.LogCaptureFixture
+def test_untrusted_takedown_deletes_no_pulled_snapshot(
+    local_store: Store,
+    publish: Publish,
+    sign_as,
+    trust,
+    alice: Publisher,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    signs(alice)
+    sign_as(alice)
     first, second = publish(local_store), publish(local_store, seed=2)
-    signs(None)
+    sign_as(None)
     local_store.takedowns.record_replacement(first, "")  # forged by someone who may write the store
-    trusts(alice)
+    trust(alice)
     store, dest = Store.open(local_store.url), tmp_path / "dest"
     pull(store, first, dest)
     report = pull(store, "latest", dest, keep=2)
     assert (report.taken_down, report.pruned) == ((), ())
     assert sorted(path.name for path in dest.iterdir() if len(path.name) == 64) == sorted([first, second])
     assert caplog.text.count("is ignored, because no key of") == 1
-    signs(alice)
+    sign_as(alice)
     with pytest.raises(RefusedError, match="no key of the trust file signed it: inspect this file, delete it"):
         store.takedowns.record_replacement(first, "")
 
 
-def test_a_takedown_counts_for_trusting_readers_once_a_trusted_key_signs_it(
-    local_store: Store, publish: Publish, signs, trusts, alice: Person, mallory: Person, tmp_path: Path
+def test_takedown_needs_a_trusted_signature_if_there_is_a_trust_file(
+    local_store: Store, publish: Publish, sign_as, trust, alice: Publisher, mallory: Publisher, tmp_path: Path
 ) -> None:
-    signs(alice)
+    sign_as(alice)
     first, second = publish(local_store), publish(local_store, seed=2)
-    trusts(alice)
+    trust(alice)
     pull(local_store, first, tmp_path / "dest")
     for stranger in (None, mallory):
-        signs(stranger)
+        sign_as(stranger)
         for write in (
             lambda: local_store.takedowns.record_replacement(first, second),
             lambda: local_store.takedowns.add("", ["5"], "asked to", "mallory"),
@@ -368,10 +372,10 @@ def test_a_takedown_counts_for_trusting_readers_once_a_trusted_key_signs_it(
             with pytest.raises(RefusedError, match="only if a key of the file signed it"):
                 write()
     assert local_store.files.list_names("takedowns") == []
-    signs(alice)
+    sign_as(alice)
     local_store.takedowns.record_replacement(first, second)
     local_store.takedowns.add("", ["5"], "asked to", "alice")
-    signs(None)
+    sign_as(None)
     store = Store.open(local_store.url)
     assert store.takedowns.find_replacement(first) == second
     assert store.takedowns.list_pages("", trusted_only=True) == {"5"}
@@ -379,41 +383,41 @@ def test_a_takedown_counts_for_trusting_readers_once_a_trusted_key_signs_it(
     assert not (tmp_path / "dest" / first).exists()
 
 
-def test_models_are_signed_too(
-    local_store: Store, signs, trusts, alice: Person, mallory: Person, tmp_path: Path
+def test_models_are_signed(
+    local_store: Store, sign_as, trust, alice: Publisher, mallory: Publisher, tmp_path: Path
 ) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text("{}")
-    signs(alice)
-    put = put_model(local_store, tmp_path / "model", ModelMetadata("dpr", None, {}), "reader")
-    trusts(alice)
+    sign_as(alice)
+    stored = put_model(local_store, tmp_path / "model", ModelMetadata("dpr", None, {}), "reader")
+    trust(alice)
     assert local_store.get_model_folder("reader").is_dir()
     pull(local_store, "model:reader", tmp_path / "pulled")
-    trusts(mallory)
-    for open_it in (
+    trust(mallory)
+    for read_model in (
         lambda: local_store.get_model_folder("reader"),
-        lambda: export_model(local_store, put.model, tmp_path / "out"),
+        lambda: export_model(local_store, stored.model, tmp_path / "out"),
         lambda: pull(local_store, "model:reader", tmp_path / "again"),
     ):
         with pytest.raises(RefusedError, match="is not signed"):
-            open_it()
+            read_model()
 
 
-def test_keys_that_openssl_makes_are_read(
+def test_keys_of_openssl_are_read(
     local_store: Store, publish: Publish, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     if shutil.which("openssl") is None:
         missing("openssl", "openssl is not installed: it makes the keys")
-    make = f"openssl genpkey -algorithm ed25519 -out {tmp_path}/key.pem"
-    tell = f'echo "ci $(openssl pkey -in {tmp_path}/key.pem -pubout | sed -n 2p)" > {tmp_path}/trusted'
-    subprocess.run(["sh", "-ec", f"{make}\n{tell}"], check=True, capture_output=True)
-    monkeypatch.setenv(SIGNING_KEY_VARIABLE, (tmp_path / "key.pem").read_text())  # the key itself, as secrets are given
+    make_key = f"openssl genpkey -algorithm ed25519 -out {tmp_path}/key.pem"
+    write_trust = f'echo "ci $(openssl pkey -in {tmp_path}/key.pem -pubout | sed -n 2p)" > {tmp_path}/trusted'
+    subprocess.run(["sh", "-ec", f"{make_key}\n{write_trust}"], check=True, capture_output=True)
+    monkeypatch.setenv(SIGNING_KEY_VARIABLE, (tmp_path / "key.pem").read_text())  # the key itself instead of its path
     monkeypatch.setenv(TRUST_VARIABLE, str(tmp_path / "trusted"))
     assert local_store.snapshots.describe_signature(publish(local_store)) == "signed by ci"
 
 
 @pytest.mark.parametrize(
-    ("text", "match"),
+    ("text", "message"),
     [
         ("", "names no key"),
         ("# nothing\n", "names no key"),
@@ -422,21 +426,19 @@ def test_keys_that_openssl_makes_are_read(
         ("alice !\n", "line 1 has no public key"),
     ],
 )
-def test_a_wrong_trust_file_is_one_sentence(tmp_path: Path, text: str, match: str) -> None:
+def test_invalid_trust_file_is_reported(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "trusted").write_text(text)
-    with pytest.raises(UsageError, match=match):
+    with pytest.raises(UsageError, match=message):
         TrustedKeys.from_file(tmp_path / "trusted")
 
 
-def test_odd_keys_and_files_are_one_sentence(
-    tmp_path: Path, alice: Person, monkeypatch: pytest.MonkeyPatch, local_store: Store
+def test_invalid_keys_and_files_are_reported(
+    tmp_path: Path, alice: Publisher, monkeypatch: pytest.MonkeyPatch, local_store: Store
 ) -> None:
     (tmp_path / "trusted").write_text(f"{alice.line}\n{alice.line}\n")
     with pytest.raises(UsageError, match="line 2 must have a new name"):
         TrustedKeys.from_file(tmp_path / "trusted")
-    with pytest.raises(
-        UsageError, match=rf"cannot be read \(No such file or directory\): check --trust or {TRUST_VARIABLE}"
-    ):
+    with pytest.raises(UsageError, match=rf"cannot be read \(No such file or .*\): check --trust or {TRUST_VARIABLE}"):
         TrustedKeys.from_file(tmp_path / "gone")
     (tmp_path / "bytes").write_bytes(b"\xff")
     with pytest.raises(UsageError, match=r"cannot be read \(it is not UTF-8 text\)"):
@@ -445,14 +447,14 @@ def test_odd_keys_and_files_are_one_sentence(
     with pytest.raises(UsageError, match=f"--trust or {TRUST_VARIABLE} is empty"):
         TrustedKeys.from_environment()
     monkeypatch.delenv(TRUST_VARIABLE)
-    other = X25519PrivateKey.generate()
-    public = base64.b64encode(other.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo))
+    x25519_key = X25519PrivateKey.generate()
+    public = base64.b64encode(x25519_key.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo))
     (tmp_path / "trusted").write_text(f"x {public.decode()}\n")
     with pytest.raises(UsageError, match="a key of another kind"):
         TrustedKeys.from_file(tmp_path / "trusted")
-    pem = other.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()).decode()
-    for given in (pem, "/nowhere/key.pem", "-----BEGIN nonsense", alice.pem[:60], json.dumps({})):
-        monkeypatch.setenv(SIGNING_KEY_VARIABLE, given)
+    pem = x25519_key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()).decode()
+    for signing_key in (pem, "/nowhere/key.pem", "-----BEGIN nonsense", alice.pem[:60], json.dumps({})):
+        monkeypatch.setenv(SIGNING_KEY_VARIABLE, signing_key)
         with pytest.raises(UsageError, match=SIGNING_KEY_VARIABLE) as refused:
             local_store.refs.move("latest", "0" * 64, 0)
         assert alice.pem[30:60] not in str(refused.value)

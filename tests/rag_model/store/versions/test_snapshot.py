@@ -1,4 +1,4 @@
-"""Reading a snapshot: rows, vectors, folders, and damage."""
+"""A snapshot returns passages, vectors and folders, and detects damage."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -23,7 +23,7 @@ def snapshot(local_store: Store, publish: Callable[..., str]) -> Snapshot:
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=30)
 @given(rows=st.lists(st.integers(0, N - 1), max_size=20))
-def test_rows_come_in_the_order_asked(snapshot: Snapshot, rows: list[int]) -> None:
+def test_rows_are_returned_in_the_requested_order(snapshot: Snapshot, rows: list[int]) -> None:
     assert [passage.text for passage in snapshot.passages(rows)] == [f"text {row}" for row in rows]
 
 
@@ -56,7 +56,7 @@ def test_empty_parts_take_no_rows(local_store: Store, parts_folder: Path, tmp_pa
     assert [passage.id for passage in snapshot.passages([1, 0])] == ["1:1500", "1:1500"]
 
 
-def test_vectors_are_mapped_not_read(snapshot: Snapshot) -> None:
+def test_vectors_are_memory_mapped(snapshot: Snapshot) -> None:
     vectors = snapshot.embeddings("part-00002")
     assert isinstance(vectors, np.memmap)
     assert vectors.shape == (700, 4)
@@ -64,26 +64,26 @@ def test_vectors_are_mapped_not_read(snapshot: Snapshot) -> None:
     assert (snapshot.n, snapshot.dim, snapshot.space) == (N, 4, None)
 
 
-def test_the_index_says_the_dimension_without_a_vector(memory_store: Store) -> None:
+def test_dimension_is_read_from_the_index_entry(memory_store: Store) -> None:
     content = Content({}, (), {}, indexes={"hnsw": {"factory": "HNSW32", "d": 384}})
     assert Snapshot.from_store(memory_store, memory_store.snapshots.publish(Manifest(content))).dim == 384
 
 
-def test_a_snapshot_without_vectors_has_no_dimension(memory_store: Store) -> None:
-    bare = Snapshot.from_store(memory_store, memory_store.snapshots.publish(Manifest(Content({}, (), {}))))
+def test_snapshot_without_vectors_has_no_dimension(memory_store: Store) -> None:
+    snapshot = Snapshot.from_store(memory_store, memory_store.snapshots.publish(Manifest(Content({}, (), {}))))
     with pytest.raises(StoreError, match="no vectors"):
-        _ = bare.dim
-    assert bare.passages([]) == []
+        _ = snapshot.dim
+    assert snapshot.passages([]) == []
 
 
-def test_unknown_files_are_named(snapshot: Snapshot) -> None:
+def test_missing_files_are_reported(snapshot: Snapshot) -> None:
     with pytest.raises(StoreError, match=r"has no file index/hnsw.faiss"):
         snapshot.path("index/hnsw.faiss")
     with pytest.raises(StoreError, match="no files below encoder/passage/"):
         snapshot.folder("encoder/passage")
 
 
-def test_a_model_folder_is_put_together(snapshot: Snapshot) -> None:
+def test_model_folder_is_assembled(snapshot: Snapshot) -> None:
     folder = snapshot.folder("encoder/question")
     assert sorted(str(path.relative_to(folder)) for path in folder.rglob("*.json")) == [
         "config.json",
@@ -92,8 +92,8 @@ def test_a_model_folder_is_put_together(snapshot: Snapshot) -> None:
     assert snapshot.folder("encoder/question") == folder
 
 
-def test_only_the_row_groups_asked_for_are_read(local_store: Store, snapshot: Snapshot) -> None:
-    """The second row group of an open file is overwritten: rows of the first come, those of the second do not."""
+def test_only_needed_row_groups_are_read(local_store: Store, snapshot: Snapshot) -> None:
+    """After the second row group of an open file is overwritten, only rows of the first can be read."""
     assert snapshot.passages([0])[0].text == "text 0"
     path = local_store.blobs.get_local_path(snapshot.manifest.content.files[FIRST])
     group = pq.ParquetFile(path).metadata.row_group(1)
@@ -106,7 +106,7 @@ def test_only_the_row_groups_asked_for_are_read(local_store: Store, snapshot: Sn
         snapshot.passages([1024])
 
 
-def test_a_part_of_other_length_is_refused(local_store: Store, parts_folder: Path) -> None:
+def test_part_with_a_wrong_row_count_is_refused(local_store: Store, parts_folder: Path) -> None:
     files = {
         FIRST: local_store.blobs.put_file(parts_folder / "part-00001.parquet"),
         "embeddings/part-00000.npy": local_store.blobs.put_file(parts_folder / "part-00001.npy"),
@@ -119,10 +119,10 @@ def test_a_part_of_other_length_is_refused(local_store: Store, parts_folder: Pat
         snapshot.embeddings("part-00000")
 
 
-@pytest.mark.parametrize("what", ["object array", "no array"])
-def test_no_pickle_is_ever_read(local_store: Store, tmp_path: Path, what: str) -> None:
+@pytest.mark.parametrize("file_type", ["object array", "no array"])
+def test_pickles_are_never_read(local_store: Store, tmp_path: Path, file_type: str) -> None:
     file = tmp_path / "x.npy"
-    if what == "object array":
+    if file_type == "object array":
         np.save(file, np.array([{"a": 1}], dtype=object), allow_pickle=True)
     else:
         file.write_bytes(b"\x80\x04N.")
@@ -133,7 +133,7 @@ def test_no_pickle_is_ever_read(local_store: Store, tmp_path: Path, what: str) -
         snapshot.embeddings("part-00000")
 
 
-def test_a_manifest_under_another_id_is_refused(local_store: Store, snapshot: Snapshot) -> None:
+def test_manifest_with_another_id_is_refused(local_store: Store, snapshot: Snapshot) -> None:
     data = local_store.files.read(f"snapshots/{snapshot.id}.json") or b""
     local_store.files.write(f"snapshots/{'0' * 64}.json", data)
     with pytest.raises(StoreError, match="damaged: it contains snapshot"):
@@ -141,7 +141,7 @@ def test_a_manifest_under_another_id_is_refused(local_store: Store, snapshot: Sn
 
 
 @pytest.mark.parametrize("data", [b"", b"{", b"\xff", b"[]"])
-def test_a_damaged_manifest_is_named(local_store: Store, snapshot: Snapshot, data: bytes) -> None:
+def test_damaged_manifest_is_reported(local_store: Store, snapshot: Snapshot, data: bytes) -> None:
     path = local_store.files.local_path(f"snapshots/{snapshot.id}.json")
     path.chmod(0o644)
     path.write_bytes(data)
@@ -151,51 +151,51 @@ def test_a_damaged_manifest_is_named(local_store: Store, snapshot: Snapshot, dat
 
 def test_ambiguous_prefixes_are_refused(memory_store: Store) -> None:
     prefixes = set()
-    for i in range(2000):  # two of 2,000 share four digits of 65,536 with certainty, 1 - e^-30
+    for i in range(2000):  # 2,000 ids share a prefix of four digits with probability 1 - e^-30
         prefixes.add(memory_store.snapshots.publish(Manifest(Content({"i": i}, (), {})))[:4])
         if len(prefixes) <= i:
             break
-    shared = next(p for p in prefixes if sum(s.startswith(p) for s in memory_store.snapshots.list_ids()) > 1)
+    shared_prefix = next(p for p in prefixes if sum(s.startswith(p) for s in memory_store.snapshots.list_ids()) > 1)
     with pytest.raises(StoreError, match="a prefix of 2 snapshots"):
-        memory_store.snapshots.resolve(shared)
+        memory_store.snapshots.resolve(shared_prefix)
 
 
-def test_many_open_parts_are_closed_again(local_store: Store, parts_folder: Path) -> None:
+def test_files_of_many_parts_are_closed(local_store: Store, parts_folder: Path) -> None:
     blob: BlobRef = local_store.blobs.put_file(parts_folder / "part-00001.parquet")
     parts = tuple(PartEntry(f"p{i}", 0, 0, 1) for i in range(100))
     content = Content({}, parts, {f"passages/{part.name}.parquet": blob for part in parts})
     with Snapshot.from_store(local_store, local_store.snapshots.publish(Manifest(content))) as snapshot:
-        already = len(list(Path("/proc/self/fd").iterdir()))
+        open_files = len(list(Path("/proc/self/fd").iterdir()))
         for _ in range(2):
             assert {passage.id for passage in snapshot.passages(range(100))} == {"1:1500"}
-        assert len(list(Path("/proc/self/fd").iterdir())) - already < 150  # two a part
+        assert len(list(Path("/proc/self/fd").iterdir())) - open_files < 150  # two files for each part
 
 
 @pytest.mark.parametrize("backend", ["local_store", "memory_store"])
-def test_a_flipped_bit_is_never_served(
+def test_flipped_bit_is_detected(
     backend: str, publish: Callable[..., str], cache: Path, request: pytest.FixtureRequest
 ) -> None:
     store: Store = request.getfixturevalue(backend)
-    published = publish(store)
-    ref = store.snapshots.get(published).content.files["embeddings/part-00000.npy"]
+    snapshot_id = publish(store)
+    ref = store.snapshots.get(snapshot_id).content.files["embeddings/part-00000.npy"]
     data = store.blobs.read(ref)
-    assert Snapshot.from_store(store, published).embeddings("part-00000").shape == (1500, 4)
+    assert Snapshot.from_store(store, snapshot_id).embeddings("part-00000").shape == (1500, 4)
     store.files.write(ref.path, data[:-1] + bytes([data[-1] ^ 1]))
-    if not store.files.is_local:  # the copy in the cache is sound: it is served, until it is damaged as well
+    if not store.files.is_local:  # the intact copy in the cache is used until it is damaged as well
         (copy,) = cache.glob(f"??/{ref.id.partition(':')[2]}")
-        assert Snapshot.from_store(store, published).embeddings("part-00000")[0, 0] == 0
+        assert Snapshot.from_store(store, snapshot_id).embeddings("part-00000")[0, 0] == 0
         copy.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
     with pytest.raises(StoreError, match=f"{ref.id} .* is damaged"):
-        Snapshot.from_store(store, published).embeddings("part-00000")
+        Snapshot.from_store(store, snapshot_id).embeddings("part-00000")
     store.files.write(ref.path, data)
-    assert Snapshot.from_store(store, published).embeddings("part-00000").shape == (1500, 4)
+    assert Snapshot.from_store(store, snapshot_id).embeddings("part-00000").shape == (1500, 4)
 
 
-def test_a_flipped_bit_of_passages_read_by_range_is_refused(memory_store: Store, publish: Callable[..., str]) -> None:
-    published = publish(memory_store)
-    ref = memory_store.snapshots.get(published).content.files[FIRST]
+def test_flipped_bit_in_a_range_is_detected(memory_store: Store, publish: Callable[..., str]) -> None:
+    snapshot_id = publish(memory_store)
+    ref = memory_store.snapshots.get(snapshot_id).content.files[FIRST]
     data = bytearray(memory_store.blobs.read(ref))
     data[len(data) // 3] ^= 1
     memory_store.files.write(ref.path, bytes(data))
-    with Snapshot.from_store(memory_store, published) as snapshot, pytest.raises(StoreError, match="cannot read"):
+    with Snapshot.from_store(memory_store, snapshot_id) as snapshot, pytest.raises(StoreError, match="cannot read"):
         snapshot.passages([0, 500, 1499])
