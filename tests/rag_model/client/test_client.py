@@ -1,4 +1,4 @@
-"""The client against a real service: what it gives, and when it asks again; against other servers: what it says."""
+"""The client of a real service: replies and retries; and its errors for the replies of other servers."""
 
 import gzip
 import json
@@ -23,80 +23,73 @@ from tests.fixtures.scripted_server import replies, scripted
 from tests.fixtures.serving import PASSAGES, Gate, Library, Serving, serving, until, with_limits
 
 QUICK = ClientSettings(first_pause=0.0)
-ASKED = ["who was the king of the river?", "Où est 東京 🗼?"]
-HITS = b'{"snapshot": "s", "results": [{"question": "q", "hits": []}], "more": 1}'
+QUESTIONS = ["who was the king of the river?", "Où est 東京 🗼?"]
+SEARCH_REPLY = b'{"snapshot": "s", "results": [{"question": "q", "hits": []}], "more": 1}'
 
 
 @pytest.fixture(scope="module")
-def served(made_library: Library, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
-    bounds = with_limits(retrievers=("hnsw", "exact"), max_question_chars=300)
-    with serving(made_library.url, tmp_path_factory.mktemp("dest"), bounds, model=str(model)) as found:
-        yield found
+def service(shared_library: Library, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    settings = with_limits(retrievers=("hnsw", "exact"), max_question_chars=300)
+    with serving(shared_library.url, tmp_path_factory.mktemp("dest"), settings, model=str(model)) as service:
+        yield service
 
 
 @pytest.fixture
-def client(served: Serving) -> Iterator[Client]:
-    with Client(served.url) as found:
-        yield found
+def client(service: Serving) -> Iterator[Client]:
+    with Client(service.url) as client:
+        yield client
 
 
 @pytest.mark.parametrize("retriever", ["hnsw", "rrf(hnsw, exact)"])
-def test_search_gives_what_the_library_finds(retriever: str, client: Client, made_library: Library) -> None:
-    reply = client.search(ASKED, 4, retriever)
-    with Snapshot.open(made_library.url) as snapshot:
-        found = open_retriever(snapshot, retriever).search(ASKED, 4)
-    assert (reply.snapshot, [result.question for result in reply.results]) == (made_library.red, ASKED)
-    for result, hits in zip(reply.results, found, strict=True):
+def test_search_gives_the_hits_of_the_retriever(retriever: str, client: Client, shared_library: Library) -> None:
+    reply = client.search(QUESTIONS, 4, retriever)
+    with Snapshot.open(shared_library.url) as snapshot:
+        hit_lists = open_retriever(snapshot, retriever).search(QUESTIONS, 4)
+    assert (reply.snapshot, [result.question for result in reply.results]) == (shared_library.red, QUESTIONS)
+    for result, hits in zip(reply.results, hit_lists, strict=True):
         assert [(hit.id, hit.text, hit.licence) for hit in result.hits] == [
             (hit.passage.id, hit.passage.text, hit.licence) for hit in hits
         ]
-        for one, other in zip(result.hits, hits, strict=True):
-            assert one.score == pytest.approx(other.score, abs=1e-4)
-            assert [leg.leg for leg in one.legs] == [leg.leg for leg in other.visible_legs]
+        for reply_hit, hit in zip(result.hits, hits, strict=True):
+            assert reply_hit.score == pytest.approx(hit.score, abs=1e-4)
+            assert [leg.leg for leg in reply_hit.legs] == [leg.leg for leg in hit.visible_legs]
 
 
-def test_answers_are_as_the_service_sends_them(client: Client, served: Serving) -> None:
-    reply = client.answer(ASKED, 3)
-    sent = served.client.post("/answer", json={"questions": ASKED, "k": 3}).json()
-    assert (reply.snapshot, reply.model) == (sent["snapshot"], sent["model"])
-    for answer, other in zip(reply.answers, sent["answers"], strict=True):
-        assert (answer.question, answer.answer, answer.ended) == (other["question"], other["answer"], other["ended"])
+def test_answers_equal_the_json_of_the_service(client: Client, service: Serving) -> None:
+    reply = client.answer(QUESTIONS, 3)
+    reply_json = service.client.post("/answer", json={"questions": QUESTIONS, "k": 3}).json()
+    assert (reply.snapshot, reply.model) == (reply_json["snapshot"], reply_json["model"])
+    for answer, expected in zip(reply.answers, reply_json["answers"], strict=True):
+        fields = answer.question, answer.answer, answer.ended
+        assert fields == (expected["question"], expected["answer"], expected["ended"])
         assert sum(passage.posterior or 0 for passage in answer.passages) == pytest.approx(1, abs=1e-3)
-        assert [passage.id for passage in answer.passages] == [one["id"] for one in other["passages"]]
+        assert [passage.id for passage in answer.passages] == [passage["id"] for passage in expected["passages"]]
 
 
-def test_an_answer_that_cites_is_read_with_its_context() -> None:
+def test_citations_and_context_of_an_answer_are_read() -> None:
     hit = dict.fromkeys(("id", "page_id", "title", "section", "text", "url", "licence"), "")
-    entry = {
-        "number": 1,
-        "title": "",
-        "section": "",
-        "url": "",
-        "places": [0],
-        "text": "t",
-        "revision": 3,
-        "cut": False,
-    }
-    answer = {
+    texts = dict.fromkeys(("title", "section", "url"), "")
+    entry = {**texts, "number": 1, "places": [0], "text": "t", "revision": 3, "cut": False}
+    answer_fields = {
         **{"question": "q", "answer": "a [1]", "ended": True, "log_likelihood": None, "citations": [1]},
         **{"passages": [{**hit, "rank": 1, "score": 1, "weight": None, "posterior": None}], "context": [entry]},
     }
-    sent = json.dumps({"snapshot": "s", "model": "m", "answers": [answer]}).encode()
-    with foreign(Reply(200, sent)) as server, Client(server.url) as client:
-        (read,) = client.answer(["q"]).answers
-    assert (read.citations, read.context[0].places, read.passages[0].score) == ((1,), (0,), 1.0)
-    assert (read.passages[0].weight, read.log_likelihood) == (None, None)
-    assert (read.context[0].revision, read.context[0].revised, read.passages[0].revised) == (3, None, None)
+    body = json.dumps({"snapshot": "s", "model": "m", "answers": [answer_fields]}).encode()
+    with foreign(Reply(200, body)) as server, Client(server.url) as client:
+        (answer,) = client.answer(["q"]).answers
+    assert (answer.citations, answer.context[0].places, answer.passages[0].score) == ((1,), (0,), 1.0)
+    assert (answer.passages[0].weight, answer.log_likelihood) == (None, None)
+    assert (answer.context[0].revision, answer.context[0].revised, answer.passages[0].revised) == (3, None, None)
 
 
-def test_the_snapshot_is_told(client: Client, made_library: Library) -> None:
-    told = client.snapshot()
-    assert (told.snapshot, told.ref, told.number) == (made_library.red, "latest", 3)
-    assert (told.passages, told.retrievers, told.refused) == (PASSAGES, ("hnsw", "exact"), None)
+def test_snapshot_describes_the_service(client: Client, shared_library: Library) -> None:
+    state = client.snapshot()
+    assert (state.snapshot, state.ref, state.number) == (shared_library.red, "latest", 3)
+    assert (state.passages, state.retrievers, state.refused) == (PASSAGES, ("hnsw", "exact"), None)
 
 
 @pytest.mark.parametrize(
-    ("asked", "words"),
+    ("arguments", "words"),
     [
         ({"questions": ["a"], "k": 0}, "at least 1"),
         ({"questions": ["a"], "k": 1000}, "at most 100"),
@@ -111,79 +104,80 @@ def test_the_snapshot_is_told(client: Client, made_library: Library) -> None:
         ({"questions": "who?"}, "give a list"),
     ],
 )
-def test_a_wrong_request_is_told_in_the_services_words(client: Client, asked: dict, words: str) -> None:
-    with pytest.raises(UsageError, match=words) as told:
-        client.search(**asked)
-    assert "\n" not in str(told.value)
+def test_invalid_request_raises_the_message_of_the_service(client: Client, arguments: dict, words: str) -> None:
+    with pytest.raises(UsageError, match=words) as error:
+        client.search(**arguments)
+    assert "\n" not in str(error.value)
 
 
-def test_a_full_queue_is_asked_again_after_the_pause_that_it_names(
-    made_library: Library, dest: Path, monkeypatch: pytest.MonkeyPatch
+def test_client_retries_at_a_full_queue_after_retry_after(
+    shared_library: Library, dest: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate, pauses = Gate(), list[float]()
-    bounds = with_limits(queue_questions=1, batch_questions=1)
-    with serving(made_library.url, dest, bounds, gate) as found:
+    settings = with_limits(queue_questions=1, batch_questions=1)
+    with serving(shared_library.url, dest, settings, gate) as service:
         gate.open.clear()
-        first = [threading.Thread(target=found.search, args=("who?",)) for _ in range(2)]
+        searches = [threading.Thread(target=service.search, args=("who?",)) for _ in range(2)]
 
         def pause(seconds: float) -> None:
             pauses.append(seconds)
             gate.open.set()
-            for thread in first:
+            for thread in searches:
                 thread.join()
 
-        first[0].start()
+        searches[0].start()
         assert gate.held.wait(300)
-        first[1].start()
-        until(lambda: found.service._search_batcher.queued_questions)
-        with Client(found.url, settings=QUICK, pause=pause) as client:
-            assert client.search(["who?"], 2).snapshot == made_library.red
+        searches[1].start()
+        until(lambda: service.service._search_batcher.queued_questions)
+        with Client(service.url, settings=QUICK, pause=pause) as client:
+            assert client.search(["who?"], 2).snapshot == shared_library.red
     assert pauses == [1.0]
 
 
-def test_a_service_that_has_not_opened_its_snapshot_yet_is_waited_for(made_library: Library, dest: Path) -> None:
+def test_client_waits_for_a_service_without_an_open_snapshot(shared_library: Library, dest: Path) -> None:
     pauses = list[float]()
-    with serving(made_library.url, dest, with_limits(poll_seconds=3600.0)) as found:
-        found.service.slot.close()
+    with serving(shared_library.url, dest, with_limits(poll_seconds=3600.0)) as service:
+        service.service.slot.close()
 
         def pause(seconds: float) -> None:
             pauses.append(seconds)
-            found.service.follower.poll()
+            service.service.follower.poll()
 
-        with Client(found.url, settings=QUICK, pause=pause) as client:
-            assert client.search(["who?"], 2).snapshot == made_library.red
+        with Client(service.url, settings=QUICK, pause=pause) as client:
+            assert client.search(["who?"], 2).snapshot == shared_library.red
     assert pauses == [2.0]
 
 
-def test_a_service_that_starts_meanwhile_is_found(made_library: Library) -> None:
-    with foreign(Reply(200, HITS)) as gone:
-        url = gone.url
+def test_unreachable_service_is_tried_five_times(shared_library: Library) -> None:
+    with foreign(Reply(200, SEARCH_REPLY)) as closed_server:
+        url = closed_server.url
     pauses = list[float]()
-    with Client(url, settings=QUICK, pause=pauses.append) as client, pytest.raises(ServiceError) as told:
+    with Client(url, settings=QUICK, pause=pauses.append) as client, pytest.raises(ServiceError) as error:
         client.search(["who?"])
-    assert f"{url} cannot be reached in 5 tries" in str(told.value)
+    assert f"{url} cannot be reached in 5 tries" in str(error.value)
     assert len(pauses) == 4
 
 
-def test_a_reply_that_is_cut_off_is_asked_for_again() -> None:
-    with foreign(Reply(200, HITS, claims=10), Reply(200, HITS)) as server, Client(server.url, settings=QUICK) as client:
+def test_incomplete_reply_is_requested_again() -> None:
+    replies = Reply(200, SEARCH_REPLY, claims=10), Reply(200, SEARCH_REPLY)
+    with foreign(*replies) as server, Client(server.url, settings=QUICK) as client:
         assert client.search(["q"]).results[0].question == "q"
     assert len(server.asked) == 2
 
 
-@pytest.mark.parametrize("secret", ["from the environment", "given"])
-def test_a_token_opens_the_door(
-    secret: str, made_library: Library, dest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("token_source", ["environment", "argument"])
+def test_token_authorizes_the_client(
+    token_source: str, shared_library: Library, dest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     token = "0123456789abcdef" * 2
     (tmp_path / "tokens").write_text(f"{token}\n")
-    with serving(made_library.url, dest, tokens=BearerTokens(tmp_path / "tokens")) as found:
-        with Client(found.url) as stranger, pytest.raises(UsageError, match=TOKEN_VARIABLE):
-            stranger.snapshot()
-        if secret != "given":
+    with serving(shared_library.url, dest, tokens=BearerTokens(tmp_path / "tokens")) as service:
+        with Client(service.url) as unauthorized, pytest.raises(UsageError, match=TOKEN_VARIABLE):
+            unauthorized.snapshot()
+        if token_source == "environment":
             monkeypatch.setenv(TOKEN_VARIABLE, token)
-        with Client(found.url, token if secret == "given" else None) as known:
-            assert known.snapshot().snapshot == made_library.red
+        with Client(service.url, token if token_source == "argument" else None) as authorized:
+            assert authorized.snapshot().snapshot == shared_library.red
 
 
 @pytest.mark.parametrize(
@@ -209,14 +203,14 @@ def test_a_token_opens_the_door(
         (Reply(200, b"x" * 5, {"Content-Encoding": "gzip"}), "its gzip is corrupt"),
     ],
 )
-def test_another_server_is_told_in_one_sentence(reply: Reply, words: str) -> None:
+def test_reply_of_another_server_is_explained_in_one_sentence(reply: Reply, words: str) -> None:
     with (
         foreign(reply) as server,
         Client(server.url, settings=QUICK) as client,
-        pytest.raises(ServiceError, match=words) as told,
+        pytest.raises(ServiceError, match=words) as error,
     ):
         client.search(["q"])
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -233,35 +227,35 @@ def test_another_server_is_told_in_one_sentence(reply: Reply, words: str) -> Non
         "http://a\nb",
     ],
 )
-def test_what_is_no_address_of_a_service_is_refused(url: str) -> None:
-    with pytest.raises(UsageError) as told:
+def test_invalid_url_is_refused(url: str) -> None:
+    with pytest.raises(UsageError) as error:
         Client(url)
-    assert "word" not in str(told.value)
+    assert "word" not in str(error.value)
 
 
 @pytest.mark.parametrize("token", ["zwei worte", "schlüssel", "a\nb"])
-def test_a_token_that_no_header_can_hold_is_refused(token: str) -> None:
+def test_token_that_fits_no_header_is_refused(token: str) -> None:
     with pytest.raises(UsageError, match="token contains"):
         Client("http://localhost:8000", token)
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"tries": 0}, {"reply_seconds": 0.0}, {"first_pause": -1.0}, {"max_pause": float("nan")}]
+    "fields", [{"tries": 0}, {"reply_seconds": 0.0}, {"first_pause": -1.0}, {"max_pause": float("nan")}]
 )
-def test_settings_that_cannot_work_are_refused(wrong: dict) -> None:
-    with pytest.raises(UsageError, match=next(iter(wrong))):
-        ClientSettings(**wrong)
+def test_invalid_settings_are_refused(fields: dict) -> None:
+    with pytest.raises(UsageError, match=next(iter(fields))):
+        ClientSettings(**fields)
 
 
-def test_a_service_that_is_silent_is_given_up_without_another_try() -> None:
+def test_silent_service_times_out_without_a_retry() -> None:
     settings = ClientSettings(reply_seconds=0.05)
-    with socket.create_server(("127.0.0.1", 0)) as silent:  # connections are taken, and nothing is read
-        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+    with socket.create_server(("127.0.0.1", 0)) as listener:  # accepts connections, and never replies
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         with Client(url, settings=settings) as client, pytest.raises(ServiceError, match=r"nothing for 0\.05 s"):
             client.search(["q"])
 
 
-def test_it_needs_neither_faiss_nor_torch() -> None:
+def test_client_imports_neither_faiss_nor_torch() -> None:
     code = (
         "import sys, rag_model.client; print([m for m in ('faiss', 'numpy', 'torch', 'fastapi') if m in sys.modules])"
     )
@@ -269,7 +263,7 @@ def test_it_needs_neither_faiss_nor_torch() -> None:
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "identity", "zstd"])
-def test_a_reply_of_any_size_takes_no_more_memory_than_its_bound(encoding: str) -> None:
+def test_reply_that_is_too_large_is_refused(encoding: str) -> None:
     body = b'{"detail": "' + b"0" * (32 << 20)
     compress = {"gzip": gzip.compress, "identity": bytes, "zstd": ZstdCompressor().compress}[encoding]
     words = "encoded as zstd" if encoding == "zstd" else "more than 1048576 bytes"

@@ -1,4 +1,4 @@
-"""One snapshot behind each kind of door: a store, a pulled folder, a running service."""
+"""The same snapshot in each kind of source: a store, a pulled folder and a running service."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,37 +10,43 @@ from rag_model.retrieve.hits import Hit
 from rag_model.store.pulling.pull import pull
 from rag_model.store.versions.snapshot import Snapshot
 from tests.fixtures.serving import Library, serving, with_limits
-from tests.rag_model.serving.conftest import cache, made_library
+from tests.rag_model.serving.conftest import cache, shared_library
 
-__all__ = ["cache", "made_library"]
+__all__ = ["cache", "shared_library"]
 
-ASKED = "who was the king of river number 7?"
+QUESTION = "who was the king of river number 7?"
+SourceOptions = dict[str, dict[str, str]]  # the settings of each kind of source
 
 
 @pytest.fixture(scope="session")
-def places(made_library: Library, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, dict[str, str]]]:
-    folder = tmp_path_factory.mktemp("doors")
-    pull(made_library.store, "latest", folder / "pulled")
-    with serving(made_library.url, folder / "dest", with_limits(retrievers=("hnsw", "exact"))) as served:
+def options_by_source(shared_library: Library, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SourceOptions]:
+    folder = tmp_path_factory.mktemp("sources")
+    pull(shared_library.store, "latest", folder / "pulled")
+    with serving(shared_library.url, folder / "dest", with_limits(retrievers=("hnsw", "exact"))) as service:
         yield {
-            "store": {"store": made_library.url, "ref": "latest"},
+            "store": {"store": shared_library.url, "ref": "latest"},
             "folder": {"folder": str(folder / "pulled")},
-            "service": {"service": served.url},
+            "service": {"service": service.url},
         }
 
 
 @pytest.fixture(params=["store", "folder", "service"])
-def place(request: pytest.FixtureRequest, places: dict[str, dict[str, str]]) -> dict[str, str]:
-    return places[request.param]
-
-
-@pytest.fixture(scope="session")
-def expected(made_library: Library) -> list[Hit]:
-    """What the library itself finds for `ASKED`, two passages."""
-    with Snapshot.open(made_library.url) as snapshot:
-        return open_retriever(snapshot).search([ASKED], 2)[0]
+def source_options(request: pytest.FixtureRequest, options_by_source: SourceOptions) -> dict[str, str]:
+    return options_by_source[request.param]
 
 
 @pytest.fixture
-def nowhere(tmp_path: Path) -> str:
+def folder_options(options_by_source: SourceOptions) -> dict[str, str]:
+    return options_by_source["folder"]
+
+
+@pytest.fixture(scope="session")
+def expected_hits(shared_library: Library) -> list[Hit]:
+    """The two hits of the library itself for `QUESTION`."""
+    with Snapshot.open(shared_library.url) as snapshot:
+        return open_retriever(snapshot).search([QUESTION], 2)[0]
+
+
+@pytest.fixture
+def missing_folder(tmp_path: Path) -> str:
     return str(tmp_path / "nowhere")

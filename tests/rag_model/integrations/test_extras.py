@@ -1,4 +1,4 @@
-"""A framework that is not installed is named with the line that installs it."""
+"""The error for a framework that is not installed contains the command that installs it."""
 
 import re
 import sys
@@ -10,12 +10,13 @@ from rag_model.errors import MissingExtraError
 
 
 @pytest.mark.parametrize(
-    ("door", "package"), [("langchain", "langchain_core"), ("llamaindex", "llama_index.core"), ("haystack", "haystack")]
+    ("framework", "package"),
+    [("langchain", "langchain_core"), ("llamaindex", "llama_index.core"), ("haystack", "haystack")],
 )
-def test_a_missing_framework_is_told_with_its_install_line(
-    door: str, package: str, monkeypatch: pytest.MonkeyPatch
+def test_missing_framework_is_reported_with_its_install_command(
+    framework: str, package: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, package, None)
-    monkeypatch.delitem(sys.modules, f"rag_model.integrations.{door}", raising=False)
-    with pytest.raises(MissingExtraError, match=re.escape(f"pip install 'bookwheel[{door}]'")):
-        import_module(f"rag_model.integrations.{door}")
+    monkeypatch.delitem(sys.modules, f"rag_model.integrations.{framework}", raising=False)
+    with pytest.raises(MissingExtraError, match=re.escape(f"pip install 'bookwheel[{framework}]'")):
+        import_module(f"rag_model.integrations.{framework}")

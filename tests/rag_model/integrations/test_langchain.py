@@ -1,4 +1,4 @@
-"""The retriever in a real LangChain chain that answers; the chat model is LangChain's own for tests."""
+"""The retriever in a real LangChain chain, with LangChain's chat model for tests."""
 
 import asyncio
 from collections import Counter
@@ -18,62 +18,64 @@ from rag_model.errors import StoreError, UsageError
 from rag_model.integrations.langchain import BookwheelRetriever
 from rag_model.retrieve.hits import Hit
 from tests.fixtures.serving import Library
-from tests.rag_model.integrations.conftest import ASKED
+from tests.rag_model.integrations.conftest import QUESTION
 
 
-def joined(documents: list[Document]) -> str:
+def join_texts(documents: list[Document]) -> str:
     return "\n".join(document.page_content for document in documents)
 
 
-def test_a_chain_answers_from_the_passages(place: dict[str, str], expected: list[Hit], made_library: Library) -> None:
+def test_chain_answers_from_the_passages(
+    source_options: dict[str, str], expected_hits: list[Hit], shared_library: Library
+) -> None:
     prompt = ChatPromptTemplate.from_template("{context}\n\n{question}")
-    read = prompt | FakeListChatModel(responses=["King 49."]) | StrOutputParser()
-    retriever = BookwheelRetriever(**place, k=2)
-    chain = RunnablePassthrough.assign(context=lambda asked: retriever.invoke(asked["question"])).assign(
-        answer=lambda known: read.invoke({**known, "context": joined(known["context"])})
+    generator = prompt | FakeListChatModel(responses=["King 49."]) | StrOutputParser()
+    retriever = BookwheelRetriever(**source_options, k=2)
+    chain = RunnablePassthrough.assign(context=lambda inputs: retriever.invoke(inputs["question"])).assign(
+        answer=lambda inputs: generator.invoke({**inputs, "context": join_texts(inputs["context"])})
     )
-    told = chain.invoke({"question": ASKED})
-    assert told["answer"] == "King 49."
-    assert [one.page_content for one in told["context"]] == [hit.text for hit in expected]
-    first = told["context"][0]
-    assert (first.id, first.metadata["snapshot"]) == (expected[0].id, made_library.red)
-    assert set(first.metadata) == {
+    result = chain.invoke({"question": QUESTION})
+    assert result["answer"] == "King 49."
+    assert [document.page_content for document in result["context"]] == [hit.text for hit in expected_hits]
+    document = result["context"][0]
+    assert (document.id, document.metadata["snapshot"]) == (expected_hits[0].id, shared_library.red)
+    assert set(document.metadata) == {
         *("id", "page_id", "title", "section", "url", "licence", "revised", "snapshot", "kind")
     }
     retriever.source.close()
 
 
-def test_search_metadata_are_added_on_request(places: dict[str, dict[str, str]], expected: list[Hit]) -> None:
-    retriever = BookwheelRetriever(**places["folder"], k=2, search_metadata=True)
-    documents = retriever.invoke(ASKED)
+def test_search_metadata_is_added_on_request(folder_options: dict[str, str], expected_hits: list[Hit]) -> None:
+    retriever = BookwheelRetriever(**folder_options, k=2, search_metadata=True)
+    documents = retriever.invoke(QUESTION)
     assert [(document.metadata["rank"], document.metadata["legs"]) for document in documents] == [(1, []), (2, [])]
     assert [document.metadata["score"] for document in documents] == pytest.approx(
-        [hit.score for hit in expected], abs=1e-4
+        [hit.score for hit in expected_hits], abs=1e-4
     )
     retriever.source.close()
 
 
-def test_ensemble_sums_the_ranks_of_a_passage(places: dict[str, dict[str, str]]) -> None:
-    retrievers = [BookwheelRetriever(**places["folder"], retriever=name, k=3) for name in ("exact", "hnsw")]
-    rankings = [[one.id for one in retriever.invoke(ASKED)] for retriever in retrievers]
+def test_ensemble_sums_the_ranks_of_a_passage(folder_options: dict[str, str]) -> None:
+    retrievers = [BookwheelRetriever(**folder_options, retriever=name, k=3) for name in ("exact", "hnsw")]
+    rankings = [[document.id for document in retriever.invoke(QUESTION)] for retriever in retrievers]
     scores = Counter[str]()
     for ranking in rankings:
         for rank, identity in enumerate(ranking, start=1):
             scores[str(identity)] += 0.5 / (60 + rank)
-    fused = EnsembleRetriever(retrievers=retrievers, weights=[0.5, 0.5], id_key="id").invoke(ASKED)
+    fused = EnsembleRetriever(retrievers=retrievers, weights=[0.5, 0.5], id_key="id").invoke(QUESTION)
     assert len(fused) == len(scores)
-    assert [scores[str(one.id)] for one in fused] == sorted(scores.values(), reverse=True)
+    assert [scores[str(document.id)] for document in fused] == sorted(scores.values(), reverse=True)
     for retriever in retrievers:
         retriever.source.close()
 
 
-def test_passages_of_several_queries_are_united(places: dict[str, dict[str, str]]) -> None:
-    retriever = BookwheelRetriever(**places["folder"], k=3)
-    queries = [ASKED, ASKED.upper()]
+def test_passages_of_several_queries_are_merged(folder_options: dict[str, str]) -> None:
+    retriever = BookwheelRetriever(**folder_options, k=3)
+    queries = [QUESTION, QUESTION.upper()]
     expanded = MultiQueryRetriever.from_llm(retriever, FakeListChatModel(responses=["\n".join(queries)]))
-    identities = [one.id for one in expanded.invoke(ASKED)]
+    identities = [document.id for document in expanded.invoke(QUESTION)]
     assert sorted(identities, key=str) == sorted(
-        {one.id for query in queries for one in retriever.invoke(query)}, key=str
+        {document.id for query in queries for document in retriever.invoke(query)}, key=str
     )
     assert len(identities) < 6
     retriever.source.close()
@@ -84,8 +86,8 @@ class TestStandard(RetrieversIntegrationTests):
     """LangChain's own tests of a retriever."""
 
     @pytest.fixture(autouse=True)
-    def use_folder(self, places: dict[str, dict[str, str]]) -> None:
-        self.folder = places["folder"]
+    def use_folder(self, folder_options: dict[str, str]) -> None:
+        self.folder = folder_options
 
     @pytest.fixture
     def anyio_backend(self) -> str:
@@ -101,25 +103,25 @@ class TestStandard(RetrieversIntegrationTests):
 
     @property
     def retriever_query_example(self) -> str:
-        return ASKED
+        return QUESTION
 
 
-def test_it_is_asked_in_batches_and_asynchronously(places: dict[str, dict[str, str]]) -> None:
-    retriever = BookwheelRetriever(**places["folder"], k=3)
-    many = retriever.batch([ASKED, "red 3"])
-    assert [len(one) for one in many] == [3, 3]
-    assert [one.id for one in asyncio.run(retriever.ainvoke(ASKED))] == [one.id for one in many[0]]
-    assert len(retriever.invoke(ASKED, k=1)) == 1
+def test_batches_and_asynchronous_calls(folder_options: dict[str, str]) -> None:
+    retriever = BookwheelRetriever(**folder_options, k=3)
+    rankings = retriever.batch([QUESTION, "red 3"])
+    assert [len(documents) for documents in rankings] == [3, 3]
+    assert asyncio.run(retriever.ainvoke(QUESTION)) == rankings[0]
+    assert len(retriever.invoke(QUESTION, k=1)) == 1
     retriever.source.close()
 
 
-def test_what_is_wrong_is_told_when_it_is_made_or_asked(nowhere: str) -> None:
+def test_invalid_settings_and_a_missing_folder_are_reported(missing_folder: str) -> None:
     with pytest.raises(UsageError, match="none of them is given"):
         BookwheelRetriever()
     with pytest.raises(ValidationError, match="greater than or equal to 1"):
-        BookwheelRetriever(folder=nowhere, k=0)
+        BookwheelRetriever(folder=missing_folder, k=0)
     with pytest.raises(StoreError, match="no pulled snapshot"):
-        BookwheelRetriever(folder=nowhere).invoke("who?")
+        BookwheelRetriever(folder=missing_folder).invoke("who?")
 
 
 def test_a_token_is_not_shown() -> None:

@@ -1,4 +1,4 @@
-"""The protocol behind the doors: one place, opened when it is first asked, closed and opened again."""
+"""The source of an integration is opened by its first search, shared by threads, and can be reopened."""
 
 import threading
 
@@ -8,27 +8,30 @@ from rag_model.errors import StoreError, UsageError
 from rag_model.integrations.source import LazySource, SourceSettings, build_metadata, open_source
 from rag_model.retrieve.hits import Hit
 from tests.fixtures.serving import Library
-from tests.rag_model.integrations.conftest import ASKED
+from tests.rag_model.integrations.conftest import QUESTION
 
 
-def test_every_place_gives_the_same_passages(place: dict[str, str], expected: list[Hit], made_library: Library) -> None:
-    source = open_source(SourceSettings(**place))
-    given = source.search(ASKED, 2)
-    assert given.snapshot == made_library.red
-    assert [(hit.id, hit.text, hit.url) for hit in given.hits] == [(hit.id, hit.text, hit.url) for hit in expected]
+def test_all_sources_give_the_same_passages(
+    source_options: dict[str, str], expected_hits: list[Hit], shared_library: Library
+) -> None:
+    source = open_source(SourceSettings(**source_options))
+    result = source.search(QUESTION, 2)
+    assert result.snapshot == shared_library.red
+    for hit, expected in zip(result.hits, expected_hits, strict=True):
+        assert (hit.id, hit.text, hit.url) == (expected.id, expected.text, expected.url)
     source.close()
 
 
-def test_a_retriever_is_asked_for_by_its_expression(place: dict[str, str]) -> None:
-    source = open_source(SourceSettings(**place, retriever="rrf(hnsw, exact)"))
-    (hit,) = source.search(ASKED, 1).hits
-    told = build_metadata(hit, "id", search_metadata=True)
-    assert [leg["leg"] for leg in told["legs"]] == ["hnsw", "exact"]
+def test_retriever_is_chosen_by_an_expression(source_options: dict[str, str]) -> None:
+    source = open_source(SourceSettings(**source_options, retriever="rrf(hnsw, exact)"))
+    (hit,) = source.search(QUESTION, 1).hits
+    metadata = build_metadata(hit, "id", search_metadata=True)
+    assert [leg["leg"] for leg in metadata["legs"]] == ["hnsw", "exact"]
     source.close()
 
 
 @pytest.mark.parametrize(
-    ("wrong", "words"),
+    ("settings", "words"),
     [
         ({}, "none of them is given"),
         ({"store": "a", "folder": "b"}, "store and folder"),
@@ -39,38 +42,38 @@ def test_a_retriever_is_asked_for_by_its_expression(place: dict[str, str]) -> No
         ({"service": "http://a", "encoder": "e"}, "encoder applies to a store or a folder"),
     ],
 )
-def test_what_names_no_one_place_is_refused(wrong: dict[str, str], words: str) -> None:
+def test_settings_must_name_one_source(settings: dict[str, str], words: str) -> None:
     with pytest.raises(UsageError, match=words):
-        SourceSettings(**wrong)
+        SourceSettings(**settings)
 
 
-@pytest.mark.parametrize(("asked", "k", "words"), [(" ", 1, "is empty"), ("a", 0, "at least 1"), ("a", 10_000, "k is")])
-def test_a_wrong_question_is_told_in_one_sentence(place: dict[str, str], asked: str, k: int, words: str) -> None:
-    source = open_source(SourceSettings(**place))
+@pytest.mark.parametrize(("text", "k", "words"), [(" ", 1, "is empty"), ("a", 0, "at least 1"), ("a", 10_000, "k is")])
+def test_invalid_question_is_refused(source_options: dict[str, str], text: str, k: int, words: str) -> None:
+    source = open_source(SourceSettings(**source_options))
     with pytest.raises(UsageError, match=words):
-        source.search(asked, k)
+        source.search(text, k)
     source.close()
 
 
-def test_a_wrong_retriever_is_told_when_the_place_is_opened(made_library: Library) -> None:
+def test_unknown_retriever_is_reported_when_the_source_is_opened(shared_library: Library) -> None:
     with pytest.raises(UsageError, match="nothing"):
-        open_source(SourceSettings(store=made_library.url, retriever="nothing"))
+        open_source(SourceSettings(store=shared_library.url, retriever="nothing"))
 
 
-def test_it_opens_once_for_all_threads_and_again_after_it_was_closed(made_library: Library, nowhere: str) -> None:
-    source, opened = LazySource(SourceSettings(store=made_library.url)), list[object]()
-    threads = [threading.Thread(target=lambda: opened.append(source.open())) for _ in range(4)]
+def test_source_is_opened_once_and_reopened_after_close(shared_library: Library, missing_folder: str) -> None:
+    source, opened_sources = LazySource(SourceSettings(store=shared_library.url)), list[object]()
+    threads = [threading.Thread(target=lambda: opened_sources.append(source.open())) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len({id(one) for one in opened}) == 1
+    assert len({id(source) for source in opened_sources}) == 1
     source.close()
-    assert source.search(ASKED, 1).snapshot == made_library.red
-    assert source.open() is not opened[0]
+    assert source.search(QUESTION, 1).snapshot == shared_library.red
+    assert source.open() is not opened_sources[0]
     source.close()
     with pytest.raises(StoreError):
-        LazySource(SourceSettings(folder=nowhere)).open()
+        LazySource(SourceSettings(folder=missing_folder)).open()
 
 
 def test_a_token_is_not_shown() -> None:

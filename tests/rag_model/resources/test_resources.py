@@ -1,4 +1,4 @@
-"""What one process is given lies within its limits, and a GPU is asked for only where cores would take too long."""
+"""The resources of a process stay within its limits, and a GPU is requested only if cores would take too long."""
 
 import pytest
 from hypothesis import given
@@ -21,48 +21,49 @@ BART = Architecture(parameters=139_000_000, layers=12, hidden=768, heads=12, voc
 
 
 @given(
-    held=st.integers(PROCESS_BYTES, 10**12),
+    memory_used=st.integers(PROCESS_BYTES, 10**12),
     seconds=st.floats(0, 1e7),
     memory=st.integers(1, 10**12),
     cores=st.integers(1, 64),
     gpus=st.integers(0, 8),
     hours=st.floats(0, 100),
 )
-def test_what_is_given_is_within_the_limits(
-    held: int, seconds: float, memory: int, cores: int, gpus: int, hours: float
+def test_resources_are_within_the_limits(
+    memory_used: int, seconds: float, memory: int, cores: int, gpus: int, hours: float
 ) -> None:
     limits = RunLimits(str(memory), cores, gpus)
     try:
-        needs = choose_resources(WorkEstimate({}, {"train": held - PROCESS_BYTES}, seconds * CORE_FLOPS), limits, hours)
+        work = WorkEstimate({}, {"train": memory_used - PROCESS_BYTES}, seconds * CORE_FLOPS)
+        resources = choose_resources(work, limits, hours)
     except ResourceError:
-        assert 1.25 * held > memory - 1
+        assert 1.25 * memory_used > memory - 1
         return
-    assert held <= needs.memory <= memory
-    assert 1 <= needs.cores <= cores
-    assert needs.gpus <= min(1, gpus)
-    if needs.gpus:
+    assert memory_used <= resources.memory <= memory
+    assert 1 <= resources.cores <= cores
+    assert resources.gpus <= min(1, gpus)
+    if resources.gpus:
         assert seconds / cores > 3600 * hours or seconds / cores > 1
 
 
-def test_a_night_on_cores_is_enough_or_a_gpu_is_asked_for() -> None:
-    def given_a_night(hours: float) -> RunResources:
+def test_gpu_is_requested_only_if_cores_take_too_long() -> None:
+    def choose_for_a_night(hours: float) -> RunResources:
         return choose_resources(
             WorkEstimate({}, {"train": 3 * PROCESS_BYTES}, 3600 * hours * CORE_FLOPS), RunLimits("32GiB", 8, 2), 6.0
         )
 
-    assert (given_a_night(1).cores, given_a_night(1).gpus) == (1, 0)
-    long, endless = given_a_night(24), given_a_night(100)
+    assert (choose_for_a_night(1).cores, choose_for_a_night(1).gpus) == (1, 0)
+    long, very_long = choose_for_a_night(24), choose_for_a_night(100)
     assert (long.cores, long.gpus) == (4, 0)
-    assert (endless.cores, endless.gpus) == (1, 1)
-    assert endless.hours < long.hours
+    assert (very_long.cores, very_long.gpus) == (1, 1)
+    assert very_long.hours < long.hours
 
 
-def test_what_does_not_fit_says_how_much_would() -> None:
+def test_work_that_does_not_fit_names_the_required_memory() -> None:
     with pytest.raises(ResourceError, match=r"train needs 12\.5 GB of memory, and a run may use 4\.0 GB"):
         choose_resources(WorkEstimate({}, {"train": 10**10 - PROCESS_BYTES, "mine": 1}, 1.0), RunLimits("4GB", 1), 0)
 
 
-def test_more_is_held_of_more() -> None:
+def test_decoding_memory_grows_with_batch_and_length() -> None:
     assert estimate_weight_bytes(BART, BART) == 2 * 4 * BART.parameters
     assert (
         estimate_decoding_bytes(BART, 40, 50)

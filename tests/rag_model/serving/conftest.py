@@ -1,4 +1,4 @@
-"""A tiny real store of two snapshots, anew for each test."""
+"""A tiny real store of two snapshots: one for all tests that only read it, and a copy for each test that changes it."""
 
 import shutil
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rag_model.serving.following.trials import try_encoders
+from rag_model.serving.following import trials
 from rag_model.store.pulling.pull import pull
 from tests.fixtures.serving import Library, make_library
 from tests.fixtures.tiny_rag import save_tiny_rag
@@ -17,44 +17,42 @@ from tests.fixtures.tiny_rag import save_tiny_rag
 
 @pytest.fixture(scope="session")
 def mcp_server() -> Any:
-    """The module, which only one worker imports: `mcp` takes half a second."""
+    """Import the module in the only test worker that needs it, because importing `mcp` takes half a second."""
     return import_module("rag_model.serving.mcp_server")
 
 
 @pytest.fixture(scope="session")
-def made_library(tmp_path_factory: pytest.TempPathFactory) -> Library:
+def shared_library(tmp_path_factory: pytest.TempPathFactory) -> Library:
+    """A library that no test changes."""
     return make_library(tmp_path_factory.mktemp("library"))
 
 
 @pytest.fixture(scope="session")
-def model(made_library: Library, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny RAG model that encodes as the library's encoder does."""
-    return save_tiny_rag(tmp_path_factory.mktemp("rag"), made_library.encoder, "token")
+def model(shared_library: Library, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny RAG model with the library's question encoder."""
+    return save_tiny_rag(tmp_path_factory.mktemp("rag"), shared_library.encoder, "token")
 
 
 @pytest.fixture(scope="session")
-def passed(made_library: Library, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The record of the trial that the encoder of both snapshots has passed, in a folder to copy to `dest`."""
+def trial_record(shared_library: Library, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The record that the encoder of both snapshots passed its trial, in a folder to copy to `dest`."""
     dest = tmp_path_factory.mktemp("tried")
-    content = made_library.store.snapshots.get(made_library.red).content
-    try_encoders(pull(made_library.store, made_library.red, dest).path, content, ["hnsw"])
+    content = shared_library.store.snapshots.get(shared_library.red).content
+    with pytest.MonkeyPatch.context() as patched:  # The start of a child process would take seconds.
+        patched.setattr(trials, "run_in_child", lambda module, value, **limits: trials._run_in_this_child(value))
+        trials.try_encoders(pull(shared_library.store, shared_library.red, dest).path, content, ["hnsw"])
     return dest / ".trials"
 
 
 @pytest.fixture
-def library(made_library: Library, tmp_path: Path) -> Library:
-    return replace(made_library, url=str(shutil.copytree(made_library.url, tmp_path / "store")))
+def library(shared_library: Library, tmp_path: Path) -> Library:
+    """A copy that this test may change."""
+    return replace(shared_library, url=str(shutil.copytree(shared_library.url, tmp_path / "store")))
 
 
 @pytest.fixture
 def dest(tmp_path: Path) -> Path:
     return tmp_path / "dest"
-
-
-@pytest.fixture(scope="session")
-def shared_library(made_library: Library) -> Library:
-    """One that no test changes."""
-    return made_library
 
 
 @pytest.fixture(autouse=True)

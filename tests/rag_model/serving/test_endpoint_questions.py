@@ -1,4 +1,4 @@
-"""A service whose question encoder runs behind an endpoint: llama.cpp's real server, up and down."""
+"""A service whose question encoder runs behind an endpoint: a real llama.cpp server, up and down."""
 
 import shutil
 from dataclasses import replace
@@ -20,7 +20,7 @@ from tests.fixtures.tiny_snapshot import publish_tiny
 
 
 def declare_endpoint_encoder(folder: Path) -> Path:
-    """Write the folder of `openai:tiny` as a snapshot holds it: with its vector space."""
+    """Write the encoder folder of `openai:tiny` as in a snapshot, with its vector space."""
     (folder / "named").mkdir(parents=True)
     (folder / "declared").mkdir()
     write_endpoint_folder("openai:tiny", folder / "named")
@@ -31,7 +31,7 @@ def declare_endpoint_encoder(folder: Path) -> Path:
     return folder / "declared"
 
 
-def test_a_service_asks_the_endpoint_and_goes_on_while_it_is_down(
+def test_service_encodes_at_the_endpoint_and_stays_ready_while_it_is_down(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("BOOKWHEEL_EMBED_TRIES", "1")
@@ -46,13 +46,13 @@ def test_a_service_asks_the_endpoint_and_goes_on_while_it_is_down(
         snapshot = publish_tiny(store, encoder, articles, tmp_path / "work", words=True)
         pulled = pull(store, snapshot.id, tmp_path / "tried").path
         try_encoders(pulled, snapshot.manifest.content, ["hnsw"])
-        with serving(store.url, tmp_path / "dest", settings) as found:
-            assert found.search("Where does river 7 flow?", k=1)["results"][0]["hits"]
-            too_long = found.client.post("/search", json={"questions": ["river " * 300]})
+        with serving(store.url, tmp_path / "dest", settings) as service:
+            assert service.search("Where does river 7 flow?", k=1)["results"][0]["hits"]
+            too_long = service.client.post("/search", json={"questions": ["river " * 300]})
             assert (too_long.status_code, "shorter question" in too_long.text) == (400, True)
-    with serving(store.url, tmp_path / "dest", settings) as found:  # the endpoint is down from the start
-        refused = found.client.post("/search", json={"questions": ["Where does river 7 flow?"]})
+    with serving(store.url, tmp_path / "dest", settings) as service:  # the endpoint is down from the start
+        refused = service.client.post("/search", json={"questions": ["Where does river 7 flow?"]})
         assert (refused.status_code, list(refused.json())) == (502, ["detail"])
-        by_words = found.client.post("/search", json={"questions": ["river 7"], "retriever": "bm25"})
+        by_words = service.client.post("/search", json={"questions": ["river 7"], "retriever": "bm25"})
         assert by_words.status_code == 200
-        assert found.client.get("/readyz").status_code == 200
+        assert service.client.get("/readyz").status_code == 200

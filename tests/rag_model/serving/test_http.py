@@ -1,4 +1,4 @@
-"""The service's face: replies as the verbs give them, and one clear sentence for everything else."""
+"""The HTTP interface: replies equal the results of the library, and each error is one sentence."""
 
 import json
 import socket
@@ -31,87 +31,88 @@ from tests.fixtures.serving import (
 )
 
 JSON = {"Content-Type": "application/json"}
-HEAD = b"POST /search HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n"
-ASKED = ["who was the king of the river?", "Où est 東京 🗼?"]
+SEARCH = b"POST /search HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n"
+QUESTIONS = ["who was the king of the river?", "Où est 東京 🗼?"]
 
 
 @pytest.fixture(scope="module")
-def served(made_library: Library, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+def service(shared_library: Library, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     bounds = with_limits(
         retrievers=("hnsw", "exact"), body_seconds=1.0, max_body_bytes=5000, max_questions=4, max_question_chars=300
     )
-    with serving(made_library.url, tmp_path_factory.mktemp("dest"), bounds, model=str(model)) as found:
-        yield found
+    with serving(shared_library.url, tmp_path_factory.mktemp("dest"), bounds, model=str(model)) as service:
+        yield service
 
 
 @pytest.mark.parametrize("index", ["hnsw", "exact"])
-def test_search_replies_as_the_verb_does(index: str, served: Serving, made_library: Library) -> None:
-    reply = served.client.post("/search", json={"questions": ASKED, "k": 4, "index": index}).json()
-    with Snapshot.open(made_library.url) as snapshot:
-        found = DenseRetriever.from_snapshot(snapshot, index).search(ASKED, 4)
-    hits = [[hit.to_json() for hit in some] for some in found]
-    results = [{"question": q, "hits": some} for q, some in zip(ASKED, hits, strict=True)]
-    assert reply == rounded({"snapshot": made_library.red, "results": results})
+def test_search_reply_equals_the_hits_of_the_retriever(index: str, service: Serving, shared_library: Library) -> None:
+    reply = service.client.post("/search", json={"questions": QUESTIONS, "k": 4, "index": index}).json()
+    with Snapshot.open(shared_library.url) as snapshot:
+        hit_lists = DenseRetriever.from_snapshot(snapshot, index).search(QUESTIONS, 4)
+    results = [
+        {"question": q, "hits": [hit.to_json() for hit in hits]} for q, hits in zip(QUESTIONS, hit_lists, strict=True)
+    ]
+    assert reply == rounded({"snapshot": shared_library.red, "results": results})
 
 
-def test_a_default_k_is_capped_by_the_retriever(served: Serving) -> None:
+def test_a_default_k_is_capped_by_the_retriever(service: Serving) -> None:
     for expression, count in (("hnsw", 5), ("hnsw:3", 3), ("rrf(hnsw:1, exact:1)", 2)):
-        request = {"questions": ASKED, "retriever": expression}
-        results = served.client.post("/search", json=request).json()["results"]
+        request = {"questions": QUESTIONS, "retriever": expression}
+        results = service.client.post("/search", json=request).json()["results"]
         assert max(len(result["hits"]) for result in results) <= count
-        assert served.client.post("/search", json={**request, "k": 3}).status_code == (200 if count >= 3 else 400)
-    assert len(served.client.post("/search", json={"questions": ASKED}).json()["results"][0]["hits"]) == 5
+        assert service.client.post("/search", json={**request, "k": 3}).status_code == (200 if count >= 3 else 400)
+    assert len(service.client.post("/search", json={"questions": QUESTIONS}).json()["results"][0]["hits"]) == 5
 
 
-def test_answer_replies_as_the_verb_does(served: Serving, made_library: Library, model: Path) -> None:
-    with Snapshot.open(made_library.url) as snapshot:
-        name, reader = open_reader(snapshot, made_library.url, str(model), "hnsw")
+def test_answer_reply_equals_the_answers_of_the_reader(service: Serving, shared_library: Library, model: Path) -> None:
+    with Snapshot.open(shared_library.url) as snapshot:
+        name, reader = open_reader(snapshot, shared_library.url, str(model), "hnsw")
         for k in (None, 2):
-            request = {"questions": ASKED} if k is None else {"questions": ASKED, "k": k}
-            reply = served.client.post("/answer", json=request).json()
-            answers = [answer_json(one) for one in reader.answer(ASKED, k)]
-            assert reply == rounded({"snapshot": made_library.red, "model": name, "answers": answers})
+            request = {"questions": QUESTIONS} if k is None else {"questions": QUESTIONS, "k": k}
+            reply = service.client.post("/answer", json=request).json()
+            answers = [answer_json(answer) for answer in reader.answer(QUESTIONS, k)]
+            assert reply == rounded({"snapshot": shared_library.red, "model": name, "answers": answers})
 
 
-def test_the_models_describe_what_is_sent(served: Serving) -> None:
-    found = served.client.post("/search", json={"questions": ASKED}).json()
-    answered = served.client.post("/answer", json={"questions": ASKED}).json()
+def test_message_models_describe_the_replies(service: Serving) -> None:
+    search_reply = service.client.post("/search", json={"questions": QUESTIONS}).json()
+    answer_reply = service.client.post("/answer", json={"questions": QUESTIONS}).json()
     for kind, reply in (
-        (replies.SearchReply, found),
-        (replies.AnswerReply, answered),
-        (replies.SnapshotReply, served.snapshot()),
+        (replies.SearchReply, search_reply),
+        (replies.AnswerReply, answer_reply),
+        (replies.SnapshotReply, service.snapshot()),
     ):
         assert messages.create_model(kind).model_validate(reply).model_dump(mode="json") == reply
-    schema = served.client.get("/openapi.json").json()
+    schema = service.client.get("/openapi.json").json()
     assert {"/search", "/answer", "/snapshot", "/healthz", "/readyz"} <= set(schema["paths"])
     body = schema["paths"]["/search"]["post"]["requestBody"]["content"]["application/json"]["schema"]
     assert set(body["properties"]) == {"questions", "k", "index", "retriever", "where"}
 
 
-def test_examples_on_the_page_of_the_api_have_the_fields_of_real_replies(served: Serving) -> None:
+def test_examples_on_the_page_of_the_api_have_the_fields_of_real_replies(service: Serving) -> None:
     checked = set()
     for path, (request, example) in read_exchanges().items():
-        if path.startswith("/") and path != "/answer":  # `test_one_prompt.py` has that one
+        if path.startswith("/") and path != "/answer":  # `test_one_prompt.py` checks this example
             if request is None:
-                reply = served.client.get(path)
+                reply = service.client.get(path)
             else:
-                here = json.loads(json.dumps(request).replace("bm25", "exact"))
-                reply = served.client.post(path, json=here)
+                served_request = json.loads(json.dumps(request).replace("bm25", "exact"))
+                reply = service.client.post(path, json=served_request)
             assert (reply.status_code, path, list_fields(reply.json())) == (200, path, list_fields(example))
             checked.add(path)
     assert checked == {"/search", "/retrieve", "/snapshot", "/healthz", "/readyz"}
-    refused = served.client.post("/search", json={"questions": "x"}).json()
+    refused = service.client.post("/search", json={"questions": "x"}).json()
     assert refused == read_exchanges()["Problem"][1]
 
 
-def test_the_state_is_told(served: Serving, made_library: Library) -> None:
-    assert served.client.get("/healthz").status_code == served.client.get("/readyz").status_code == 200
-    told = served.snapshot()
-    move = made_library.store.refs.find_current("latest")
+def test_snapshot_reply_describes_what_is_served(service: Serving, shared_library: Library) -> None:
+    assert service.client.get("/healthz").status_code == service.client.get("/readyz").status_code == 200
+    state = service.snapshot()
+    move = shared_library.store.refs.find_current("latest")
     assert move is not None
-    expected = {"snapshot": made_library.red, "ref": "latest", "number": move.number, "created_at": move.created_at}
-    assert expected.items() <= told.items()
-    assert (told["passages"], told["refused"], told["store_problem"]) == (PASSAGES, None, None)
+    expected = {"snapshot": shared_library.red, "ref": "latest", "number": move.number, "created_at": move.created_at}
+    assert expected.items() <= state.items()
+    assert (state["passages"], state["refused"], state["store_problem"]) == (PASSAGES, None, None)
 
 
 @pytest.mark.parametrize(
@@ -146,23 +147,23 @@ def test_the_state_is_told(served: Serving, made_library: Library) -> None:
         (b"[" * 4000, 400, "not JSON"),
     ],
 )
-def test_a_bad_request_is_told_in_one_sentence(served: Serving, body: bytes, status: int, words: str) -> None:
-    reply = served.client.post("/search", content=body, headers=JSON)
+def test_bad_request_is_explained_in_one_sentence(service: Serving, body: bytes, status: int, words: str) -> None:
+    reply = service.client.post("/search", content=body, headers=JSON)
     assert reply.status_code == status, reply.text
     assert set(reply.json()) == {"detail"}
     assert words in reply.json()["detail"]
     assert "\n" not in reply.json()["detail"]
-    served.search("who?")
+    service.search("who?")
 
 
-def test_what_is_not_there_is_not_there(served: Serving) -> None:
-    assert served.client.get("/search").status_code == 405
-    assert served.client.get("/../../etc/passwd").status_code == 404
-    assert served.client.post("/snapshot").status_code == 405
+def test_unknown_paths_and_methods_are_refused(service: Serving) -> None:
+    assert service.client.get("/search").status_code == 405
+    assert service.client.get("/../../etc/passwd").status_code == 404
+    assert service.client.post("/snapshot").status_code == 405
 
 
 @pytest.mark.parametrize("chunked", [False, True])
-def test_a_huge_body_is_refused_while_it_comes(served: Serving, chunked: bool) -> None:
+def test_huge_body_is_refused_while_it_arrives(service: Serving, chunked: bool) -> None:
     piece = b"a" * 1000
 
     def pieces() -> Iterator[bytes]:
@@ -170,76 +171,76 @@ def test_a_huge_body_is_refused_while_it_comes(served: Serving, chunked: bool) -
             yield piece
 
     try:
-        reply = served.client.post("/search", content=pieces() if chunked else piece * 50, headers=JSON)
+        reply = service.client.post("/search", content=pieces() if chunked else piece * 50, headers=JSON)
     except httpx.TransportError:
-        pass  # it was turned away before it had sent all
+        pass  # The service may close the connection before it has read the whole body.
     else:
         assert reply.status_code == 413
         assert "larger than 5000 bytes" in reply.json()["detail"]
-    served.search("who?")
+    service.search("who?")
 
 
-def raw(served: Serving) -> socket.socket:
-    host, port = served.url.removeprefix("http://").split(":")
+def open_socket(service: Serving) -> socket.socket:
+    host, port = service.url.removeprefix("http://").split(":")
     return socket.create_connection((host, int(port)), timeout=PATIENCE)
 
 
-def all_of(connection: socket.socket) -> bytes:
+def read_to_end(connection: socket.socket) -> bytes:
     return b"".join(iter(lambda: connection.recv(65536), b""))
 
 
-def test_a_slow_body_is_given_up(served: Serving) -> None:
-    with raw(served) as connection:
-        connection.sendall(HEAD + b'{"questions"')
-        reply = all_of(connection)
+def test_slow_body_times_out(service: Serving) -> None:
+    with open_socket(service) as connection:
+        connection.sendall(SEARCH + b'{"questions"')
+        reply = read_to_end(connection)
     assert reply.startswith(b"HTTP/1.1 408 ")
     assert b"within 1 s" in reply
 
 
-@pytest.mark.parametrize("before", [b"", b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n"])
-def test_a_slow_head_is_given_up(served: Serving, before: bytes) -> None:
-    with raw(served) as connection:
-        if before:
-            connection.sendall(before)
+@pytest.mark.parametrize("earlier_request", [b"", b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n"])
+def test_slow_head_closes_the_connection(service: Serving, earlier_request: bytes) -> None:
+    with open_socket(service) as connection:
+        if earlier_request:
+            connection.sendall(earlier_request)
             assert b"alive" in connection.recv(65536)
         connection.sendall(b"POST /sea")
-        assert all_of(connection) == b""
+        assert read_to_end(connection) == b""
 
 
-def test_a_connection_without_a_word_is_given_up(served: Serving) -> None:
-    with raw(served) as connection:
-        assert all_of(connection) == b""
+def test_idle_connection_is_closed(service: Serving) -> None:
+    with open_socket(service) as connection:
+        assert read_to_end(connection) == b""
 
 
-def test_a_cut_request_leaves_nothing_behind(served: Serving) -> None:
-    for sent in (b"POST", HEAD + b'{"quest'):
-        with raw(served) as connection:
-            connection.sendall(sent)
-    served.search("who?")
+def test_interrupted_requests_leave_the_service_working(service: Serving) -> None:
+    for partial_request in (b"POST", SEARCH + b'{"quest'):
+        with open_socket(service) as connection:
+            connection.sendall(partial_request)
+    service.search("who?")
 
 
-def test_garbage_is_answered_with_400(served: Serving) -> None:
-    with raw(served) as connection:
+def test_garbage_is_answered_with_400(service: Serving) -> None:
+    with open_socket(service) as connection:
         connection.sendall(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03 \r\n\r\n")
-        assert all_of(connection).startswith(b"HTTP/1.1 400 ")
-    served.search("who?")
+        assert read_to_end(connection).startswith(b"HTTP/1.1 400 ")
+    service.search("who?")
 
 
 def test_without_a_model_there_are_no_answers(shared_library: Library, dest: Path) -> None:
-    with serving(shared_library.url, dest) as found:
-        reply = found.client.post("/answer", json={"questions": ["who?"]})
+    with serving(shared_library.url, dest) as service:
+        reply = service.client.post("/answer", json={"questions": ["who?"]})
         assert (reply.status_code, reply.json()["detail"].startswith("this service has no model")) == (400, True)
 
 
 def test_concurrent_questions_are_batched_and_a_full_queue_says_so(shared_library: Library, dest: Path) -> None:
     gate = Gate()
-    with serving(shared_library.url, dest, with_limits(queue_questions=6), gate) as found:
+    with serving(shared_library.url, dest, with_limits(queue_questions=6), gate) as service:
         gate.open.clear()
         replies: dict[str, httpx.Response] = {}
 
         def ask(question: str) -> None:
             replies[question] = httpx.post(
-                f"{found.url}/search", json={"questions": [question], "k": len(question)}, timeout=PATIENCE
+                f"{service.url}/search", json={"questions": [question], "k": len(question)}, timeout=PATIENCE
             )
 
         threads = [threading.Thread(target=ask, args=("?" * (1 + number % 3) + f"{number}",)) for number in range(7)]
@@ -247,8 +248,8 @@ def test_concurrent_questions_are_batched_and_a_full_queue_says_so(shared_librar
         assert gate.held.wait(PATIENCE)
         for thread in threads[1:]:
             thread.start()
-        until(lambda: found.service._search_batcher.queued_questions == 6)
-        refused = found.client.post("/search", json={"questions": ["one more"]})
+        until(lambda: service.service._search_batcher.queued_questions == 6)
+        refused = service.client.post("/search", json={"questions": ["one more"]})
         assert (refused.status_code, refused.headers["Retry-After"]) == (429, "1")
         assert "6 questions are waiting" in refused.json()["detail"]
         gate.open.set()
@@ -259,60 +260,60 @@ def test_concurrent_questions_are_batched_and_a_full_queue_says_so(shared_librar
         for question, reply in replies.items():
             (result,) = reply.json()["results"]
             assert (result["question"], len(result["hits"])) == (question, len(question))
-            assert result["hits"] == rounded(found.search(question, k=len(question))["results"][0]["hits"])
+            assert result["hits"] == rounded(service.search(question, k=len(question))["results"][0]["hits"])
 
 
-def test_what_is_late_is_given_up_and_not_worked_on(shared_library: Library, dest: Path) -> None:
+def test_late_requests_time_out_and_are_not_searched(shared_library: Library, dest: Path) -> None:
     gate = Gate()
-    with serving(shared_library.url, dest, with_limits(request_seconds=0.3), gate) as found:
+    with serving(shared_library.url, dest, with_limits(request_seconds=0.3), gate) as service:
         gate.open.clear()
         for question in ("held", "never searched"):
-            reply = found.client.post("/search", json={"questions": [question]})
+            reply = service.client.post("/search", json={"questions": [question]})
             assert (reply.status_code, "within 0.3 s" in reply.json()["detail"]) == (504, True)
-        assert found.service._search_batcher.queued_questions == 0
+        assert service.service._search_batcher.queued_questions == 0
         gate.open.set()
-        until(lambda: found.client.post("/search", json={"questions": ["again"]}).status_code == 200)
+        until(lambda: service.client.post("/search", json={"questions": ["again"]}).status_code == 200)
         assert gate.batches[0] == ["held"]
         assert ["never searched"] not in gate.batches
 
 
-def test_an_answer_that_nobody_waits_for_is_given_up_between_two_tokens(
+def test_generation_stops_between_two_tokens_after_the_deadline(
     shared_library: Library, dest: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     steps: list[int] = []
     go, step = threading.Event(), Seq2SeqGenerator.step
 
-    def held(generator: Seq2SeqGenerator, state: Any, tokens: Any) -> Any:
+    def wait_and_step(generator: Seq2SeqGenerator, state: Any, tokens: Any) -> Any:
         steps.append(len(tokens))
         assert go.wait(PATIENCE)
         return step(generator, state, tokens)
 
-    with serving(shared_library.url, dest, with_limits(request_seconds=0.3), model=str(model)) as found:
-        monkeypatch.setattr(Seq2SeqGenerator, "step", held)
-        assert found.client.post("/answer", json={"questions": ASKED}).status_code == 504
+    with serving(shared_library.url, dest, with_limits(request_seconds=0.3), model=str(model)) as service:
+        monkeypatch.setattr(Seq2SeqGenerator, "step", wait_and_step)
+        assert service.client.post("/answer", json={"questions": QUESTIONS}).status_code == 504
         until(lambda: steps)
         go.set()
-        until(lambda: found.service._answer_batcher._active_requests == 0)
+        until(lambda: service.service._answer_batcher._active_requests == 0)
         assert len(steps) == 1
-        until(lambda: found.client.post("/answer", json={"questions": ASKED}).status_code == 200)
+        until(lambda: service.client.post("/answer", json={"questions": QUESTIONS}).status_code == 200)
         assert len(steps) > 2
 
 
-def test_before_the_first_snapshot_it_is_alive_and_not_ready(library: Library, dest: Path) -> None:
+def test_service_is_alive_but_not_ready_before_the_first_snapshot(library: Library, dest: Path) -> None:
     hidden = Path(library.url).rename(Path(library.url).with_name("hidden"))
-    with serving(library.url, dest, ready=False) as found:
-        until(lambda: "there is no bookwheel store" in found.client.get("/readyz").text)
-        assert found.client.get("/healthz").status_code == 200
-        for path, asked in (("/search", {"questions": ["a"]}), ("/snapshot", None)):
-            reply = found.client.post(path, json=asked) if asked else found.client.get(path)
+    with serving(library.url, dest, ready=False) as service:
+        until(lambda: "there is no bookwheel store" in service.client.get("/readyz").text)
+        assert service.client.get("/healthz").status_code == 200
+        for path, request in (("/search", {"questions": ["a"]}), ("/snapshot", None)):
+            reply = service.client.post(path, json=request) if request else service.client.get(path)
             assert (reply.status_code, set(reply.json())) == (503, {"detail"})
-        assert found.client.post("/search", json={"questions": ["a"]}).headers["Retry-After"]
+        assert service.client.post("/search", json={"questions": ["a"]}).headers["Retry-After"]
         hidden.rename(library.url)
-        found.until_served(library.red)
-        found.search("who?")
+        service.until_served(library.red)
+        service.search("who?")
 
 
-def test_a_reply_is_what_json_can_say(served: Serving) -> None:
-    reply = served.client.post("/search", json={"questions": ["who?"]})
+def test_reply_is_json(service: Serving) -> None:
+    reply = service.client.post("/search", json={"questions": ["who?"]})
     assert reply.headers["content-type"] == "application/json"
     assert json.loads(reply.content)["results"][0]["question"] == "who?"

@@ -1,4 +1,4 @@
-"""What cannot work is refused before anything starts, and what is secret stays so."""
+"""Impossible settings are refused before anything starts, memory limits are respected, and secrets are masked."""
 
 import ctypes
 import mmap
@@ -31,7 +31,7 @@ def test_settings_that_cannot_work_are_refused(bounds: dict[str, object]) -> Non
         ServiceSettings(**bounds)  # type: ignore[arg-type]
 
 
-def test_what_does_not_fit_is_refused_unless_it_is_mapped(
+def test_index_larger_than_memory_is_refused_unless_it_is_mapped(
     shared_library: Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     content = shared_library.store.snapshots.get(shared_library.red).content
@@ -43,37 +43,37 @@ def test_what_does_not_fit_is_refused_unless_it_is_mapped(
     check_memory(content, ["hnsw"], ServiceSettings())
 
 
-def test_what_is_mapped_is_read_once_if_it_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernel's count of pages in its cache, of a file whose pages it was told to drop."""
+def test_mapped_files_are_read_into_the_page_cache_if_they_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel counts the cached pages of two files whose pages it was told to drop."""
     first, second = tmp_path / "first", tmp_path / "second"
     for path, size in ((first, 2 << 20), (second, 2 << 20)):
         with path.open("wb") as file:
             file.write(os.urandom(size))
             os.fdatasync(file.fileno())
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    if cached(first) == 1:
+    if compute_cached_share(first) == 1:
         pytest.skip("the file system of the temporary folder has no disk whose pages the kernel could drop")
     monkeypatch.setattr(loaded_snapshot, "get_free_bytes", lambda: 3 << 20)
     fill_page_cache([first, second], mapped_bytes=2 << 20)
-    assert cached(first) < 1, "it would not fit beside what serves"
+    assert compute_cached_share(first) < 1, "it would not fit beside the mapped index"
     fill_page_cache([first, second])
-    assert cached(first) == 1
-    assert cached(second) < 1, "it would not fit beside the first"
+    assert compute_cached_share(first) == 1
+    assert compute_cached_share(second) < 1, "it would not fit beside the first file"
 
 
-def cached(path: Path) -> float:
+def compute_cached_share(path: Path) -> float:
     """Return the share of a file's pages that are in the page cache."""
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) as mapped:
         pages = (ctypes.c_ubyte * -(-len(mapped) // mmap.PAGESIZE))()
         first = ctypes.c_char.from_buffer(mapped)
         size = ctypes.c_size_t(len(mapped))
         failed = ctypes.CDLL(None).mincore(ctypes.c_void_p(ctypes.addressof(first)), size, pages)
-        del first  # or the map could not be closed
+        del first  # The map cannot be closed while a pointer to it exists.
         assert not failed
         return sum(page & 1 for page in pages) / len(pages)
 
 
-def test_a_container_may_use_less_than_its_machine_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_free_memory_respects_the_limit_of_the_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loaded_snapshot, "_CGROUP", tmp_path)
     machine = get_free_bytes()
     assert machine is not None
@@ -86,9 +86,9 @@ def test_a_container_may_use_less_than_its_machine_has(tmp_path: Path, monkeypat
     assert get_free_bytes() > 450_000  # type: ignore[operator]
 
 
-def test_secrets_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_secrets_are_masked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hushhush")
-    monkeypatch.setenv("HF_TOKEN", "hf")  # too short to be one
-    told = "cannot read https://me:word@host/a?sig=0f (key hushhush) of hf"
-    assert mask_secrets(told) == "cannot read https://***@host/a?*** (key ***) of hf"
+    monkeypatch.setenv("HF_TOKEN", "hf")  # too short to be a secret
+    message = "cannot read https://me:word@host/a?sig=0f (key hushhush) of hf"
+    assert mask_secrets(message) == "cannot read https://***@host/a?*** (key ***) of hf"
     assert mask_secrets("latest@3 is refused: k is 0") == "latest@3 is refused: k is 0"

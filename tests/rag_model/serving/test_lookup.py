@@ -1,4 +1,4 @@
-"""A passage is found by its id, whatever its source, in the part that it must be in."""
+"""A passage is located by its id, for every kind of source."""
 
 import json
 from collections.abc import Callable
@@ -27,7 +27,7 @@ def library(
     export_xml: Callable[..., bytes],
     make_multistream: Callable[..., str],
 ) -> Snapshot:
-    """A snapshot of several parts of each kind of source."""
+    """A snapshot of several parts, from each kind of source."""
     folder = tmp_path_factory.mktemp("lookup")
     source = folder / request.param
     kind = source.suffix
@@ -39,25 +39,26 @@ def library(
     else:
         rows = [f"{page.page_id}\t{' '.join(page.text().split())}\tTitle {page.page_id // 30}" for page in OLD]
         source.write_text("\n".join(["id\ttext\ttitle", *rows]))
-    built = build(Store.open(str(folder / "store"), create=True), str(source), save_bert(folder / "tiny"), SMALL)
-    return Snapshot.from_manifest(built.store, Manifest(built.content))
+    result = build(Store.open(str(folder / "store"), create=True), str(source), save_bert(folder / "tiny"), SMALL)
+    return Snapshot.from_manifest(result.store, Manifest(result.content))
 
 
-def test_every_passage_is_found_with_its_neighbours(library: Snapshot, mcp_server: Any) -> None:
+def test_every_passage_is_located_with_its_neighbours(library: Snapshot, mcp_server: Any) -> None:
     assert len(library.parts) > 1
-    every = library.passages(range(library.n))
-    for row, passage in enumerate(every):
-        found = mcp_server.locate_passage(library, passage.id)
-        assert (found.row, found.passage) == (row, passage)
-        for step, near in ((-1, found.previous), (1, found.next)):
-            beside = every[row + step] if 0 <= row + step < library.n else None
-            of_page = beside is not None and beside.page_id == passage.page_id
-            assert near == (beside.id if of_page and beside else None)
+    passages = library.passages(range(library.n))
+    for row, passage in enumerate(passages):
+        located = mcp_server.locate_passage(library, passage.id)
+        assert (located.row, located.passage) == (row, passage)
+        for step, neighbour_id in ((-1, located.previous), (1, located.next)):
+            neighbour = passages[row + step] if 0 <= row + step < library.n else None
+            of_page = neighbour is not None and neighbour.page_id == passage.page_id
+            assert neighbour_id == (neighbour.id if of_page and neighbour else None)
 
 
 @pytest.mark.parametrize("identity", ["", ":", "10", "10:999", "9" * 30 + ":0", "²:0", "a:10:-1", "\ud800", "x" * 500])
-def test_an_id_that_is_not_there_is_told(library: Snapshot, identity: str, mcp_server: Any) -> None:
-    if identity in {passage.id for passage in library.passages(range(library.n))}:  # "10" is one of the rows' own
+def test_unknown_id_is_reported(library: Snapshot, identity: str, mcp_server: Any) -> None:
+    known_ids = {passage.id for passage in library.passages(range(library.n))}
+    if identity in known_ids:  # "10" is the id of a row of the TSV file
         assert mcp_server.locate_passage(library, identity).passage.id == identity
         return
     with pytest.raises(NotFoundError, match="has no passage"):

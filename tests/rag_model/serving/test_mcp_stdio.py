@@ -1,4 +1,4 @@
-"""`bookwheel serve --mcp`, asked by the MCP library's own client over the process's standard input and output."""
+"""`bookwheel serve --mcp`, called by the client of the MCP library over standard input and output."""
 
 import asyncio
 import json
@@ -18,48 +18,48 @@ from rag_model.retrieve.factory import open_retriever
 from rag_model.store.versions.snapshot import Snapshot
 from tests.fixtures.serving import PATIENCE, Library, rounded
 
-ASKED = "who was the king of river number 7?"
+QUESTION = "who was the king of river number 7?"
 BOOKWHEEL = str(Path(sys.executable).with_name("bookwheel"))
 
 
 def converse(options: list[str], log: Path, talk: Callable[[Any], Awaitable[None]]) -> None:
     """Talk with a server in a process of its own; its standard error goes to `log`."""
-    import mcp  # noqa: PLC0415 - takes half a second, in one worker
+    import mcp  # noqa: PLC0415 - takes half a second, and only one test worker needs it
 
     command = ["serve", "--mcp", "--poll", "0.05", *options]
     environment = {name: os.environ[name] for name in ("BOOKWHEEL_CACHE", "PYTHONPATH") if name in os.environ}
     environment["OMP_NUM_THREADS"] = "1"
     server = mcp.StdioServerParameters(command=BOOKWHEEL, args=command, env=environment)
 
-    async def session() -> None:
+    async def run_session() -> None:
         with log.open("w") as errors:
-            async with mcp.stdio_client(server, errlog=errors) as streams, mcp.ClientSession(*streams) as found:
-                await found.initialize()
-                await talk(found)
+            async with mcp.stdio_client(server, errlog=errors) as streams, mcp.ClientSession(*streams) as session:
+                await session.initialize()
+                await talk(session)
 
-    asyncio.run(session())
+    asyncio.run(run_session())
 
 
-def text_of(result: Any) -> str:
+def get_text(result: Any) -> str:
     (content,) = result.content
     assert content.type == "text"
     return content.text
 
 
-async def given(session: Any, tool: str, **arguments: Any) -> dict[str, Any]:
+async def call_tool(session: Any, tool: str, **arguments: Any) -> dict[str, Any]:
     result = await session.call_tool(tool, arguments)
-    assert not result.is_error, text_of(result)
-    assert json.loads(text_of(result)) == result.structured_content
+    assert not result.is_error, get_text(result)
+    assert json.loads(get_text(result)) == result.structured_content
     return dict(result.structured_content)
 
 
-async def refused(session: Any, tool: str, arguments: dict[str, Any]) -> str:
+async def call_tool_with_error(session: Any, tool: str, arguments: dict[str, Any]) -> str:
     result = await session.call_tool(tool, arguments)
     assert result.is_error
-    return text_of(result)
+    return get_text(result)
 
 
-WRONG: list[tuple[str, dict[str, Any], str]] = [
+BAD_CALLS: list[tuple[str, dict[str, Any], str]] = [
     ("search", {}, "question is missing: give it"),
     ("search", {"question": 3}, "question is not a text"),
     ("search", {"question": " "}, "question 1 is empty"),
@@ -81,42 +81,42 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
 
 
 @pytest.mark.slow
-def test_an_agent_searches_reads_on_is_told_what_is_wrong_and_follows_the_ref(
-    library: Library, passed: Path, tmp_path: Path
+def test_agent_searches_reads_passages_gets_error_messages_and_follows_the_ref(
+    library: Library, trial_record: Path, tmp_path: Path
 ) -> None:
     with Snapshot.open(library.url) as snapshot:
-        expected = [hit.to_json() for hit in open_retriever(snapshot).search([ASKED], 3)[0]]
+        expected = [hit.to_json() for hit in open_retriever(snapshot).search([QUESTION], 3)[0]]
 
     async def talk(session: Any) -> None:
         tools = (await session.list_tools()).tools
         assert {tool.name for tool in tools} == {"search", "passage", "snapshot"}
         assert all(tool.annotations and tool.annotations.read_only_hint and tool.description for tool in tools)
         assert tools[0].input_schema["required"] == ["question"]
-        found = await given(session, "search", question=ASKED, k=3)
-        assert found == rounded({"snapshot": library.red, "hits": expected})
-        read = await given(session, "passage", id=expected[0]["id"])
-        assert {key: read[key] for key in ("text", "title", "url", "revised")} == {
+        reply = await call_tool(session, "search", question=QUESTION, k=3)
+        assert reply == rounded({"snapshot": library.red, "hits": expected})
+        passage = await call_tool(session, "passage", id=expected[0]["id"])
+        assert {key: passage[key] for key in ("text", "title", "url", "revised")} == {
             key: expected[0][key] for key in ("text", "title", "url", "revised")
         }
-        assert read["revised"] == "2026-11-01T12:00:00Z"
-        told = await given(session, "snapshot")
-        assert (told["snapshot"], told["ref"], told["indexes"]) == (library.red, "latest", ["hnsw"])
-        for tool, arguments, words in WRONG:
-            sentence = await refused(session, tool, arguments)
-            assert words in sentence
-            assert "\n" not in sentence
+        assert passage["revised"] == "2026-11-01T12:00:00Z"
+        state = await call_tool(session, "snapshot")
+        assert (state["snapshot"], state["ref"], state["indexes"]) == (library.red, "latest", ["hnsw"])
+        for tool, arguments, expected_words in BAD_CALLS:
+            error_message = await call_tool_with_error(session, tool, arguments)
+            assert expected_words in error_message
+            assert "\n" not in error_message
         library.move(library.blue)
         async with asyncio.timeout(PATIENCE):
-            while (await given(session, "snapshot"))["snapshot"] != library.blue:
+            while (await call_tool(session, "snapshot"))["snapshot"] != library.blue:
                 await asyncio.sleep(0.05)
-        found = await given(session, "search", question=ASKED, k=1)
-        assert "blue" in found["hits"][0]["text"]
-        alive = (one for one in psutil.Process().children() if one.status() != psutil.STATUS_ZOMBIE)
-        (process,) = [one for one in alive if "--mcp" in one.cmdline()]
-        process.send_signal(signal.SIGINT)  # which ends it, though its standard input is open
+        reply = await call_tool(session, "search", question=QUESTION, k=1)
+        assert "blue" in reply["hits"][0]["text"]
+        live_children = (child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE)
+        (process,) = [child for child in live_children if "--mcp" in child.cmdline()]
+        process.send_signal(signal.SIGINT)  # ends the process although its standard input is open
         assert psutil.wait_procs([process], PATIENCE)[0] == [process]
 
-    shutil.copytree(passed, tmp_path / "dest" / passed.name)
+    shutil.copytree(trial_record, tmp_path / "dest" / trial_record.name)
     converse(["--store", library.url, "--dest", str(tmp_path / "dest")], tmp_path / "log", talk)
 
 
@@ -130,10 +130,10 @@ def test_an_agent_searches_reads_on_is_told_what_is_wrong_and_follows_the_ref(
         ([], "give --store, or --folder", 2),
     ],
 )
-def test_what_cannot_be_served_ends_with_one_sentence(
+def test_snapshot_that_cannot_be_served_ends_with_one_sentence(
     options: list[str], words: str, code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.run(["serve", "--mcp", *(option.format(tmp_path) for option in options)]) == code
-    told = capsys.readouterr()
-    assert told.out == ""
-    assert words in told.err
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert words in output.err

@@ -1,4 +1,4 @@
-"""What an agent is told where there is nothing to answer from, and where a library fails."""
+"""Error messages for an agent if no snapshot is open, or if a library fails."""
 
 import asyncio
 from pathlib import Path
@@ -13,10 +13,10 @@ from rag_model.store.pulling.pull import pull
 from tests.fixtures.serving import Library, with_limits
 
 
-def test_a_snapshot_that_does_not_open_is_told_with_the_reason(
-    made_library: Library, dest: Path, mcp_server: Any
+def test_snapshot_that_does_not_open_is_reported_with_the_reason(
+    shared_library: Library, dest: Path, mcp_server: Any
 ) -> None:
-    (pull(made_library.store, made_library.red, dest).path / "index" / "hnsw.faiss").unlink()
+    (pull(shared_library.store, shared_library.red, dest).path / "index" / "hnsw.faiss").unlink()
     service = Service(PulledFolder(dest), with_limits(poll_seconds=3600.0))
     service.start()
     with pytest.raises(UsageError, match=r"no snapshot is open: .*hnsw\.faiss was not pulled"):
@@ -24,14 +24,14 @@ def test_a_snapshot_that_does_not_open_is_told_with_the_reason(
     service.close()
 
 
-def test_a_snapshot_that_takes_too_long_is_not_waited_for_longer(dest: Path, mcp_server: Any) -> None:
-    service = Service(PulledFolder(dest), with_limits(request_seconds=0.01))  # it is never started
+def test_tool_fails_if_loading_the_snapshot_takes_too_long(dest: Path, mcp_server: Any) -> None:
+    service = Service(PulledFolder(dest), with_limits(request_seconds=0.01))  # The service is never started.
     with pytest.raises(UsageError, match="it is being loaded"):
         asyncio.run(mcp_server.call_tool(service, "snapshot", {}))
     service.close()
 
 
-def test_a_failure_of_a_library_keeps_its_words_in_the_log(
+def test_unexpected_error_is_logged_and_not_sent_to_the_agent(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, mcp_server: Any
 ) -> None:
     monkeypatch.setenv("STORE_SECRET", "hushhush")

@@ -1,4 +1,4 @@
-"""Retrievers over HTTP: those that the service was started with, those that requests compose, and those refused."""
+"""Retrievers over HTTP: given on the command line, composed by requests, or refused."""
 
 import asyncio
 import json
@@ -28,7 +28,7 @@ from tests.fixtures.tiny import save_bert, save_cross_encoder
 from tests.fixtures.tiny_rag import save_tiny_rag
 from tests.fixtures.tiny_snapshot import publish_tiny
 
-ASKED = ["who was the king of the river?", "born in city number 7"]
+QUESTIONS = ["who was the king of the river?", "born in city number 7"]
 FUSED = "rrf(hnsw, exact:7, k=10)"
 
 
@@ -38,60 +38,60 @@ def cross(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def served(
-    made_library: Library, model: Path, cross: Path, tmp_path_factory: pytest.TempPathFactory
+def service(
+    shared_library: Library, model: Path, cross: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Serving]:
-    bounds = with_limits(retrievers=(FUSED, f"rerank(hnsw, {cross}, 6)", "hnsw"), max_depth=50)
-    with serving(made_library.url, tmp_path_factory.mktemp("dest"), bounds, model=str(model)) as found:
-        yield found
+    settings = with_limits(retrievers=(FUSED, f"rerank(hnsw, {cross}, 6)", "hnsw"), max_depth=50)
+    with serving(shared_library.url, tmp_path_factory.mktemp("dest"), settings, model=str(model)) as service:
+        yield service
 
 
-@pytest.mark.parametrize("asked", [None, FUSED, "hnsw", "exact", " rrf(exact:3,hnsw , weights=[2,1]) ", "hnsw:50"])
-def test_a_request_may_ask_for_what_is_served_or_made_of_it(
-    asked: str | None, served: Serving, made_library: Library
+@pytest.mark.parametrize("expression", [None, FUSED, "hnsw", "exact", " rrf(exact:3,hnsw , weights=[2,1]) ", "hnsw:50"])
+def test_request_may_name_or_compose_served_retrievers(
+    expression: str | None, service: Serving, shared_library: Library
 ) -> None:
-    body = {"questions": ASKED, "k": 4, **({} if asked is None else {"retriever": asked})}
-    reply = served.client.post("/search", json=body).json()
-    with Snapshot.open(made_library.url) as snapshot:
-        found = open_retriever(snapshot, asked or FUSED).search(ASKED, 4)
-    hits = [[hit.to_json() for hit in some] for some in found]
-    assert [one["hits"] for one in reply["results"]] == rounded(hits)
+    body = {"questions": QUESTIONS, "k": 4, **({} if expression is None else {"retriever": expression})}
+    reply = service.client.post("/search", json=body).json()
+    with Snapshot.open(shared_library.url) as snapshot:
+        hit_lists = open_retriever(snapshot, expression or FUSED).search(QUESTIONS, 4)
+    hits = [[hit.to_json() for hit in ranked] for ranked in hit_lists]
+    assert [result["hits"] for result in reply["results"]] == rounded(hits)
     assert messages.create_model(SearchReply).model_validate(reply).model_dump(mode="json") == reply
-    assert ("legs" in hits[0][0]) == (asked is None or "rrf" in asked)
+    assert ("legs" in hits[0][0]) == (expression is None or "rrf" in expression)
 
 
-def test_what_was_started_with_a_model_reranks(served: Serving, made_library: Library, cross: Path) -> None:
-    named = f"rerank(hnsw,{cross},6)"
-    reply = served.client.post("/search", json={"questions": ASKED, "k": 4, "retriever": named}).json()
-    with Snapshot.open(made_library.url) as snapshot:
-        hits = open_retriever(snapshot, named).search(ASKED, 4)
-    assert [one["hits"] for one in reply["results"]] == rounded([[hit.to_json() for hit in some] for some in hits])
+def test_request_may_name_a_served_reranker(service: Serving, shared_library: Library, cross: Path) -> None:
+    expression = f"rerank(hnsw,{cross},6)"
+    reply = service.client.post("/search", json={"questions": QUESTIONS, "k": 4, "retriever": expression}).json()
+    with Snapshot.open(shared_library.url) as snapshot:
+        hits = open_retriever(snapshot, expression).search(QUESTIONS, 4)
+    assert [r["hits"] for r in reply["results"]] == rounded([[hit.to_json() for hit in ranked] for ranked in hits])
 
 
-@pytest.mark.parametrize("asked", [None, "hnsw", "rrf(hnsw, exact)", "rerank"])
-def test_answers_are_weighed_by_inner_products_whatever_finds(
-    asked: str | None, served: Serving, made_library: Library, model: Path, cross: Path
+@pytest.mark.parametrize("composition", [None, "hnsw", "rrf(hnsw, exact)", "rerank"])
+def test_answers_are_weighted_by_inner_products_for_every_retriever(
+    composition: str | None, service: Serving, shared_library: Library, model: Path, cross: Path
 ) -> None:
-    named = f"rerank(hnsw, {cross}, 6)" if asked == "rerank" else asked
-    body = {"questions": ASKED, "k": 4, **({} if named is None else {"retriever": named})}
-    reply = served.client.post("/answer", json=body).json()
-    with Snapshot.open(made_library.url) as snapshot:
-        _, reader = open_reader(snapshot, made_library.url, str(model), named or FUSED)
-        assert reply["answers"] == rounded([answer_json(one) for one in reader.answer(ASKED, 4)])
-        _, plain = open_reader(snapshot, made_library.url, str(model), "exact")
-        weights = {one.hit.passage.id: one.weight for one in plain.answer(ASKED[:1], snapshot.n)[0].support}
-    given = {one["id"]: one["weight"] for one in reply["answers"][0]["passages"]}
-    total = sum(weights[passage] for passage in given)
-    assert given == {passage: pytest.approx(weights[passage] / total, abs=1e-3) for passage in given}
+    expression = f"rerank(hnsw, {cross}, 6)" if composition == "rerank" else composition
+    body = {"questions": QUESTIONS, "k": 4, **({} if expression is None else {"retriever": expression})}
+    reply = service.client.post("/answer", json=body).json()
+    with Snapshot.open(shared_library.url) as snapshot:
+        _, reader = open_reader(snapshot, shared_library.url, str(model), expression or FUSED)
+        assert reply["answers"] == rounded([answer_json(answer) for answer in reader.answer(QUESTIONS, 4)])
+        _, plain = open_reader(snapshot, shared_library.url, str(model), "exact")
+        expected = {entry.hit.passage.id: entry.weight for entry in plain.answer(QUESTIONS[:1], snapshot.n)[0].support}
+    weights = {passage["id"]: passage["weight"] for passage in reply["answers"][0]["passages"]}
+    total = sum(expected[passage] for passage in weights)
+    assert weights == {passage: pytest.approx(expected[passage] / total, abs=1e-3) for passage in weights}
 
 
-def test_the_state_names_what_is_served(served: Serving, cross: Path) -> None:
-    told = served.snapshot()
-    assert told["retrievers"] == [FUSED, f"rerank(hnsw, {cross}, 6)", "hnsw"]
-    assert told["indexes"] == ["hnsw", "exact"]
+def test_snapshot_reply_lists_retrievers_and_indexes(service: Serving, cross: Path) -> None:
+    state = service.snapshot()
+    assert state["retrievers"] == [FUSED, f"rerank(hnsw, {cross}, 6)", "hnsw"]
+    assert state["indexes"] == ["hnsw", "exact"]
 
 
-WRONG = [
+INVALID = [
     ("", "the retriever is empty"),
     ("bm25", "index 'bm25' is not served here: choose one of hnsw, exact"),
     ("rrf(hnsw, ivfpq)", "at character 11: index 'ivfpq' is not served here"),
@@ -114,38 +114,38 @@ WRONG = [
 
 
 @pytest.mark.parametrize(
-    ("path", "asked", "words"),
-    [*(("/search", *wrong) for wrong in WRONG), ("/answer", *WRONG[0]), ("/answer", *WRONG[-1])],
-    ids=range(len(WRONG) + 2),
+    ("path", "expression", "words"),
+    [*(("/search", *case) for case in INVALID), ("/answer", *INVALID[0]), ("/answer", *INVALID[-1])],
+    ids=range(len(INVALID) + 2),
 )
-def test_a_wrong_retriever_is_told_in_one_sentence(served: Serving, path: str, asked: str, words: str) -> None:
-    body = json.dumps({"questions": ["a"], "k": 4, "retriever": asked})
-    reply = served.client.post(path, content=body, headers={"Content-Type": "application/json"})
+def test_bad_retriever_is_explained_in_one_sentence(service: Serving, path: str, expression: str, words: str) -> None:
+    body = json.dumps({"questions": ["a"], "k": 4, "retriever": expression})
+    reply = service.client.post(path, content=body, headers={"Content-Type": "application/json"})
     assert reply.status_code == 400, reply.text
     assert words in reply.json()["detail"]
     assert "\n" not in reply.json()["detail"]
     assert len(reply.json()["detail"]) < 300
 
 
-def test_an_index_is_the_short_form(served: Serving) -> None:
+def test_index_is_a_short_form_of_retriever(service: Serving) -> None:
     for body in ({"index": "exact"}, {"index": "exact", "retriever": "exact "}):
-        assert served.client.post("/search", json={"questions": ["a"], **body}).status_code == 200
-    reply = served.client.post("/search", json={"questions": ["a"], "index": "exact", "retriever": "hnsw"})
+        assert service.client.post("/search", json={"questions": ["a"], **body}).status_code == 200
+    reply = service.client.post("/search", json={"questions": ["a"], "index": "exact", "retriever": "hnsw"})
     assert (reply.status_code, "are both given" in reply.text) == (400, True)
-    reply = served.client.post("/search", json={"questions": ["a"], "retriever": 5})
+    reply = service.client.post("/search", json={"questions": ["a"], "retriever": 5})
     assert (reply.status_code, "retriever" in reply.json()["detail"]) == (422, True)
 
 
 def test_questions_of_one_batch_are_grouped_by_retriever(shared_library: Library, dest: Path) -> None:
     gate = Gate()
-    with serving(shared_library.url, dest, with_limits(retrievers=("hnsw", "exact")), gate) as found:
-        service = found.service
+    with serving(shared_library.url, dest, with_limits(retrievers=("hnsw", "exact")), gate) as http_service:
+        service = http_service.service
         gate.open.clear()
 
-        async def asked() -> list[Any]:
-            first = asyncio.ensure_future(service.search(["held"], 1))
+        async def search_all() -> list[Any]:
+            blocking = asyncio.ensure_future(service.search(["held"], 1))
             await asyncio.to_thread(gate.held.wait)
-            more = [
+            searches = [
                 asyncio.ensure_future(service.search([text], k, retriever))
                 for text, k, retriever in [
                     ("a", 1, None),
@@ -155,13 +155,13 @@ def test_questions_of_one_batch_are_grouped_by_retriever(shared_library: Library
                     ("e", 5, "none"),
                 ]
             ]
-            while service._search_batcher.queued_questions < len(more):
+            while service._search_batcher.queued_questions < len(searches):
                 await asyncio.sleep(0)
             gate.open.set()
-            return list(await asyncio.gather(first, *more, return_exceptions=True))
+            return list(await asyncio.gather(blocking, *searches, return_exceptions=True))
 
-        _, a, b, c, d, e = asyncio.run(asked())
-        assert [len(one.hits[0]) for one in (a, b, c, d)] == [1, 2, 3, 4]
+        _, a, b, c, d, e = asyncio.run(search_all())
+        assert [len(result.hits[0]) for result in (a, b, c, d)] == [1, 2, 3, 4]
         assert str(e).startswith("index 'none' is not served here")
         assert gate.batches[1:] == [["a", "c"], ["b"], ["d"]]
         assert [leg.leg for leg in d.hits[0][0].legs] == ["hnsw", "exact"]
@@ -171,19 +171,19 @@ def test_without_vectors_only_answers_that_need_them_are_refused(
     shared_library: Library, dest: Path, tmp_path: Path
 ) -> None:
     model = str(save_tiny_rag(tmp_path / "rag", shared_library.encoder))
-    with serving(shared_library.url, dest, with_limits(pull_embeddings=False), model=model) as found:
-        assert found.client.post("/answer", json={"questions": ["a"]}).status_code == 200
-        reply = found.client.post("/search", json={"questions": ["a"], "retriever": "exact"})
+    with serving(shared_library.url, dest, with_limits(pull_embeddings=False), model=model) as service:
+        assert service.client.post("/answer", json={"questions": ["a"]}).status_code == 200
+        reply = service.client.post("/search", json={"questions": ["a"], "retriever": "exact"})
         assert (reply.status_code, "not served here" in reply.text) == (400, True)
 
 
-def test_a_fused_default_is_watched_for_collapse_and_not_for_recall(shared_library: Library, dest: Path) -> None:
-    watched = QualityMonitor(MonitorSettings(window=8, min_samples=2, sample_every=1, samples=2, share=1))
-    metrics = ServiceMetrics(ServiceSettings(), watched)
-    with serving(shared_library.url, dest, with_limits(retrievers=("rrf(hnsw, exact)",)), metrics) as found:
-        found.search("who?", "the king", "a river", "born")
+def test_collapse_but_not_recall_is_monitored_for_a_fused_default(shared_library: Library, dest: Path) -> None:
+    quality = QualityMonitor(MonitorSettings(window=8, min_samples=2, sample_every=1, samples=2, share=1))
+    metrics = ServiceMetrics(ServiceSettings(), quality)
+    with serving(shared_library.url, dest, with_limits(retrievers=("rrf(hnsw, exact)",)), metrics) as service:
+        service.search("who?", "the king", "a river", "born")
         until(lambda: "search" in metrics.quality.compute_metrics().collapse)
-        assert not watched._monitored or not watched._monitored.has_task
+        assert not quality._monitored or not quality._monitored.has_task
         assert metrics.quality.compute_metrics().recall_mean is None
         assert metrics.served is not None
         assert metrics.served.index == "rrf(hnsw, exact)"
@@ -203,13 +203,13 @@ def several_indexes(tmp_path_factory: pytest.TempPathFactory) -> Store:
     return store
 
 
-def test_every_index_is_served_by_default_and_the_fusion_with_bm25(several_indexes: Store, dest: Path) -> None:
-    with serving(several_indexes.url, dest) as found:
-        assert found.snapshot()["retrievers"] == ALL_RETRIEVERS
-        assert found.snapshot()["indexes"] == ["hnsw", "bm25", "flat"]
+def test_all_indexes_and_the_fusion_with_bm25_are_served_by_default(several_indexes: Store, dest: Path) -> None:
+    with serving(several_indexes.url, dest) as service:
+        assert service.snapshot()["retrievers"] == ALL_RETRIEVERS
+        assert service.snapshot()["indexes"] == ["hnsw", "bm25", "flat"]
         for retriever in [None, *ALL_RETRIEVERS]:
             body = {"questions": ["the mill of town 7"], "k": 3, "retriever": retriever}
-            reply = found.client.post("/search", json=body).json()
+            reply = service.client.post("/search", json=body).json()
             with Snapshot.open(several_indexes.url) as snapshot:
                 hits = open_retriever(snapshot, retriever or "hnsw").search(body["questions"], 3)
             assert reply["results"][0]["hits"] == rounded([hit.to_json() for hit in hits[0]])
@@ -225,8 +225,8 @@ def test_a_pulled_folder_offers_the_indexes_that_were_pulled(several_indexes: St
 def test_an_index_that_is_not_served_is_refused_with_the_option_that_serves_it(
     several_indexes: Store, dest: Path
 ) -> None:
-    with serving(several_indexes.url, dest, with_limits(retrievers=("hnsw",))) as found:
-        reply = found.client.post("/search", json={"questions": ["a"], "k": 1, "retriever": "bm25"})
+    with serving(several_indexes.url, dest, with_limits(retrievers=("hnsw",))) as service:
+        reply = service.client.post("/search", json={"questions": ["a"], "k": 1, "retriever": "bm25"})
     assert reply.json()["detail"].endswith("choose one of hnsw, or start the service with --retriever bm25")
 
 
@@ -248,9 +248,9 @@ def test_the_index_with_the_most_recall_that_fits_into_the_allowed_memory_is_the
         encoder = sum(ref.size for path, ref in content.files.items() if path.startswith("encoder/question/"))
         base = encoder + loaded_snapshot._LIBRARY_BYTES
 
-        def plan(allowed: int, *retrievers: str, processes: int = 1) -> AvailableRetrievers:
-            bounds = with_limits(memory_bytes=allowed, retrievers=retrievers, processes=processes)
-            return AvailableRetrievers.plan(snapshot, bounds, uses_inner_products=False)
+        def plan(memory_bytes: int, *retrievers: str, processes: int = 1) -> AvailableRetrievers:
+            settings = with_limits(memory_bytes=memory_bytes, retrievers=retrievers, processes=processes)
+            return AvailableRetrievers.plan(snapshot, settings, uses_inner_products=False)
 
         sizes = {name: content.files[content.index_file(name)].size for name in ("hnsw", "flat", "bm25")}
         decoded = 15 * sizes["bm25"]
@@ -259,21 +259,21 @@ def test_the_index_with_the_most_recall_that_fits_into_the_allowed_memory_is_the
         assert "bm25" not in plan(everything - sizes["flat"] - 1).retrievers
         assert plan(everything + base + decoded, processes=2).retrievers == plan(everything).retrievers
         assert "bm25" not in plan(everything + base + decoded - sizes["flat"] - 1, processes=2).retrievers
-        less = plan(base + sizes["hnsw"] - 1)
-        assert less.retrievers == ("flat", "bm25", "rrf(flat, bm25)")
-        assert [re.sub(r"needs .* are allowed", "…", note) for note in less.notes] == [
+        small_plan = plan(base + sizes["hnsw"] - 1)
+        assert small_plan.retrievers == ("flat", "bm25", "rrf(flat, bm25)")
+        assert [re.sub(r"needs .* are allowed", "…", note) for note in small_plan.notes] == [
             "hnsw is not served: it …; flat has recall@20 0.953, hnsw has 0.985"
         ]
         with pytest.raises(UsageError, match=r"hnsw of snapshot .* need .*, and --memory allows"):
             plan(base + sizes["hnsw"] - 1, "hnsw")
         with pytest.raises(UsageError, match=r"the smallest index of snapshot .* is .*, which needs"):
             plan(loaded_snapshot._LIBRARY_BYTES)
-    with serving(several_indexes.url, dest, with_limits(memory_bytes=base + sizes["hnsw"] - 1)) as found:
-        described = found.snapshot()
-        assert described["notes"] == list(less.notes)
-        assert described["explanations"] == [
+    with serving(several_indexes.url, dest, with_limits(memory_bytes=base + sizes["hnsw"] - 1)) as service:
+        state = service.snapshot()
+        assert state["notes"] == list(small_plan.notes)
+        assert state["explanations"] == [
             "by meaning: compares the question with every passage; recall@20 0.953",
             "by the words of the question; rare words count more",
             "joins the rankings of flat and bm25",
         ]
-        assert found.search("king", k=2)["results"][0]["hits"]
+        assert service.search("king", k=2)["results"][0]["hits"]

@@ -1,4 +1,4 @@
-"""Where a service can listen, and workers that cannot begin."""
+"""The addresses where a service can listen, workers that cannot start, and garbage collection."""
 
 import asyncio
 import gc
@@ -18,13 +18,13 @@ from tests.fixtures.serving import PATIENCE
 
 
 @pytest.mark.parametrize(("port", "option"), [(65_536, "--port"), (-5, "--health-port")])
-def test_what_is_no_port_is_refused(port: int, option: str) -> None:
+def test_invalid_port_is_refused(port: int, option: str) -> None:
     with pytest.raises(UsageError, match=f"{option} is {port}: give 1 to 65535"):
         open_listener("127.0.0.1", port, option)
 
 
 @pytest.mark.parametrize("host", ["nohost.invalid", "192.0.2.1", "a..b"])
-def test_an_address_that_is_not_of_this_machine_is_refused(host: str) -> None:
+def test_address_of_another_machine_is_refused(host: str) -> None:
     with pytest.raises(UsageError, match=f"cannot listen at '{host}' .*: give another --host"), open_listener(host, 0):
         pass
 
@@ -40,7 +40,7 @@ def test_an_address_that_is_not_of_this_machine_is_refused(host: str) -> None:
         ),
     ],
 )
-def test_a_service_whose_workers_cannot_begin_ends(
+def test_service_ends_if_its_workers_cannot_start(
     serve: Callable[[WorkerLink], None], error: type[Exception], message: str
 ) -> None:
     calls: list[tuple[str, str | None]] = []
@@ -50,8 +50,8 @@ def test_a_service_whose_workers_cannot_begin_ends(
     assert calls == []
 
 
-def test_a_worker_accepts_once_the_others_have_as_many_connections(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It does not wait for the whole time that it leaves to them."""
+def test_worker_accepts_once_the_others_have_as_many_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worker does not wait for all the time that it gives the others."""
     monkeypatch.setattr(server, "_YIELD_SECONDS", 2 * PATIENCE)
     accepted: list[socket.socket] = []
     leads = iter([True, True, True])
@@ -77,7 +77,7 @@ class Cycle:
         self.itself = self
 
 
-def test_a_ready_service_collects_garbage_often_and_visits_no_older_objects() -> None:
+def test_ready_service_collects_garbage_often_without_visiting_older_objects() -> None:
     usual_thresholds = gc.get_threshold()
     gc.set_threshold(250_000, 10, 10)  # as the command line sets it
     try:

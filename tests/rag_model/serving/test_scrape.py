@@ -1,4 +1,4 @@
-"""A real Prometheus, with the configuration and the alarms that we ship, scrapes a real service."""
+"""A real Prometheus, with the configuration and the alerts of this repository, scrapes a real service."""
 
 import json
 import subprocess
@@ -21,7 +21,7 @@ PANELS = json.loads(DASHBOARD.read_text())["panels"]
 
 @contextmanager
 def prometheus(folder: Path, target: str) -> Iterator[httpx.Client]:
-    """Run Prometheus as `prometheus.yml` says, but often, of `target` alone, and on a free port."""
+    """Run Prometheus with `prometheus.yml`, but scrape only `target`, every second, and listen on a free port."""
     configuration: dict[str, Any] = yaml.safe_load((RULES.parent / "prometheus.yml").read_text())
     configuration["global"] = {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"}
     configuration["rule_files"] = [str(RULES)]
@@ -54,7 +54,7 @@ def query(client: httpx.Client, expression: str) -> list[Any]:
     return list(reply["data"]["result"])
 
 
-def test_a_real_prometheus_takes_it_all(tmp_path: Path) -> None:
+def test_prometheus_loads_all_rules_and_panels(tmp_path: Path) -> None:
     store = publish_watched(tmp_path, save_bert(tmp_path / "bert"))
     with watched(store.url, tmp_path / "dest", QUICK, EVALUATED) as service:
         service.healthy()
@@ -62,24 +62,24 @@ def test_a_real_prometheus_takes_it_all(tmp_path: Path) -> None:
             until(lambda: query(client, "rate(bookwheel_batch_questions_sum[1m])"))
             (info,) = query(client, "bookwheel_snapshot_info")
             assert info["metric"]["snapshot"] == service.serving.snapshot()["snapshot"]
-            assert {rule["name"] for rule in loaded(client)} == {rule["alert"] for rule in rules()}
-            until(lambda: all(rule["health"] == "ok" for rule in loaded(client)))
-            shown = [target["expr"] for panel in PANELS for target in panel.get("targets", ())]
-            empty = [one for one in shown if not query(client, filled(one))]
-            of_models = [
+            assert {rule["name"] for rule in list_loaded_rules(client)} == {rule["alert"] for rule in rules()}
+            until(lambda: all(rule["health"] == "ok" for rule in list_loaded_rules(client)))
+            panel_expressions = [target["expr"] for panel in PANELS for target in panel.get("targets", ())]
+            empty = [expression for expression in panel_expressions if not query(client, fill_variables(expression))]
+            metrics_of_models = [
                 ["bookwheel_probe_same_ratio"],
                 ["bookwheel_probe_likelihood_difference_nats"],
                 ["bookwheel_answers_override_total", "bookwheel_answers_sampled_total"],
                 ["bookwheel_answers_sampled_total", "bookwheel_answers_unchecked_total"],
                 ["bookwheel_tokens_total"],
             ]
-            assert [sorted(metrics_in(one)) for one in empty] == of_models
+            assert [sorted(metrics_in(expression)) for expression in empty] == metrics_of_models
 
 
-def loaded(client: httpx.Client) -> list[dict[str, Any]]:
+def list_loaded_rules(client: httpx.Client) -> list[dict[str, Any]]:
     return [rule for group in client.get("/rules").json()["data"]["groups"] for rule in group["rules"]]
 
 
-def filled(expression: str) -> str:
-    """Fill Grafana's variables in."""
+def fill_variables(expression: str) -> str:
+    """Replace Grafana's variables by values."""
     return expression.replace("$__rate_interval", "1m").replace("$instance", ".+")

@@ -1,4 +1,4 @@
-"""Panics of native libraries, which are no `Exception`: one sentence for the question, and no thread is lost."""
+"""Panics of native libraries are not derived from `Exception`: they fail one question, and no thread is lost."""
 
 import threading
 from dataclasses import replace
@@ -21,12 +21,12 @@ from tests.fixtures.tiny_snapshot import publish_tiny
 
 
 class PanicError(BaseException):
-    """As a panic of Rust: no `Exception`."""
+    """Like a panic of Rust code, this is no `Exception`."""
 
 
 @pytest.fixture
-def fragile(tmp_path: Path) -> str:
-    """Make a store whose encoder panics at some questions."""
+def fragile_store(tmp_path: Path) -> str:
+    """The URL of a store whose encoder panics at some questions."""
     encoder = save_bert(tmp_path / "encoder")
     split_by(encoder / "tokenizer.json", SLOW)
     store = Store.open(str(tmp_path / "fragile"), create=True)
@@ -35,71 +35,69 @@ def fragile(tmp_path: Path) -> str:
     return store.url
 
 
-def test_a_question_that_panics_costs_nobody_else_an_answer(fragile: str, dest: Path) -> None:
-    with serving(fragile, dest, with_limits(workers=2)) as found:
+def test_panic_at_a_question_fails_no_other_question(fragile_store: str, dest: Path) -> None:
+    with serving(fragile_store, dest, with_limits(workers=2)) as service:
         replies: dict[str, httpx.Response] = {}
 
         def ask(question: str) -> None:
             request = {"questions": [question], "k": 1}
-            replies[question] = httpx.post(f"{found.url}/search", json=request, timeout=PATIENCE)
+            replies[question] = httpx.post(f"{service.url}/search", json=request, timeout=PATIENCE)
 
-        asked = [*(f"{PANICS} {i}" for i in range(4)), *(f"who is king {i}?" for i in range(4))]
-        threads = [threading.Thread(target=ask, args=(question,)) for question in asked]
+        questions = [*(f"{PANICS} {i}" for i in range(2)), *(f"who is king {i}?" for i in range(4))]
+        threads = [threading.Thread(target=ask, args=(question,)) for question in questions]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        assert [replies[question].status_code for question in asked] == [500] * 4 + [200] * 4
-        assert set(replies[asked[0]].json()) == {"detail"}
-        assert found.client.get("/readyz").status_code == 200
-        found.search("who?")
+        assert [replies[question].status_code for question in questions] == [500] * 2 + [200] * 4
+        assert set(replies[questions[0]].json()) == {"detail"}
+        assert service.client.get("/readyz").status_code == 200
+        service.search("who?")
 
 
-def test_a_tokenizer_that_panics_is_refused_and_the_ref_is_followed_on(
-    library: Library, dest: Path, tmp_path: Path
-) -> None:
+def test_snapshot_with_a_panicking_tokenizer_is_refused(library: Library, dest: Path, tmp_path: Path) -> None:
     content = library.store.snapshots.get(library.blue).content
     file = "encoder/question/tokenizer.json"
     (tmp_path / "tokenizer.json").write_bytes(Path(library.url, content.files[file].path).read_bytes())
-    bad = library.store.blobs.put_file(always_panics(tmp_path / "tokenizer.json"))
-    manifest = Manifest(replace(content, files={**content.files, file: bad}))
-    with serving(library.url, dest) as found:
+    broken_tokenizer = library.store.blobs.put_file(always_panics(tmp_path / "tokenizer.json"))
+    manifest = Manifest(replace(content, files={**content.files, file: broken_tokenizer}))
+    with serving(library.url, dest) as service:
         tag(library.store, library.store.snapshots.publish(manifest), "latest")
-        assert found.until_refused("cannot split a text")["snapshot"] == manifest.id
-        assert "\n" not in found.snapshot()["refused"]["reason"]
-        found.search("who?")
+        assert service.until_refused("cannot split a text")["snapshot"] == manifest.id
+        assert "\n" not in service.snapshot()["refused"]["reason"]
+        service.search("who?")
         library.move(library.blue)
-        found.until_served(library.blue)
+        service.until_served(library.blue)
 
 
-def test_a_thread_that_dies_is_told_counted_and_started_again(shared_library: Library, dest: Path) -> None:
+def test_dead_thread_is_reported_counted_and_restarted(shared_library: Library, dest: Path) -> None:
     metrics = ServiceMetrics(QUICK)
-    with serving(shared_library.url, dest, observer=metrics) as found:
-        (thread,) = found.service._search_batcher.threads
-        gathered = found.service._search_batcher._wait_for_batch
+    with serving(shared_library.url, dest, observer=metrics) as service:
+        (thread,) = service.service._search_batcher.threads
+        wait_for_batch = service.service._search_batcher._wait_for_batch
         broken, messages = threading.Event(), []
 
-        def dies(number: int, last: int) -> list[object]:
+        def wait_or_die(sleeper: int, last: int) -> list[object]:
             if broken.is_set():
                 raise PanicError("out of luck")
-            return gathered(number, last)  # type: ignore[return-value]
+            return wait_for_batch(sleeper, last)  # type: ignore[return-value]
 
-        found.service._search_batcher._wait_for_batch = dies  # type: ignore[method-assign,assignment]
+        service.service._search_batcher._wait_for_batch = wait_or_die  # type: ignore[method-assign,assignment]
         broken.set()
-        found.search("who?")  # the round under way; the next one dies
-        until(lambda: messages.append(found.client.get("/readyz")) or messages[-1].status_code == 503)  # type: ignore[func-returns-value]
+        service.search("who?")  # The thread dies in the next round.
+        until(lambda: messages.append(service.client.get("/readyz")) or messages[-1].status_code == 503)  # type: ignore[func-returns-value]
         assert "the thread search died of PanicError" in messages[-1].json()["detail"]
-        assert found.client.get("/healthz").status_code == 200
+        assert service.client.get("/healthz").status_code == 200
         broken.clear()
-        until(lambda: found.client.get("/readyz").status_code == 200)
-        found.search("who?")
-        deaths = [line for line in found.client.get("/metrics").text.splitlines() if "thread_deaths_total" in line]
+        until(lambda: service.client.get("/readyz").status_code == 200)
+        service.search("who?")
+        deaths = [line for line in service.client.get("/metrics").text.splitlines() if "thread_deaths_total" in line]
         assert float(next(line for line in deaths if 'thread="search"' in line).split()[-1]) >= 1
         assert 'bookwheel_thread_deaths_total{thread="follower"} 0.0' in deaths
         assert thread.problem == ""
 
 
-def test_what_dies_after_the_end_is_not_started_again() -> None:
+def test_thread_that_dies_at_shutdown_is_not_restarted() -> None:
     ran, go = [], threading.Event()
 
     def run() -> None:
@@ -117,19 +115,19 @@ def test_what_dies_after_the_end_is_not_started_again() -> None:
 
 
 def test_each_thread_keeps_its_own_share_of_the_cores() -> None:
-    known: dict[int, list[int]] = {1: [], 3: []}
+    thread_counts: dict[int, list[int]] = {1: [], 3: []}
     set_all = threading.Barrier(2, timeout=PATIENCE)
 
     def compute(threads: int) -> None:
         limit_compute_threads(threads)
         set_all.wait()
-        known[threads] += [torch.get_num_threads(), faiss.omp_get_max_threads()]
+        thread_counts[threads] += [torch.get_num_threads(), faiss.omp_get_max_threads()]
 
-    before = torch.get_num_threads()
-    workers = [threading.Thread(target=compute, args=(threads,)) for threads in known]
+    initial_threads = torch.get_num_threads()
+    workers = [threading.Thread(target=compute, args=(threads,)) for threads in thread_counts]
     for worker in workers:
         worker.start()
     for worker in workers:
         worker.join()
-    torch.set_num_threads(before)
-    assert known == {1: [1, 1], 3: [3, 3]}
+    torch.set_num_threads(initial_threads)
+    assert thread_counts == {1: [1, 1], 3: [3, 3]}

@@ -1,4 +1,4 @@
-"""A service of several processes: it swaps as one, outlives its workers, and ends as a whole."""
+"""A service of several processes: all workers swap at one moment, and killed workers are restarted."""
 
 import json
 import os
@@ -24,8 +24,8 @@ CLIENTS = 4
 
 
 @contextmanager
-def workers(library: Library, dest: Path) -> Iterator[tuple[str, int]]:
-    """Run `bookwheel serve --workers 2`; gives its URL and the process id of the supervisor."""
+def run_workers(library: Library, dest: Path) -> Iterator[tuple[str, int]]:
+    """Run `bookwheel serve --workers 2`, and yield its URL and the process id of the supervisor."""
     command = [sys.executable, "-m", "flows.cli", "serve", "--store", library.url, "--dest", str(dest)]
     process = subprocess.Popen(
         [*command, "--port", "0", "--json", "--workers", "2", "--poll", "0.1"], stdout=subprocess.PIPE, text=True
@@ -55,10 +55,11 @@ def get_metric(url: str, name: str) -> float:
 
 
 class Clients:
-    """Clients that search, at first nearly without a pause; each keeps its connection."""
+    """Clients that search in a loop, each over one connection."""
 
     def __init__(self, url: str) -> None:
-        self.replies: list[tuple[float, float, int, str, set[str]]] = []  # times, status, snapshot, colours of hits
+        # start, end, status, snapshot, colours of the hits
+        self.replies: list[tuple[float, float, int, str, set[str]]] = []
         self.pause, self._url, self._end = 0.01, url, threading.Event()
         self._threads = [threading.Thread(target=self._search) for _ in range(CLIENTS)]
         for thread in self._threads:
@@ -78,28 +79,28 @@ class Clients:
                 except httpx.TransportError:
                     self.replies.append((start_time, time.monotonic(), 0, "", set()))
                     continue
-                found: dict[str, Any] = reply.json()
-                hits = found["results"][0]["hits"] if reply.status_code == 200 else []
+                body: dict[str, Any] = reply.json()
+                hits = body["results"][0]["hits"] if reply.status_code == 200 else []
                 colours = {hit["title"].split()[0] for hit in hits}
-                snapshot = found.get("snapshot", "")
+                snapshot = body.get("snapshot", "")
                 self.replies.append((start_time, time.monotonic(), reply.status_code, snapshot, colours))
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_workers_swap_as_one_and_are_restarted(library: Library, dest: Path, passed: Path) -> None:
-    shutil.copytree(passed, dest / ".trials")
-    with workers(library, dest) as (url, supervisor):
+def test_workers_swap_together_and_are_restarted(library: Library, dest: Path, trial_record: Path) -> None:
+    shutil.copytree(trial_record, dest / ".trials")
+    with run_workers(library, dest) as (url, supervisor):
         clients = Clients(url)
         try:
             for snapshot in (library.blue, library.red):
                 library.move(snapshot)
                 until(
-                    lambda wanted=snapshot: httpx.get(f"{url}/snapshot", timeout=PATIENCE).json()["snapshot"] == wanted
+                    lambda target=snapshot: httpx.get(f"{url}/snapshot", timeout=PATIENCE).json()["snapshot"] == target
                 )
                 count = len(clients.replies)
                 until(lambda before=count: len(clients.replies) > before + 4 * CLIENTS)
-            swapped, clients.pause = len(clients.replies), 0.05  # seconds: the cores are for workers that start
+            swapped, clients.pause = len(clients.replies), 0.05  # seconds; leaves the cores to the workers that start
             assert get_metric(url, 'bookwheel_swaps_total{outcome="ok"}') == 2
             assert get_metric(url, 'bookwheel_request_seconds_count{status="200",verb="search"}') >= swapped
             until(lambda: get_metric(url, "bookwheel_ref_number") == 5)
@@ -113,7 +114,7 @@ def test_workers_swap_as_one_and_are_restarted(library: Library, dest: Path, pas
                 assert killed not in list_workers(supervisor)
 
             pinned = {"queries": ["who was the king?"], "topk": 1}
-            for _ in range(2):  # each on a connection, and so perhaps in a worker, of its own
+            for _ in range(2):  # Each request has a connection of its own, and so perhaps another worker.
                 until(
                     lambda: (
                         httpx.post(f"{url}/retrieve?snapshot={library.blue}", json=pinned, timeout=PATIENCE)
@@ -126,7 +127,7 @@ def test_workers_swap_as_one_and_are_restarted(library: Library, dest: Path, pas
             def retrieve_unknown(name: str) -> int:
                 return httpx.post(f"{url}/retrieve?snapshot={name}", json=pinned, timeout=PATIENCE).status_code
 
-            # Each worker asks the first one, within the time that the request waits.
+            # Each worker asks the leader while the request waits.
             until(lambda: [retrieve_unknown(secrets.token_hex(32)) for _ in range(8)] == [410] * 8)
 
             library.store.takedowns.record_replacement(library.red, "")
@@ -135,15 +136,15 @@ def test_workers_swap_as_one_and_are_restarted(library: Library, dest: Path, pas
             clients.end()
 
     assert [status for _, _, status, *_ in clients.replies[:swapped] if status != 200] == []
-    lost = [reply for reply in clients.replies if reply[2] == 0]
-    assert len(lost) <= 2 * CLIENTS, "only what a killed worker was answering is lost"
+    lost_replies = [reply for reply in clients.replies if reply[2] == 0]
+    assert len(lost_replies) <= 2 * CLIENTS, "only the requests in progress at a killed worker may be lost"
     for _, _, status, snapshot, colours in clients.replies:
         assert status != 200 or colours == {library.colour(snapshot)}
-    # a swap is one moment: nothing that begins after the first reply of a snapshot is answered from the one before
+    # No request that starts after the first reply from a new snapshot may be answered from the old one.
     replies = [reply for reply in clients.replies[:swapped] if reply[2] == 200]
     first_blue = min(end for _, end, _, snapshot, _ in replies if snapshot == library.blue)
     first_red_again = min(
         end for start, end, _, snapshot, _ in replies if snapshot == library.red and start > first_blue
     )
-    between = {snapshot for start, end, _, snapshot, _ in replies if start > first_blue and end < first_red_again}
-    assert between == {library.blue}
+    between = (snapshot for start, end, _, snapshot, _ in replies if start > first_blue and end < first_red_again)
+    assert set(between) == {library.blue}

@@ -1,4 +1,4 @@
-"""A fault at every single write: what was interrupted has lost nothing, and run again it ends as if undisturbed."""
+"""A fault at every single write: an interrupted operation loses nothing, and the next run completes it."""
 
 import errno
 import os
@@ -20,36 +20,37 @@ from rag_model.store.upkeep.verify import verify_version
 from rag_model.store.versions.moves import rollback, tag
 from tests.fixtures.crashing_store import Broken
 
-Act = Callable[[Store], object]
-MOST = 100  # writes of one act
+Operation = Callable[[Store], object]
+MAX_WRITES = 100  # the limit for the writes of one operation
 DAYS = 100 * 86400.0
 
 
-def snapshot(store: Store, *files: str) -> Manifest:
-    """Put a few files into the store by the memo, as a build does, and return the manifest that names them."""
+def create_manifest(store: Store, *files: str) -> Manifest:
+    """Store a few files with the memo, as a build does, and return a manifest of them."""
 
-    def made(name: str) -> Callable[[Path], StageResult]:
+    def create_producer(name: str) -> Callable[[Path], StageResult]:
         def produce(workdir: Path) -> StageResult:
             (workdir / "out").write_text(name)
             return StageResult({"out": workdir / "out"})
 
         return produce
 
-    blobs = {f"index/{name}": store.memo.get_or_create("make", name, made(name))[0].outputs["out"] for name in files}
+    records = {name: store.memo.get_or_create("make", name, create_producer(name))[0] for name in files}
+    blobs = {f"index/{name}": record.outputs["out"] for name, record in records.items()}
     return Manifest(Content({"kind": "wiki"}, (), blobs))
 
 
 def build(store: Store, *files: str) -> str:
     with store.intents.hold("build"):
         store.runs.write_report("build", "make", 0, {})
-        published = publish(store, snapshot(store, *files), "latest", lambda parent: GateVerdict(True, ()))
+        result = publish(store, create_manifest(store, *files), "latest", lambda parent: GateVerdict(True, ()))
         store.runs.delete_reports("build")
-    return published.snapshot
+    return result.snapshot
 
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store of three versions and some garbage, a hundred days old."""
+    """A store of three versions and some garbage, all a hundred days old."""
     path = tmp_path_factory.mktemp("library") / "store"
     store = Store.open(str(path), create=True)
     for files in ("ab", "ac", "ad"):
@@ -61,89 +62,89 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def state(store: Store) -> tuple[set[str], dict[str, list[str]]]:
-    """What there is of blobs, snapshots and records, and where the refs have been."""
+def read_state(store: Store) -> tuple[set[str], dict[str, list[str]]]:
+    """Return the paths of all blobs, snapshots and records, and the histories of the refs."""
     files = {file.path for top in ("blobs", "memo", "runs", "snapshots") for file in store.files.iter_tree(top)}
     return files, {ref: [move.snapshot for move in store.refs.read_history(ref)] for ref in store.refs.list_names()}
 
 
-def whole(store: Store) -> bool:
+def are_snapshots_intact(store: Store) -> bool:
     return not any(verify_version(store, snapshot) for snapshot in store.snapshots.list_ids())
 
 
-def forget(store: Store) -> None:
+def expire(store: Store) -> None:
     expire_store(store, ExpirePolicy(keep=2, older_than=1.0))
 
 
 def collect(store: Store) -> None:
-    forget(store)
+    expire(store)
     collect_garbage(store, 60.0)
 
 
-ACTS: dict[str, Act] = {
+OPERATIONS: dict[str, Operation] = {
     "build": lambda store: build(store, *"abxyz"),
     "tag": lambda store: tag(store, "latest@1", "good"),
     "rollback": lambda store: rollback(store, "latest", 1),
-    "expire": forget,
+    "expire": expire,
     "gc": collect,
 }
 
 
-@pytest.mark.parametrize("carried_out", [False, True], ids=["not carried out", "carried out"])
-@pytest.mark.parametrize("act", ACTS.values(), ids=ACTS.keys())
-def test_a_fault_at_every_write(act: Act, carried_out: bool, library: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_written", [False, True], ids=["not written", "written"])
+@pytest.mark.parametrize("operation", OPERATIONS.values(), ids=OPERATIONS.keys())
+def test_fault_at_every_write(operation: Operation, is_written: bool, library: Path, tmp_path: Path) -> None:
     undisturbed = Store.open(str(shutil.copytree(library, tmp_path / "undisturbed")))
-    before = state(undisturbed)
-    act(undisturbed)
-    expected = state(undisturbed)
-    assert expected != before
+    initial_state = read_state(undisturbed)
+    operation(undisturbed)
+    expected = read_state(undisturbed)
+    assert expected != initial_state
 
-    for fatal in range(1, MOST):
-        url = str(shutil.copytree(library, tmp_path / f"{fatal}"))
-        broken, clean = Broken(url, fatal, carried_out=carried_out), Store.open(url)
+    for fatal_write in range(1, MAX_WRITES):
+        url = str(shutil.copytree(library, tmp_path / f"{fatal_write}"))
+        broken_files, clean_store = Broken(url, fatal_write, carried_out=is_written), Store.open(url)
         with suppress(StoreError):
-            act(Store(broken))
-        if broken.writes < fatal:
+            operation(Store(broken_files))
+        if broken_files.writes < fatal_write:
             break
-        assert whole(clean)
-        if state(clean) != expected:  # else only the end of an intent failed
-            for file in [*clean.files.iter_tree("sweeps")]:  # two minutes pass: the dead hold up nobody
-                os.utime(clean.files.local_path(file.path), (file.modified - 200,) * 2)
-            act(clean)
-        assert state(clean) == expected
-        assert whole(clean)
-    assert fatal >= 4
+        assert are_snapshots_intact(clean_store)
+        if read_state(clean_store) != expected:  # otherwise only the deletion of an intent failed
+            for file in [*clean_store.files.iter_tree("sweeps")]:  # Those of dead processes expire after two minutes.
+                os.utime(clean_store.files.local_path(file.path), (file.modified - 200,) * 2)
+            operation(clean_store)
+        assert read_state(clean_store) == expected
+        assert are_snapshots_intact(clean_store)
+    assert fatal_write >= 4
 
 
 @contextmanager
 def disk_full_at(write: int) -> Iterator[list[int]]:
-    """From the given fsync on, the disk is full; yields a list that grows by one at each."""
-    seen: list[int] = []
-    real = os.fsync
+    """Fill the disk from the given fsync on, and yield a list with one descriptor for each fsync."""
+    descriptors: list[int] = []
+    real_fsync = os.fsync
 
     def fsync(descriptor: int) -> None:
-        seen.append(descriptor)
-        if len(seen) >= write:
+        descriptors.append(descriptor)
+        if len(descriptors) >= write:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        real(descriptor)
+        real_fsync(descriptor)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", fsync)
-        yield seen
+        yield descriptors
 
 
-def test_a_pull_with_a_fault_at_every_write(library: Path, tmp_path: Path) -> None:
+def test_pull_survives_a_fault_at_every_write(library: Path, tmp_path: Path) -> None:
     store = Store.open(str(library))
-    for fatal in range(1, MOST):
-        dest = tmp_path / f"{fatal}"
+    for fatal_write in range(1, MAX_WRITES):
+        dest = tmp_path / f"{fatal_write}"
         old = pull(store, "latest@1", dest).snapshot
-        with disk_full_at(fatal) as writes, suppress(StoreError):
+        with disk_full_at(fatal_write) as writes, suppress(StoreError):
             pull(store, "latest", dest)
         with Snapshot.from_folder(dest) as current:
             assert current.id in {old, store.snapshots.resolve("latest")}
             assert all(current.path(name).read_bytes() for name in current.manifest.content.files)
-        if len(writes) < fatal:
+        if len(writes) < fatal_write:
             break
         assert pull(store, "latest", dest).snapshot == Snapshot.from_folder(dest).id
         assert not [*dest.rglob(".landing-*")]
-    assert fatal > 2
+    assert fatal_write > 2

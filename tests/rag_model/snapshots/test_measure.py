@@ -1,4 +1,4 @@
-"""A snapshot measured: sound indexes pass the gate, and one built over other vectors does not."""
+"""Measurements of a snapshot: correct indexes pass the gate, and an index of other vectors fails."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -35,19 +35,19 @@ def measure(
 
 def test_every_index_is_compared_with_exact_search(snapshot: Snapshot) -> None:
     measured = measure(snapshot, RECIPE)
-    assert {name: found.factory for name, found in measured.recalls.items()} == {
+    assert {name: recall.factory for name, recall in measured.recalls.items()} == {
         name: entry["factory"] for name, entry in snapshot.manifest.content.indexes.items()
     }
     for recall in measured.recalls.values():
         assert recall.recalls.shape == (10,)
         assert recall.recalls.min() >= 0.6
-    assert measured.recalls["hnsw"].recalls.tolist() == [1.0] * 10  # a graph of a dozen misses nothing
+    assert measured.recalls["hnsw"].recalls.tolist() == [1.0] * 10  # A graph of 12 vectors misses nothing.
     settings = [effort.setting for effort in measured.curves["hnsw"]]
     assert f"efSearch={snapshot.manifest.content.indexes['hnsw']['search']['efSearch']}" in settings
     assert len(settings) == len(set(settings)) >= 4
     figures = measured.metrics()
     assert figures["hnsw"] | {"recall@5": 1.0, "recall@5_p5": 1.0, "unreachable": 0} == figures["hnsw"]
-    assert {name: set(found) - {"recall@5", "recall@5_p5"} for name, found in figures.items()} == {
+    assert {name: set(values) - {"recall@5", "recall@5_p5"} for name, values in figures.items()} == {
         "hnsw": {"distances", "degree", "unlinked", "unreachable", "quantization_error"},
         "ivfpq": {"distances", "imbalance", "largest_list", "quantization_error"},
     }
@@ -68,44 +68,47 @@ def test_sample_changes_by_the_share_of_passages_that_changed(snapshot: Snapshot
                 writer.write(passage)
         return rank_passages(tmp_path / name, count, seed)[0].tolist()
 
-    before = [make_passage(str(number), text) for number, text in enumerate(texts)]
-    after = [make_passage("new", "A new one.")] * 500 + before[20:1_000] + before[1_010:]
-    old, new = (set(rank("part", passages, 200)) for passages in (before, after))
-    assert len(old) == len(new) == 200  # equal passages count once
-    assert 190 <= len(old & new) < 200
-    assert not old & set(rank("part", before, 200, seed=1))
+    old_passages = [make_passage(str(number), text) for number, text in enumerate(texts)]
+    new_passages = [make_passage("new", "A new one.")] * 500 + old_passages[20:1_000] + old_passages[1_010:]
+    old_keys, new_keys = (set(rank("part", passages, 200)) for passages in (old_passages, new_passages))
+    assert len(old_keys) == len(new_keys) == 200  # Equal passages count once.
+    assert 190 <= len(old_keys & new_keys) < 200
+    assert not old_keys & set(rank("part", old_passages, 200, seed=1))
     parts = [
-        rank(f"part-{first}", before[first : first + 500], count_candidates(100, 500, 2_000)) for first in (0, 500)
+        rank(f"part-{first}", old_passages[first : first + 500], count_candidates(100, 500, 2_000))
+        for first in (0, 500)
     ]
-    assert set(rank("all", before[:1_000], 50)) <= {key for keys in parts for key in keys}
+    assert set(rank("all", old_passages[:1_000], 50)) <= {key for keys in parts for key in keys}
 
 
-def test_what_the_merge_repaired_stands_beside_what_is_left(snapshot: Snapshot) -> None:
-    measured = measure(snapshot, RECIPE, {"hnsw": {"unreachable_repaired": 3}, "ivfpq": {"rows": 12}})
-    assert measured.metrics()["hnsw"]["repaired"] == 3
-    assert "repaired" not in measured.metrics()["ivfpq"]
+def test_metrics_include_the_repairs_of_the_merge(snapshot: Snapshot) -> None:
+    metrics = measure(snapshot, RECIPE, {"hnsw": {"unreachable_repaired": 3}, "ivfpq": {"rows": 12}})
+    assert metrics.metrics()["hnsw"]["repaired"] == 3
+    assert "repaired" not in metrics.metrics()["ivfpq"]
 
 
-def test_a_setting_off_the_curve_is_measured_too(content: tuple[Store, Content]) -> None:
-    store, what = content
-    entry = {**what.indexes["hnsw"], "search": {"efSearch": 21}}
-    odd = Snapshot.from_manifest(store, Manifest(replace(what, indexes={**what.indexes, "hnsw": entry})))
+def test_setting_of_the_manifest_is_measured_too(content: tuple[Store, Content]) -> None:
+    store, base_content = content
+    entry = {**base_content.indexes["hnsw"], "search": {"efSearch": 21}}
+    odd = Snapshot.from_manifest(
+        store, Manifest(replace(base_content, indexes={**base_content.indexes, "hnsw": entry}))
+    )
     assert measure(odd, RECIPE).operating_points["hnsw"].setting == "efSearch=21"
 
 
 def test_k_may_be_larger_than_the_corpus(snapshot: Snapshot) -> None:
-    measured = measure(snapshot, GateRecipe(k=50, queries=500))
-    assert measured.recalls["hnsw"].recalls.shape == (12,)
-    assert measured.recalls["hnsw"].recalls.min() == 1.0
+    metrics = measure(snapshot, GateRecipe(k=50, queries=500))
+    assert metrics.recalls["hnsw"].recalls.shape == (12,)
+    assert metrics.recalls["hnsw"].recalls.min() == 1.0
 
 
-def test_an_index_of_other_vectors_fails_the_gate(content: tuple[Store, Content], tmp_path: Path) -> None:
-    store, what = content
+def test_index_of_other_vectors_fails_the_gate(content: tuple[Store, Content], tmp_path: Path) -> None:
+    store, base_content = content
     noise = np.random.default_rng(0).normal(size=(12, 384)).astype(np.float32)
     np.save(tmp_path / "noise.npy", noise)
     run_stages(resolve(IndexRecipe("HNSW32"), 12, 384), [tmp_path / "noise.npy"], tmp_path / "out", tmp_path)
-    files = {**what.files, "index/hnsw.faiss": store.blobs.put_file(tmp_path / "out")}
-    broken = Snapshot.from_store(store, store.snapshots.publish(Manifest(replace(what, files=files))))
+    files = {**base_content.files, "index/hnsw.faiss": store.blobs.put_file(tmp_path / "out")}
+    broken = Snapshot.from_store(store, store.snapshots.publish(Manifest(replace(base_content, files=files))))
     verdict = check_snapshot(RECIPE, SnapshotSummary(12, None, ""), measure(broken, RECIPE).recalls)
     assert [check.name for check in verdict.checks if not check.passed] == [
         "hnsw recall@5, mean",
@@ -113,16 +116,16 @@ def test_an_index_of_other_vectors_fails_the_gate(content: tuple[Store, Content]
     ]
 
 
-def test_questions_with_a_floor_are_asked(snapshot: Snapshot, tmp_path: Path) -> None:
+def test_questions_with_a_floor_are_searched(snapshot: Snapshot, tmp_path: Path) -> None:
     path = tmp_path / "dev.jsonl"
-    asked = [("who wrote animal farm?", "Orwell"), ("what does the aardvark eat", "nothing")]
-    path.write_text("".join(json.dumps({"question": text, "answers": [one]}) + "\n" for text, one in asked))
+    questions = [("who wrote animal farm?", "Orwell"), ("what does the aardvark eat", "nothing")]
+    path.write_text("".join(json.dumps({"question": text, "answers": [answer]}) + "\n" for text, answer in questions))
     floors = {
-        "deep": QuestionFloor(str(path), 0.9, "Success@100", "rrf(hnsw, exact)"),  # deeper than the corpus
+        "deep": QuestionFloor(str(path), 0.9, "Success@100", "rrf(hnsw, exact)"),  # more passages than the corpus has
         "first": QuestionFloor(str(path), 0.9, "RR@1"),
     }
-    reached = measure(snapshot, replace(RECIPE, questions=floors)).retriever_scores
-    assert {name: (one.retriever, one.estimate.value, one.estimate.n) for name, one in reached.items()} == {
+    scores = measure(snapshot, replace(RECIPE, questions=floors)).retriever_scores
+    assert {name: (score.retriever, score.estimate.value, score.estimate.n) for name, score in scores.items()} == {
         "deep": ("rrf(hnsw, exact)", 0.5, 2),
         "first": ("hnsw", 0.5, 2),
     }

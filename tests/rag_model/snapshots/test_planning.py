@@ -1,4 +1,4 @@
-"""Plans and sizes: a source that had to be split is split once, and what will not fit is told before it is built."""
+"""Plans of builds: a source is split only once, and an index that does not fit is refused before the build."""
 
 import gzip
 from collections.abc import Callable
@@ -27,31 +27,31 @@ from rag_model.store.versions.manifest import Content, Manifest, PartEntry
 RECIPE = Recipe(part_bytes=100_000)
 
 
-def staged(store: Store, folder: Path) -> int:
+def count_plans(store: Store, folder: Path) -> int:
     return len(list((folder / "store" / "memo" / "plan").glob("*.json")))
 
 
-def test_a_source_that_was_split_is_not_split_again(store: Store, small_dump: Path, tmp_path: Path) -> None:
+def test_split_source_is_not_split_again(store: Store, small_dump: Path, tmp_path: Path) -> None:
     first = plan_parts(store, str(small_dump), RECIPE)
     assert len(first.parts) > 1
     assert all(piece.url.startswith(store.url) for part in first.parts for piece in part.slices)
-    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "store").rglob("*") if path.is_file()}
+    times = {path: path.stat().st_mtime_ns for path in (tmp_path / "store").rglob("*") if path.is_file()}
     assert plan_parts(store, str(small_dump), RECIPE) == first
-    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "store").rglob("*") if path.is_file()} == before
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "store").rglob("*") if path.is_file()} == times
     assert plan_parts(store, str(small_dump), Recipe(part_bytes=200_000)) != first
-    assert staged(store, tmp_path) == 4  # each under its own boundaries as well, which the next build inherits
+    assert count_plans(store, tmp_path) == 4  # Each plan is also recorded by its page ranges, for the next build.
 
 
 @pytest.mark.parametrize("plain", [True, False])
-def test_the_ranges_of_the_parent_are_kept(
+def test_page_ranges_of_the_parent_are_kept(
     store: Store, small_dump: Path, tmp_path: Path, make_multistream: Callable[..., str], plain: bool
 ) -> None:
     dump = str(small_dump) if plain else make_multistream(tmp_path, small_dump)
-    own = plan_parts(store, dump, RECIPE)
-    last, starts = own.parts[-1].last_page, [0, 200, 210, 400]
+    own_plan = plan_parts(store, dump, RECIPE)
+    last, starts = own_plan.parts[-1].last_page, [0, 200, 210, 400]
     ends = [start - 1 for start in starts[1:]] + [last]
 
-    def planned(recipe: Recipe = RECIPE, **corpus: str) -> list[tuple[int, int]]:
+    def plan_ranges(recipe: Recipe = RECIPE, **corpus: str) -> list[tuple[int, int]]:
         ranges = zip(starts, ends, strict=True)
         entries = tuple(PartEntry(f"part-{i:05d}", *pages, rows=1) for i, pages in enumerate(ranges))
         about = {"kind": "wiki", "dbname": "enwiki", **corpus}
@@ -59,26 +59,26 @@ def test_the_ranges_of_the_parent_are_kept(
         parts = plan_parts(store, dump, recipe, parent=parent).parts
         return [(part.first_page, part.last_page) for part in parts]
 
-    reference = [(part.first_page, part.last_page) for part in own.parts]
-    assert planned() == list(zip(starts, ends, strict=True)) != reference
-    assert planned(dbname="dewiki") == reference, "a page id means nothing in another wiki"
-    assert planned(kind="documents") == reference
-    whole = planned(Recipe(part_bytes=1 << 30))
-    assert whole == [(0, last)], "the recipe asks for parts of another size"
+    reference = [(part.first_page, part.last_page) for part in own_plan.parts]
+    assert plan_ranges() == list(zip(starts, ends, strict=True)) != reference
+    assert plan_ranges(dbname="dewiki") == reference, "page ids of another wiki are not comparable"
+    assert plan_ranges(kind="documents") == reference
+    ranges = plan_ranges(Recipe(part_bytes=1 << 30))
+    assert ranges == [(0, last)], "the recipe requests parts of another size"
 
 
-def test_a_source_with_changed_bytes_is_split_again(store: Store, demo_dump: Path, small_dump: Path) -> None:
+def test_changed_source_is_split_again(store: Store, demo_dump: Path, small_dump: Path) -> None:
     assert plan_parts(store, str(small_dump), RECIPE) != plan_parts(store, str(demo_dump), RECIPE)
 
 
-def test_a_store_that_moved_plans_again(store: Store, small_dump: Path, tmp_path: Path) -> None:
+def test_plan_is_renewed_after_a_move_of_the_store(store: Store, small_dump: Path, tmp_path: Path) -> None:
     plan_parts(store, str(small_dump), RECIPE)
-    moved = Store.open(str((tmp_path / "store").rename(tmp_path / "moved")))
-    plan = plan_parts(moved, str(small_dump), RECIPE)
-    assert all(piece.url.startswith(moved.url) for part in plan.parts for piece in part.slices)
+    moved_store = Store.open(str((tmp_path / "store").rename(tmp_path / "moved")))
+    plan = plan_parts(moved_store, str(small_dump), RECIPE)
+    assert all(piece.url.startswith(moved_store.url) for part in plan.parts for piece in part.slices)
 
 
-def test_a_multistream_dump_is_read_where_it_lies(
+def test_multistream_dump_is_not_copied(
     store: Store, small_dump: Path, tmp_path: Path, make_multistream: Callable[..., str]
 ) -> None:
     plan = plan_parts(store, make_multistream(tmp_path, small_dump), RECIPE)
@@ -86,39 +86,40 @@ def test_a_multistream_dump_is_read_where_it_lies(
     assert not (tmp_path / "store" / "blobs").exists()
 
 
-def test_a_limited_plan_is_not_kept(store: Store, small_dump: Path, tmp_path: Path) -> None:
+def test_limited_plan_is_not_recorded(store: Store, small_dump: Path, tmp_path: Path) -> None:
     plan_parts(store, str(small_dump), RECIPE, limit=2)
     assert not (tmp_path / "store" / "memo").exists()
 
 
-def cuts(*rows: int) -> list[ChunkResult]:
+def create_chunk_results(*rows: int) -> list[ChunkResult]:
     return [ChunkResult(BlobRef(f"sha256:{0:064}", 0), ChunkStats(count)) for count in rows]
 
 
 def test_indexes_are_sized_for_all_passages() -> None:
-    plans = plan_indexes({"a": IndexRecipe("HNSW32")}, cuts(3, 0, 4), {"embeddings": 32}, 1 << 30)
+    plans = plan_indexes({"a": IndexRecipe("HNSW32")}, create_chunk_results(3, 0, 4), {"embeddings": 32}, 1 << 30)
     assert (plans["a"].n, plans["a"].to_json()["d"]) == (7, 32)
 
 
-def test_what_will_not_fit_is_told_with_what_would() -> None:
-    recipes, passages = {"graph": IndexRecipe("HNSW32")}, cuts(21_015_324)
+def test_index_that_does_not_fit_is_refused_with_an_alternative() -> None:
+    recipes, passages = {"graph": IndexRecipe("HNSW32")}, create_chunk_results(21_015_324)
     with pytest.raises(ResourceError, match=r"PQ|SQ"):
         plan_indexes(recipes, passages, {"embeddings": 768}, 8 << 30)
-    elsewhere = plan_indexes(recipes, passages, {"embeddings": 768}, None)  # other machines' memory is not known
-    assert elsewhere["graph"].n == 21_015_324
+    plans = plan_indexes(recipes, passages, {"embeddings": 768}, None)  # The memory of other machines is unknown.
+    assert plans["graph"].n == 21_015_324
 
 
-def test_no_passages_and_no_fitting_factory() -> None:
+def test_dump_without_passages_and_impossible_factory_are_refused() -> None:
     with pytest.raises(InputError, match="the dump has no passages"):
-        plan_indexes({"a": IndexRecipe("HNSW32")}, cuts(0), {"embeddings": 32}, None)
+        plan_indexes({"a": IndexRecipe("HNSW32")}, create_chunk_results(0), {"embeddings": 32}, None)
     with pytest.raises(UsageError, match="PQ7"):
-        plan_indexes({"a": IndexRecipe("IVF4,PQ7")}, cuts(5000), {"embeddings": 32}, None)
+        plan_indexes({"a": IndexRecipe("IVF4,PQ7")}, create_chunk_results(5000), {"embeddings": 32}, None)
 
 
-def test_a_dump_without_passages_is_refused_with_the_reasons() -> None:
+def test_reasons_for_dropped_pages_are_reported() -> None:
     dropped: list[dict[str, int]] = [{"namespace": 2, "redirect": 1}, {"namespace": 1_000}]
     results = [
-        replace(result, stats=ChunkStats(0, dropped=drops)) for result, drops in zip(cuts(0, 0), dropped, strict=True)
+        replace(result, stats=ChunkStats(0, dropped=drops))
+        for result, drops in zip(create_chunk_results(0, 0), dropped, strict=True)
     ]
     with pytest.raises(
         InputError, match=r"all of its 1,003 pages were dropped \(outside the main namespace: 1,002, redirects: 1\)"
@@ -127,7 +128,7 @@ def test_a_dump_without_passages_is_refused_with_the_reasons() -> None:
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz"])
-def test_a_dry_run_reports_the_bytes_of_the_dump(name: str, tmp_path: Path) -> None:
+def test_dry_run_reports_the_bytes_of_the_dump(name: str, tmp_path: Path) -> None:
     data = b"".join(b'{"id": "%d", "text": "A text of words."}\n' % i for i in range(1000))
     (tmp_path / name).write_bytes(gzip.compress(data) if name.endswith("gz") else data)
     plan, size = plan_dry_run(str(tmp_path / name), RECIPE)
@@ -135,7 +136,7 @@ def test_a_dry_run_reports_the_bytes_of_the_dump(name: str, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(("name", "line"), [("a.jsonl", '{"id": "7", "text": "A"}\n'), ("a.tsv", "7\tA\tT\n")])
-def test_a_dry_run_refuses_a_repeated_id(name: str, line: str, tmp_path: Path) -> None:
+def test_dry_run_refuses_a_repeated_id(name: str, line: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text(2 * line)
     with pytest.raises(InputError, match="the id '7' occurs twice"):
         plan_dry_run(str(tmp_path / name), RECIPE)
@@ -152,7 +153,7 @@ def test_a_dry_run_refuses_a_repeated_id(name: str, line: str, tmp_path: Path) -
         ("enwiki", "", "wikitext", ""),
     ],
 )
-def test_a_project_without_prose_in_its_wikitext_is_told_to_use_html(
+def test_html_is_advised_for_projects_without_prose_in_their_wikitext(
     dbname: str, part_format: str, text: str, expected: str
 ) -> None:
     part = Part("part-00000", "wiki", 0, 9, (), True, part_format)

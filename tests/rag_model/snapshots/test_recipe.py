@@ -1,4 +1,4 @@
-"""A recipe file: what is left out keeps its default, and every mistake is one sentence that names the setting."""
+"""A recipe file: missing settings have defaults, and each mistake is one sentence that names the setting."""
 
 import re
 from pathlib import Path
@@ -9,7 +9,7 @@ from rag_model.errors import BookwheelError, UsageError
 from rag_model.evaluation.gate import QuestionFloor
 from rag_model.snapshots.recipe import Recipe, check_indexes_and_retrievers, read_recipe
 
-WHOLE = """
+FULL_RECIPE = """
 part_bytes = 1_000_000
 
 [chunk]
@@ -45,27 +45,27 @@ judged_by = "passages"
 """
 
 
-def read(folder: Path, text: str) -> Recipe:
+def read_text(folder: Path, text: str) -> Recipe:
     path = folder / "recipe.toml"
     path.write_text(text, encoding="utf-8")
     return read_recipe(path)
 
 
-def test_the_recipe_of_the_documentation_is_a_recipe(tmp_path: Path) -> None:
+def test_recipe_in_the_documentation_is_valid(tmp_path: Path) -> None:
     page = (Path(__file__).parents[3] / "docs" / "howto" / "build.md").read_text(encoding="utf-8")
     text, *_ = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
-    recipe = read(tmp_path, text)
+    recipe = read_text(tmp_path, text)
     assert recipe.encode.spec == {"passage_prompt": "passage: ", "question_prompt": "query: "}
     assert set(recipe.index) == {"hnsw", "ivfpq", "bm25"}
 
 
-def test_no_file_and_an_empty_file_are_the_default(tmp_path: Path) -> None:
-    assert read_recipe(None) == read(tmp_path, "") == Recipe()
+def test_missing_and_empty_file_give_the_default(tmp_path: Path) -> None:
+    assert read_recipe(None) == read_text(tmp_path, "") == Recipe()
     assert set(Recipe().index) == {"hnsw", "ivfpq", "bm25"}
 
 
 def test_every_setting_is_read(tmp_path: Path) -> None:
-    recipe = read(tmp_path, WHOLE)
+    recipe = read_text(tmp_path, FULL_RECIPE)
     assert recipe.part_bytes == 1_000_000
     assert (recipe.chunk.chunker, recipe.chunk.words) == ("words", 50)
     assert (recipe.encode.dtype, recipe.encode.spec) == ("float32", {"max_length": 128, "pooling": "cls"})
@@ -78,14 +78,14 @@ def test_every_setting_is_read(tmp_path: Path) -> None:
     assert recipe.gate.floor("graph", "HNSW16") == Recipe().gate.floor("graph", "HNSW16")
 
 
-def test_the_gate_and_where_an_encoder_lay_are_no_part_of_the_content(tmp_path: Path) -> None:
-    strict = read(tmp_path, "[gate]\nk = 3\n[encode]\nquestion_encoder = 'somewhere'\n")
-    assert strict.content() == Recipe().content()
-    assert read(tmp_path, "[chunk]\nwords = 99").content() != Recipe().content()
+def test_gate_and_encoder_path_do_not_change_the_content(tmp_path: Path) -> None:
+    recipe = read_text(tmp_path, "[gate]\nk = 3\n[encode]\nquestion_encoder = 'somewhere'\n")
+    assert recipe.content() == Recipe().content()
+    assert read_text(tmp_path, "[chunk]\nwords = 99").content() != Recipe().content()
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "words"),
     [
         ("[gates]", "recipe.toml has no setting 'gates': did you mean 'gate'?"),
         ("[chunk]\nxyz = 1", r"recipe.toml, chunk has no setting 'xyz': choose from chunker, words"),
@@ -115,23 +115,23 @@ def test_the_gate_and_where_an_encoder_lay_are_no_part_of_the_content(tmp_path: 
         ("[gate.questions.a]\nfile = 'q'\nfloor = 1\njudged_by = 'me'", "choose one of answers, pages, passages"),
     ],
 )
-def test_a_mistake_is_one_sentence(tmp_path: Path, text: str, says: str) -> None:
-    with pytest.raises(UsageError, match=says) as wrong:
-        read(tmp_path, text)
-    assert "\n" not in str(wrong.value)
+def test_mistake_is_explained_in_one_sentence(tmp_path: Path, text: str, words: str) -> None:
+    with pytest.raises(UsageError, match=words) as error:
+        read_text(tmp_path, text)
+    assert "\n" not in str(error.value)
 
 
-def test_what_is_no_recipe_file(tmp_path: Path) -> None:
+def test_unreadable_recipe_file_is_reported(tmp_path: Path) -> None:
     (tmp_path / "latin").write_bytes(b"name = '\xe9'")
     for path in (tmp_path / "absent", tmp_path, tmp_path / "latin"):
-        with pytest.raises(UsageError, match="recipe") as wrong:
+        with pytest.raises(UsageError, match="recipe") as error:
             read_recipe(path)
-        assert isinstance(wrong.value, BookwheelError)
-        assert str(path) in str(wrong.value)
+        assert isinstance(error.value, BookwheelError)
+        assert str(path) in str(error.value)
 
 
 @pytest.mark.parametrize(
-    ("more", "says"),
+    ("setting", "words"),
     [
         ("file = '{folder}/none.jsonl'", "the gate.s questions dev cannot be used: .*none.jsonl cannot be read"),
         ("retriever = 'rrf(hnsw, bm52)'", "the gate.s questions dev cannot be used: .* has no index 'bm52'"),
@@ -139,13 +139,13 @@ def test_what_is_no_recipe_file(tmp_path: Path) -> None:
         ("judged_by = 'passages'", "question '0' names no passages"),
     ],
 )
-def test_a_floor_that_can_not_be_measured_is_refused_before_the_build(tmp_path: Path, more: str, says: str) -> None:
-    asked = tmp_path / "dev.jsonl"
-    asked.write_text('{"question": "Who?", "answers": ["me"]}\n')
-    table = {"file": f"'{asked}'", "floor": "0.5"} | {more.split(" = ", maxsplit=1)[0]: more.split(" = ")[1]}
+def test_unmeasurable_floor_is_refused_before_the_build(tmp_path: Path, setting: str, words: str) -> None:
+    question_file = tmp_path / "dev.jsonl"
+    question_file.write_text('{"question": "Who?", "answers": ["me"]}\n')
+    table = {"file": f"'{question_file}'", "floor": "0.5"} | dict([setting.split(" = ")])
     lines = "\n".join(f"{name} = {value}" for name, value in table.items()).replace("{folder}", str(tmp_path))
-    with pytest.raises(BookwheelError, match=says):
-        check_indexes_and_retrievers(read(tmp_path, f"[gate.questions.dev]\n{lines}\n"), {"embeddings": "vectors"})
+    with pytest.raises(BookwheelError, match=words):
+        check_indexes_and_retrievers(read_text(tmp_path, f"[gate.questions.dev]\n{lines}\n"), {"embeddings": "vectors"})
     check_indexes_and_retrievers(
-        read(tmp_path, f"[gate.questions.dev]\nfile = '{asked}'\nfloor = 0.5\n"), {"embeddings": "vectors"}
+        read_text(tmp_path, f"[gate.questions.dev]\nfile = '{question_file}'\nfloor = 0.5\n"), {"embeddings": "vectors"}
     )

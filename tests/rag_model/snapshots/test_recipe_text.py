@@ -1,4 +1,4 @@
-"""A recipe is written so that reading it gives the same recipe."""
+"""Reading a written recipe gives the same recipe."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -31,17 +31,17 @@ recipes = st.builds(
 )
 
 
-def again(recipe: Recipe, folder: Path) -> Recipe:
+def write_and_read(recipe: Recipe, folder: Path) -> Recipe:
     (folder / "recipe.toml").write_text(format_recipe(recipe.content()), encoding="utf-8", newline="\n")
     return read_recipe(folder / "recipe.toml")
 
 
 @given(recipes)
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_what_is_written_is_read(tmp_path: Path, recipe: Recipe) -> None:
-    assert digest_json(again(recipe, tmp_path).content()) == digest_json(recipe.content())
+def test_written_recipe_is_read_back(tmp_path: Path, recipe: Recipe) -> None:
+    assert digest_json(write_and_read(recipe, tmp_path).content()) == digest_json(recipe.content())
 
 
 def test_the_default_recipe_is_written_with_all_its_settings(tmp_path: Path) -> None:
-    assert again(Recipe(), tmp_path) == replace(Recipe(), chunk=ChunkRecipe(words=120))
+    assert write_and_read(Recipe(), tmp_path) == replace(Recipe(), chunk=ChunkRecipe(words=120))
     assert '[index.hnsw]\nfactory = "HNSW"\n' in format_recipe(Recipe().content())

@@ -1,4 +1,4 @@
-"""What is reported of a part is read back as it was written, through JSON."""
+"""The result of a stage survives JSON."""
 
 import json
 from dataclasses import asdict, replace
@@ -9,7 +9,7 @@ from rag_model.store.objects.blobs import BlobRef
 from rag_model.toml import from_table
 
 BLOBS = [BlobRef(f"sha256:{digit * 64}", 7) for digit in "ab"]
-FACTS = ChunkStats(
+STATS = ChunkStats(
     rows=3,
     digest="sha256:0",
     articles=2,
@@ -23,6 +23,6 @@ FACTS = ChunkStats(
 
 
 def test_a_chunk_result_survives_json() -> None:
-    whole = ChunkResult(BLOBS[0], FACTS, BLOBS[1], is_new=True)
-    for result in (whole, replace(whole, article_log=None, is_new=False), ChunkResult(BLOBS[0], ChunkStats(3))):
+    full = ChunkResult(BLOBS[0], STATS, BLOBS[1], is_new=True)
+    for result in (full, replace(full, article_log=None, is_new=False), ChunkResult(BLOBS[0], ChunkStats(3))):
         assert from_table(ChunkResult, json.loads(json.dumps(asdict(result))), "a report") == result

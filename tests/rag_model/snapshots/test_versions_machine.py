@@ -1,6 +1,6 @@
-"""Two writers of one store do anything in any order; a model in memory says what the store must hold.
+"""Two writers change one store in random order, and the store must always equal a model in memory.
 
-Time passes as the files' ages: for all that a store knows, that is the same.
+The machine simulates the passing of time by changing the modification times of all files.
 """
 
 import os
@@ -25,13 +25,13 @@ from rag_model.store.upkeep.verify import verify_version
 from rag_model.store.versions.moves import rollback, tag, untag
 
 DAY = 86400.0
-TRUSTED = 0.5  # days that a writer trusts a blob for
+TRUST_DAYS = 0.5  # the days for which a writer trusts a blob
 REFS = ("latest", "good")
 
 
 @dataclass
-class Log:
-    """A ref's history: of each kept move, by number, the snapshot ("": none, it was deleted) and the day."""
+class RefLog:
+    """The history of a ref: the snapshot ("" after a deletion) and the day of each kept move."""
 
     moves: dict[int, tuple[str, float]] = field(default_factory=dict)
     last: int = 0
@@ -41,27 +41,27 @@ class Log:
         self.moves[self.last] = (snapshot, day)
 
     @property
-    def now(self) -> str | None:
+    def current(self) -> str | None:
         return self.moves[self.last][0] or None if self.moves else None
 
     def forget(self, keep: int, bound: float) -> None:
-        for number in sorted(self.moves)[: -keep if self.now else -1]:
+        for number in sorted(self.moves)[: -keep if self.current else -1]:
             if self.moves[number + 1][1] > bound:
                 break
             del self.moves[number]
 
 
-class Versions(RuleBasedStateMachine):
-    """What a store must hold, and two writers and a reader that try it."""
+class StoreMachine(RuleBasedStateMachine):
+    """The expected content of a store, two writers and a reader."""
 
     def __init__(self) -> None:
         super().__init__()
         self.folder = Path(tempfile.mkdtemp(prefix="bookwheel-test-"))
         self.writers = [Store.open(str(self.folder / "store"), create=True) for _ in range(2)]
         self.day = 0.0
-        self.refs = {name: Log() for name in REFS}
-        self.snapshots: dict[str, tuple[str, float]] = {}  # its letters, and when its manifest was written
-        self.blobs: dict[str, float] = {}  # when a letter's was written
+        self.refs = {name: RefLog() for name in REFS}
+        self.snapshots: dict[str, tuple[str, float]] = {}  # by id: its letters, and the day of its manifest
+        self.blobs: dict[str, float] = {}  # by letter: the day of its blob
         self.pulled: str | None = None
 
     def teardown(self) -> None:
@@ -71,26 +71,26 @@ class Versions(RuleBasedStateMachine):
     def publish(self, writer: int, letters: set[str], ref: str) -> None:
         store, key = self.writers[writer], "".join(sorted(letters))
         blobs = {f"index/{letter}": store.blobs.put_bytes(letter.encode()) for letter in key}
-        made = publish(store, Manifest(Content({}, (), blobs)), ref, lambda parent: GateVerdict(True, ())).snapshot
+        snapshot = publish(store, Manifest(Content({}, (), blobs)), ref, lambda parent: GateVerdict(True, ())).snapshot
         for letter in key:
-            if self.day - self.blobs.get(letter, -9.0) >= TRUSTED:
+            if self.day - self.blobs.get(letter, -9.0) >= TRUST_DAYS:
                 self.blobs[letter] = self.day
-        self.snapshots.setdefault(made, (key, self.day))
-        if self.refs[ref].now != made:
-            self.refs[ref].move(made, self.day)
+        self.snapshots.setdefault(snapshot, (key, self.day))
+        if self.refs[ref].current != snapshot:
+            self.refs[ref].move(snapshot, self.day)
 
     @rule(writer=st.integers(0, 1), number=st.integers(0, 20), ref=st.sampled_from(REFS))
     def tag(self, writer: int, number: int, ref: str) -> None:
-        known = sorted(self.snapshots)
-        if known:
-            snapshot = known[number % len(known)]
+        snapshot_ids = sorted(self.snapshots)
+        if snapshot_ids:
+            snapshot = snapshot_ids[number % len(snapshot_ids)]
             tag(self.writers[writer], snapshot[:20], ref)
-            if self.refs[ref].now != snapshot:
+            if self.refs[ref].current != snapshot:
                 self.refs[ref].move(snapshot, self.day)
 
     @rule(writer=st.integers(0, 1), ref=st.sampled_from(REFS))
     def untag(self, writer: int, ref: str) -> None:
-        if self.refs[ref].now is None:
+        if self.refs[ref].current is None:
             with pytest.raises(StoreError):
                 untag(self.writers[writer], ref)
         else:
@@ -100,24 +100,24 @@ class Versions(RuleBasedStateMachine):
     @rule(writer=st.integers(0, 1), number=st.integers(1, 9), ref=st.sampled_from(REFS))
     def roll_back(self, writer: int, number: int, ref: str) -> None:
         log = self.refs[ref]
-        kept = log.moves.get(number)
-        if log.now is None or kept is None or kept[0] in {log.now, ""}:
+        target = log.moves.get(number)
+        if log.current is None or target is None or target[0] in {log.current, ""}:
             with pytest.raises((StoreError, UsageError)):
                 rollback(self.writers[writer], ref, number)
         else:
             rollback(self.writers[writer], ref, number)
-            log.move(kept[0], self.day)
+            log.move(target[0], self.day)
 
     @rule(writer=st.integers(0, 1), keep=st.integers(1, 3), days=st.integers(0, 3))
     def expire(self, writer: int, keep: int, days: int) -> None:
         expire_store(self.writers[writer], ExpirePolicy(keep, days * DAY))
         for log in self.refs.values():
             log.forget(keep, self.day - days)
-        named = {snapshot for log in self.refs.values() for snapshot, _ in log.moves.values()} - {""}
+        referenced = {snapshot for log in self.refs.values() for snapshot, _ in log.moves.values()} - {""}
         self.snapshots = {
-            snapshot: made
-            for snapshot, made in self.snapshots.items()
-            if snapshot in named or made[1] > self.day - days
+            snapshot: entry
+            for snapshot, entry in self.snapshots.items()
+            if snapshot in referenced or entry[1] > self.day - days
         }
 
     @rule(writer=st.integers(0, 1), days=st.integers(0, 3))
@@ -128,9 +128,9 @@ class Versions(RuleBasedStateMachine):
 
     @rule(ref=st.sampled_from(REFS), keep=st.sampled_from([None, 1, 2]))
     def pull(self, ref: str, keep: int | None) -> None:
-        if self.refs[ref].now is not None:
+        if self.refs[ref].current is not None:
             self.pulled = pull(self.writers[0], ref, self.folder / "dest", keep=keep).snapshot
-            assert self.pulled == self.refs[ref].now
+            assert self.pulled == self.refs[ref].current
 
     @rule(days=st.integers(1, 2))
     def time_passes(self, days: int) -> None:
@@ -139,25 +139,25 @@ class Versions(RuleBasedStateMachine):
             os.utime(self.writers[0].files.local_path(file.path), (file.modified - days * DAY,) * 2)
 
     @invariant()
-    def refs_are_where_they_were_left(self) -> None:
+    def refs_have_the_expected_history(self) -> None:
         for name, log in self.refs.items():
             for store in self.writers:
-                found = {move.number: move.snapshot for move in store.refs.read_history(name)}
-                assert found == {number: snapshot for number, (snapshot, _) in log.moves.items()}
+                history = {move.number: move.snapshot for move in store.refs.read_history(name)}
+                assert history == {number: snapshot for number, (snapshot, _) in log.moves.items()}
 
     @invariant()
-    def snapshots_are_whole(self) -> None:
+    def all_snapshots_are_intact(self) -> None:
         store = self.writers[1]
         assert store.snapshots.list_ids() == sorted(self.snapshots)
         assert not any(verify_version(store, snapshot) for snapshot in self.snapshots)
 
     @invariant()
-    def no_blob_is_lost_and_none_is_left(self) -> None:
+    def store_has_exactly_the_expected_blobs(self) -> None:
         blobs = {self.writers[0].files.read(file.path) for file in self.writers[0].files.iter_tree("blobs")}
         assert blobs == {letter.encode() for letter in self.blobs}
 
     @invariant()
-    def what_was_pulled_is_read(self) -> None:
+    def pulled_snapshot_is_readable(self) -> None:
         if self.pulled is not None:
             with Snapshot.from_folder(self.folder / "dest") as snapshot:
                 assert snapshot.id == self.pulled
@@ -165,5 +165,5 @@ class Versions(RuleBasedStateMachine):
                     assert snapshot.path(name).read_bytes() == name.removeprefix("index/").encode()
 
 
-Versions.TestCase.settings = settings(max_examples=20, stateful_step_count=25)
-TestVersions = Versions.TestCase
+StoreMachine.TestCase.settings = settings(max_examples=20, stateful_step_count=25)
+TestStoreMachine = StoreMachine.TestCase

@@ -1,7 +1,7 @@
-"""Writers and sweeps at once: every order of their steps, as far as hypothesis goes, loses nothing.
+"""Concurrent writers and garbage collections: no order of their steps that hypothesis tries loses anything.
 
-Each actor is a thread, and each of its operations on the store waits for its turn: an order of turns is an order of
-operations, and is found again.
+Each actor is a thread, and each of its operations on the store waits for its turn. So the order of the turns determines
+the order of the operations, and a failure can be reproduced.
 """
 
 import secrets
@@ -31,13 +31,13 @@ from rag_model.store.versions import refs
 from rag_model.store.versions.moves import rollback, tag
 
 Actor = Callable[[Store], object]
-AT_ONCE = ExpirePolicy(keep=1, older_than=0)
-PATIENCE = 300.0  # seconds until a test gives up on a thread
-PASSED = GateVerdict(True, ())
+EXPIRE_NOW = ExpirePolicy(keep=1, older_than=0)
+PATIENCE = 300.0  # the seconds after which a test stops waiting for a thread
+PASSED_GATE = GateVerdict(True, ())
 
 
-class Turns:
-    """One operation at a time: that of the actor whose turn it is, by number."""
+class TurnScheduler:
+    """Lets one actor at a time run one operation, in the order of a list of actor numbers."""
 
     def __init__(self, order: Sequence[int]) -> None:
         self.order = order
@@ -66,8 +66,8 @@ class Turns:
                 assert self.changed.wait_for(lambda: self.alive == self.waiting, PATIENCE)
                 if not self.alive:
                     break
-                drawn = self.order[turn] if turn < len(self.order) else turn
-                self.turn = sorted(self.alive)[drawn % len(self.alive)]
+                number = self.order[turn] if turn < len(self.order) else turn
+                self.turn = sorted(self.alive)[number % len(self.alive)]
                 self.waiting.discard(self.turn)
                 self.changed.notify_all()
             turn += 1
@@ -83,8 +83,8 @@ class Turns:
                 self.changed.notify_all()
 
 
-class Stepped(Files):
-    """Files of which each operation waits for a turn."""
+class SteppedFiles(Files):
+    """Files whose operations wait for a turn."""
 
     def __init__(self, url: str, wait: Callable[[], None]) -> None:
         super().__init__(url)
@@ -95,10 +95,10 @@ class Stepped(Files):
         yield from super().iter_tree(folder)
 
 
-def _stepped(name: str) -> Callable[..., Any]:
-    def operation(self: Stepped, *args: Any, **named: Any) -> Any:
+def create_stepped_method(name: str) -> Callable[..., Any]:
+    def operation(self: SteppedFiles, *args: Any, **options: Any) -> Any:
         self.wait()
-        return getattr(Files, name)(self, *args, **named)
+        return getattr(Files, name)(self, *args, **options)
 
     return operation
 
@@ -115,42 +115,42 @@ for _name in (
     "get_size",
     "upload",
 ):
-    setattr(Stepped, _name, _stepped(_name))
+    setattr(SteppedFiles, _name, create_stepped_method(_name))
 
 
-def ages_ago(store: Store) -> None:
-    """Make all that a store in memory holds a hundred days older."""
-    held = fsspec.filesystem("memory").store
-    for path, file in held.items():
+def age_all_files(store: Store) -> None:
+    """Make all files of a store in memory a hundred days older."""
+    memory_files = fsspec.filesystem("memory").store
+    for path, file in memory_files.items():
         if path.startswith(f"/{store.url.partition('://')[2].strip('/')}/"):
             file.created -= timedelta(days=100)
 
 
-def manifest(*files: bytes) -> Manifest:
-    """A snapshot of small files, in no store yet."""
+def create_manifest(*files: bytes) -> Manifest:
+    """Return the manifest of small files, without storing them."""
     blobs = {f"index/{number}": BlobRef(digest_bytes(data), len(data)) for number, data in enumerate(files)}
     return Manifest(Content({"kind": "wiki"}, (), blobs))
 
 
-def put(store: Store, *files: bytes) -> str:
+def put_snapshot(store: Store, *files: bytes) -> str:
     for data in files:
         store.blobs.put_bytes(data)
-    return store.snapshots.publish(manifest(*files))
+    return store.snapshots.publish(create_manifest(*files))
 
 
-REFUSED = manifest(b"refused")  # published, and no ref names it
+REFUSED_MANIFEST = create_manifest(b"refused")  # published without a ref
 
 
 @contextmanager
-def library() -> Iterator[Store]:
-    """A store where `latest` has moved on, a gate has refused a snapshot and a build has died, all of it long ago."""
+def create_library() -> Iterator[Store]:
+    """Yield an old store: `latest` has moved, a gate has refused a snapshot, and a build has died."""
     store = Store.open(f"memory://{secrets.token_hex(4)}", create=True)
-    tag(store, put(store, b"encoder", b"first"), "latest")
-    tag(store, put(store, b"encoder", b"second"), "latest")
-    put(store, b"refused")
+    tag(store, put_snapshot(store, b"encoder", b"first"), "latest")
+    tag(store, put_snapshot(store, b"encoder", b"second"), "latest")
+    put_snapshot(store, b"refused")
     store.memo.write_record("chunk", "k", {"passages": store.blobs.put_bytes(b"passages")}, {})
     store.blobs.put_bytes(b"orphan")
-    ages_ago(store)
+    age_all_files(store)
     try:
         yield store
     finally:
@@ -158,8 +158,8 @@ def library() -> Iterator[Store]:
 
 
 @pytest.fixture
-def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One thread an actor, and no pause between two looks: turns take its place."""
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run each actor in one thread, without pauses between polls, because turns replace them."""
     for module in (files, refs, sys.modules[expire_store.__module__], gc, roots, verify):
         for name in {"MAX_REQUESTS", "_MANIFESTS", "_THREADS"} & vars(module).keys():
             monkeypatch.setattr(module, name, 1)
@@ -167,28 +167,28 @@ def patience(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def build(store: Store) -> None:
-    """Go on with the build that died: by its record, and with a blob that nothing names."""
+    """Continue the dead build with its record and with an orphaned blob."""
     with store.intents.hold("build"):
         if store.memo.find("chunk", "k") is None:
             store.memo.write_record("chunk", "k", {"passages": store.blobs.put_bytes(b"passages")}, {})
         store.blobs.put_bytes(b"orphan")
-        publish(store, manifest(b"passages", b"orphan"), "latest", lambda parent: PASSED)
+        publish(store, create_manifest(b"passages", b"orphan"), "latest", lambda parent: PASSED_GATE)
 
 
 def publish_old_files(store: Store) -> None:
-    publish(store, REFUSED, "latest", lambda parent: PASSED)
+    publish(store, REFUSED_MANIFEST, "latest", lambda parent: PASSED_GATE)
 
 
 def roll_back(store: Store) -> None:
     rollback(store, "latest")
 
 
-def tag_what_was_refused(store: Store) -> None:
-    tag(store, REFUSED.id, "good")
+def tag_refused_snapshot(store: Store) -> None:
+    tag(store, REFUSED_MANIFEST.id, "good")
 
 
-def forget(store: Store) -> None:
-    expire_store(store, AT_ONCE)
+def expire_and_collect(store: Store) -> None:
+    expire_store(store, EXPIRE_NOW)
     gc.collect_garbage(store, 0.0)
 
 
@@ -196,8 +196,8 @@ def collect(store: Store) -> None:
     gc.collect_garbage(store, 0.0)
 
 
-def whole(store: Store) -> bool:
-    """Whether every snapshot in the store, and what every ref names, is there with all its files."""
+def are_snapshots_intact(store: Store) -> bool:
+    """Return whether every snapshot in the store has all its files."""
     return not any(verify.verify_version(store, snapshot) for snapshot in store.snapshots.list_ids())
 
 
@@ -205,35 +205,36 @@ def whole(store: Store) -> bool:
     "actors",
     [
         (build, collect),
-        (build, forget),
-        (build, collect, forget),
-        (publish_old_files, forget),
-        (roll_back, forget),
-        (tag_what_was_refused, forget),
-        (tag_what_was_refused, roll_back, forget, build),
+        (build, expire_and_collect),
+        (build, collect, expire_and_collect),
+        (publish_old_files, expire_and_collect),
+        (roll_back, expire_and_collect),
+        (tag_refused_snapshot, expire_and_collect),
+        (tag_refused_snapshot, roll_back, expire_and_collect, build),
     ],
     ids=lambda actors: "+".join(actor.__name__ for actor in actors),
 )
 @given(bursts=st.lists(st.tuples(st.integers(0, 11), st.integers(1, 40)), max_size=20))
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
-def test_in_any_order_nothing_is_lost(actors: Sequence[Actor], bursts: list[tuple[int, int]], patience: None) -> None:
-    with library() as store:
+@pytest.mark.usefixtures("no_pauses")
+def test_any_order_loses_nothing(actors: Sequence[Actor], bursts: list[tuple[int, int]]) -> None:
+    with create_library() as store:
         refused: dict[str, Exception] = {}
 
-        def run(actor: Actor, turns: Turns, number: int) -> None:
-            own = Store(Stepped(store.url, partial(turns.take, number)))
+        def run(actor: Actor, turns: TurnScheduler, number: int) -> None:
+            own_store = Store(SteppedFiles(store.url, partial(turns.take, number)))
             try:
-                actor(own)
+                actor(own_store)
             except (StoreError, RefusedError, UsageError) as error:
                 refused[actor.__name__] = error
 
-        turns = Turns([actor for actor, steps in bursts for _ in range(steps)])
+        turns = TurnScheduler([actor for actor, steps in bursts for _ in range(steps)])
         turns.run([partial(run, actor, turns, number) for number, actor in enumerate(actors)])
-        assert not {"build", "collect", "forget"} & refused.keys(), refused
-        assert whole(store)
+        assert not {"build", "collect", "expire_and_collect"} & refused.keys(), refused
+        assert are_snapshots_intact(store)
         assert store.files.list_names("intents") == store.files.list_names("sweeps") == []
-        moved = [move.snapshot for name in store.refs.list_names() for move in store.refs.read_history(name)]
-        if build in actors and roll_back not in actors:  # else it may have been rolled back, and then forgotten
-            assert manifest(b"passages", b"orphan").id in moved
+        ref_snapshots = [move.snapshot for name in store.refs.list_names() for move in store.refs.read_history(name)]
+        if build in actors and roll_back not in actors:  # otherwise a rollback may make it expire
+            assert create_manifest(b"passages", b"orphan").id in ref_snapshots
         if publish_old_files in actors and publish_old_files.__name__ not in refused:
-            assert REFUSED.id in moved
+            assert REFUSED_MANIFEST.id in ref_snapshots

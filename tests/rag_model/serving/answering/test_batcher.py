@@ -1,4 +1,4 @@
-"""The queue: batches gather while one is worked on, the bound holds, and nobody suffers for another."""
+"""The queue: requests form batches while another batch runs, the limit holds, and clients are treated fairly."""
 
 import asyncio
 import threading
@@ -13,27 +13,27 @@ from rag_model.serving.answering.batcher import Batcher, DeadlineError, QueuedRe
 from tests.fixtures.serving import PATIENCE
 
 
-class Worker:
-    """Echoes questions, a batch at a time, when it is let."""
+class EchoWorker:
+    """Echoes the questions of each batch, once `go` is set."""
 
     def __init__(self) -> None:
         self.go = threading.Event()
         self.at_work = threading.Event()
         self.batches: list[list[str]] = []
 
-    def __call__(self, asks: Sequence[QueuedRequest[Any]]) -> list[Any]:
-        questions = [question for ask in asks for question in ask.questions]
+    def __call__(self, requests: Sequence[QueuedRequest[Any]]) -> list[Any]:
+        questions = [question for request in requests for question in request.questions]
         self.batches.append(questions)
         self.at_work.set()
         assert self.go.wait(PATIENCE)
         if "unheard of" in questions:
             raise ValueError("unheard of")
-        return [UsageError("never") if "never" in ask.questions else list(ask.questions) for ask in asks]
+        return [UsageError("never") if "never" in r.questions else list(r.questions) for r in requests]
 
 
 @contextmanager
-def batching(worker: Worker, waiting: int = 100, batch: int = 10, wait_ms: float = 0) -> Iterator[Batcher[Any]]:
-    batcher: Batcher[Any] = Batcher("test", worker, queue_limit=waiting, batch_limit=batch, max_wait_ms=wait_ms)
+def open_batcher(worker: EchoWorker, **options: Any) -> Iterator[Batcher[Any]]:
+    batcher: Batcher[Any] = Batcher("test", worker, **{"queue_limit": 100, "batch_limit": 10, **options})
     try:
         yield batcher
     finally:
@@ -41,91 +41,91 @@ def batching(worker: Worker, waiting: int = 100, batch: int = 10, wait_ms: float
         batcher.close()
 
 
-async def gathered(batcher: Batcher[Any], worker: Worker, asked: Sequence[Sequence[str]]) -> list[Any]:
-    """Ask the first; when it is worked on all others; then let the worker go."""
-    first = asyncio.create_task(batcher.submit(asked[0], 1, None, PATIENCE))
+async def submit_while_busy(batcher: Batcher[Any], worker: EchoWorker, requests: Sequence[Sequence[str]]) -> list[Any]:
+    """Submit the first request; submit all others while the worker is busy with it; then let the worker go."""
+    first = asyncio.create_task(batcher.submit(requests[0], 1, None, PATIENCE))
     await asyncio.to_thread(worker.at_work.wait, PATIENCE)
-    others = [asyncio.create_task(batcher.submit(questions, 1, None, PATIENCE)) for questions in asked[1:]]
-    await held(lambda: batcher.queued_questions == sum(map(len, asked[1:])))
+    later_requests = [asyncio.create_task(batcher.submit(questions, 1, None, PATIENCE)) for questions in requests[1:]]
+    await wait_until(lambda: batcher.queued_questions == sum(map(len, requests[1:])))
     worker.go.set()
-    return await asyncio.gather(first, *others, return_exceptions=True)
+    return await asyncio.gather(first, *later_requests, return_exceptions=True)
 
 
-async def held(true: Callable[[], bool]) -> None:
+async def wait_until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(PATIENCE):
-        while not true():
-            await asyncio.sleep(0.001)  # between two looks
+        while not condition():
+            await asyncio.sleep(0.001)  # between two polls
 
 
 @pytest.mark.parametrize("wait_ms", [0, 50])
-def test_what_gathers_goes_together_up_to_the_size_of_a_batch(wait_ms: float) -> None:
-    worker = Worker()
-    asked = [["a"], ["b", "c"], ["d"] * 7, ["e", "f"], ["g"] * 12, ["h"]]
-    with batching(worker, wait_ms=wait_ms) as batcher:
-        replies = asyncio.run(gathered(batcher, worker, asked))
-    assert replies == asked
+def test_queued_requests_form_batches_up_to_the_batch_limit(wait_ms: float) -> None:
+    worker = EchoWorker()
+    questions = [["a"], ["b", "c"], ["d"] * 7, ["e", "f"], ["g"] * 12, ["h"]]
+    with open_batcher(worker, max_wait_ms=wait_ms) as batcher:
+        replies = asyncio.run(submit_while_busy(batcher, worker, questions))
+    assert replies == questions
     assert worker.batches == [["a"], ["b", "c", *["d"] * 7], ["e", "f"], ["g"] * 12, ["h"]]
 
 
-def test_nobody_fails_for_another() -> None:
-    worker = Worker()
-    with batching(worker) as batcher:
-        replies = asyncio.run(gathered(batcher, worker, [["a"], ["b"], ["unheard of"], ["never"], ["c"]]))
-    assert [replies[place] for place in (0, 1, 4)] == [["a"], ["b"], ["c"]]
+def test_failed_request_fails_no_other_request() -> None:
+    worker = EchoWorker()
+    with open_batcher(worker) as batcher:
+        replies = asyncio.run(submit_while_busy(batcher, worker, [["a"], ["b"], ["unheard of"], ["never"], ["c"]]))
+    assert [replies[position] for position in (0, 1, 4)] == [["a"], ["b"], ["c"]]
     assert isinstance(replies[2], ValueError)
     assert isinstance(replies[3], UsageError)
 
 
-def test_a_full_queue_refuses_and_an_empty_one_takes_anything() -> None:
-    worker = Worker()
+def test_full_queue_refuses_and_empty_queue_accepts_any_size() -> None:
+    worker = EchoWorker()
 
-    async def asked(batcher: Batcher[Any]) -> None:
+    async def submit_to_full_queue(batcher: Batcher[Any]) -> None:
         first = asyncio.create_task(batcher.submit(["a"], 1, None, PATIENCE))
         await asyncio.to_thread(worker.at_work.wait, PATIENCE)
         large = asyncio.create_task(batcher.submit(["b"] * 9, 1, None, PATIENCE))
-        await held(lambda: batcher.queued_questions == 9)
+        await wait_until(lambda: batcher.queued_questions == 9)
         with pytest.raises(QueueFullError, match="9 questions are waiting"):
             await batcher.submit(["c"], 1, None, PATIENCE)
         worker.go.set()
         assert await asyncio.gather(first, large) == [["a"], ["b"] * 9]
 
-    with batching(worker, waiting=5) as batcher:
-        asyncio.run(asked(batcher))
+    with open_batcher(worker, queue_limit=5) as batcher:
+        asyncio.run(submit_to_full_queue(batcher))
 
 
 def test_clients_take_turns() -> None:
-    """One asks much and first; another asks little and later, and is answered in the next batch."""
-    worker = Worker()
+    """A client that asks little is answered in the next batch, although another client asked much before."""
+    worker = EchoWorker()
 
-    async def asked(batcher: Batcher[Any]) -> None:
+    async def submit_in_turns(batcher: Batcher[Any]) -> None:
         def ask(question: str, client: str) -> "asyncio.Task[Any]":
             return asyncio.create_task(batcher.submit([question] * 4, 1, None, PATIENCE, client=client))
 
         tasks = [ask("first", "greedy")]
         await asyncio.to_thread(worker.at_work.wait, PATIENCE)
         tasks += [ask(f"g{number}", "greedy") for number in range(4)]
-        await held(lambda: batcher.queued_questions == 16)
+        await wait_until(lambda: batcher.queued_questions == 16)
         tasks += [ask(f"m{number}", "modest") for number in range(2)]
-        await held(lambda: batcher.queued_questions == 24)
+        await wait_until(lambda: batcher.queued_questions == 24)
         worker.go.set()
         await asyncio.gather(*tasks)
 
-    with batching(worker, batch=8) as batcher:
-        asyncio.run(asked(batcher))
-    taken = [batch[::4] for batch in worker.batches]
-    assert taken == [["first"], ["g0", "m0"], ["g1", "m1"], ["g2", "g3"]]
+    with open_batcher(worker, batch_limit=8) as batcher:
+        asyncio.run(submit_in_turns(batcher))
+    batch_starts = [batch[::4] for batch in worker.batches]
+    assert batch_starts == [["first"], ["g0", "m0"], ["g1", "m1"], ["g2", "g3"]]
 
 
-def test_a_full_queue_takes_one_who_has_less_there_and_refuses_the_newest_of_who_has_most() -> None:
-    worker = Worker()
+def test_full_queue_accepts_a_modest_client_and_refuses_the_newest_request_of_the_greediest() -> None:
+    worker = EchoWorker()
 
-    async def asked(batcher: Batcher[Any]) -> list[Any]:
+    async def submit_to_full_queue(batcher: Batcher[Any]) -> list[Any]:
         first = asyncio.create_task(batcher.submit(["first"], 1, None, PATIENCE))
         await asyncio.to_thread(worker.at_work.wait, PATIENCE)
         greedy = []
         for number in range(3):
             greedy.append(asyncio.create_task(batcher.submit([f"g{number}"] * 3, 1, None, PATIENCE, client="greedy")))
-            await held(lambda: batcher.queued_questions == 3 * len(greedy))
+            await wait_until(lambda: batcher.queued_questions == 3 * len(greedy))
         modest = [asyncio.create_task(batcher.submit(["m"] * 4, 1, None, PATIENCE, client="modest"))]
         await asyncio.wait(greedy[1:], return_when=asyncio.FIRST_COMPLETED)
         with pytest.raises(QueueFullError):
@@ -133,178 +133,171 @@ def test_a_full_queue_takes_one_who_has_less_there_and_refuses_the_newest_of_who
         worker.go.set()
         return await asyncio.gather(first, *greedy, *modest, return_exceptions=True)
 
-    with batching(worker, waiting=10) as batcher:
-        replies = asyncio.run(asked(batcher))
+    with open_batcher(worker, queue_limit=10) as batcher:
+        replies = asyncio.run(submit_to_full_queue(batcher))
     assert replies[:3] == [["first"], ["g0"] * 3, ["g1"] * 3]
     assert isinstance(replies[3], QueueFullError)
     assert replies[4] == ["m"] * 4
 
 
-def test_who_gives_up_or_leaves_frees_the_place() -> None:
-    worker = Worker()
+def test_cancelled_and_late_requests_leave_the_queue() -> None:
+    worker = EchoWorker()
 
-    async def asked(batcher: Batcher[Any]) -> None:
+    async def submit_and_leave(batcher: Batcher[Any]) -> None:
         first = asyncio.create_task(batcher.submit(["a"], 1, None, PATIENCE))
         await asyncio.to_thread(worker.at_work.wait, PATIENCE)
         with pytest.raises(DeadlineError, match=r"within 0\.01 s"):
             await batcher.submit(["late"], 1, None, 0.01)
-        left = asyncio.create_task(batcher.submit(["left"], 1, None, PATIENCE))
-        await held(lambda: batcher.queued_questions == 1)
-        left.cancel()
-        await asyncio.wait([left])
+        cancelled = asyncio.create_task(batcher.submit(["left"], 1, None, PATIENCE))
+        await wait_until(lambda: batcher.queued_questions == 1)
+        cancelled.cancel()
+        await asyncio.wait([cancelled])
         assert batcher.queued_questions == 0
         worker.go.set()
         assert await first == ["a"]
 
-    with batching(worker) as batcher:
-        asyncio.run(asked(batcher))
+    with open_batcher(worker) as batcher:
+        asyncio.run(submit_and_leave(batcher))
     assert worker.batches == [["a"]]
 
 
-def test_a_thread_whose_only_ask_leaves_while_it_waits_for_more_goes_on() -> None:
-    worker = Worker()
+def test_thread_continues_if_its_only_request_is_cancelled() -> None:
+    worker = EchoWorker()
 
-    async def asked(batcher: Batcher[Any]) -> list[Any]:
-        await gathered(batcher, worker, [["a"], ["b"], ["c"], ["d"]])  # so that it waits for three at once
-        left = asyncio.create_task(batcher.submit(["left"], 1, None, PATIENCE))
-        await held(lambda: batcher.queued_questions == 1)
-        left.cancel()
-        await asyncio.wait([left])
-        await asyncio.sleep(0.1)  # longer than it waits
+    async def submit_and_leave(batcher: Batcher[Any]) -> list[Any]:
+        # After a batch of three, the thread waits for three requests.
+        await submit_while_busy(batcher, worker, [["a"], ["b"], ["c"], ["d"]])
+        cancelled = asyncio.create_task(batcher.submit(["left"], 1, None, PATIENCE))
+        await wait_until(lambda: batcher.queued_questions == 1)
+        cancelled.cancel()
+        await asyncio.wait([cancelled])
+        await asyncio.sleep(0.1)  # longer than `max_wait_ms`
         return await batcher.submit(["e"], 1, None, PATIENCE)
 
-    with batching(worker, wait_ms=50) as batcher:
-        assert asyncio.run(asked(batcher)) == ["e"]
+    with open_batcher(worker, max_wait_ms=50) as batcher:
+        assert asyncio.run(submit_and_leave(batcher)) == ["e"]
     assert worker.batches == [["a"], ["b", "c", "d"], ["e"]]
 
 
-def test_what_was_taken_is_answered_before_the_end() -> None:
-    worker = Worker()
+def test_accepted_requests_are_answered_before_the_end() -> None:
+    worker = EchoWorker()
 
-    async def asked(batcher: Batcher[Any]) -> None:
+    async def submit_and_close(batcher: Batcher[Any]) -> None:
         tasks = [asyncio.create_task(batcher.submit([letter], 1, None, PATIENCE)) for letter in "abc"]
         await asyncio.to_thread(worker.at_work.wait, PATIENCE)
         closing = asyncio.create_task(asyncio.to_thread(batcher.close))
-        await held(lambda: batcher._is_closing)
+        await wait_until(lambda: batcher._is_closing)
         try:
             with pytest.raises(ShuttingDownError, match="shutting down"):
                 await batcher.submit(["d"], 1, None, PATIENCE)
         finally:
-            worker.go.set()  # else a failure would wait for ever
+            worker.go.set()  # Otherwise a failure would wait for ever.
         assert await asyncio.gather(*tasks) == [["a"], ["b"], ["c"]]
         await closing
 
-    with batching(worker) as batcher:
-        asyncio.run(asked(batcher))
+    with open_batcher(worker) as batcher:
+        asyncio.run(submit_and_close(batcher))
 
 
 def test_several_workers_answer_everything_once() -> None:
-    worker = Worker()
+    worker = EchoWorker()
 
-    async def asked(batcher: Batcher[Any]) -> None:
+    async def submit_all(batcher: Batcher[Any]) -> None:
         tasks = [asyncio.create_task(batcher.submit([letter], 1, None, PATIENCE)) for letter in "ab"]
-        await held(lambda: len(worker.batches) == 2)
+        await wait_until(lambda: len(worker.batches) == 2)
         tasks += [asyncio.create_task(batcher.submit([letter], 1, None, PATIENCE)) for letter in "cdefghij"]
-        await held(lambda: batcher.queued_questions == 8)
+        await wait_until(lambda: batcher.queued_questions == 8)
         worker.go.set()
         assert await asyncio.gather(*tasks) == [[letter] for letter in "abcdefghij"]
 
-    batcher: Batcher[Any] = Batcher("test", worker, queue_limit=100, batch_limit=10, workers=2)
-    try:
-        asyncio.run(asked(batcher))
-    finally:
-        worker.go.set()
-        batcher.close()
+    with open_batcher(worker, workers=2) as batcher:
+        asyncio.run(submit_all(batcher))
     assert sorted(question for batch in worker.batches for question in batch) == list("abcdefghij")
 
 
-def test_a_request_that_is_alone_is_worked_on_by_the_first_thread_which_alone_is_woken() -> None:
-    worker, threads, lone = Worker(), set(), []
+def test_lone_request_wakes_only_the_first_thread() -> None:
+    worker, threads, lone_thread_ids = EchoWorker(), set(), []
 
-    def work(asks: Sequence[QueuedRequest[Any]]) -> list[Any]:
+    def work(requests: Sequence[QueuedRequest[Any]]) -> list[Any]:
         threads.add(threading.get_ident())
-        return worker(asks)
+        return worker(requests)
 
     @contextmanager
-    def alone() -> Iterator[None]:
-        lone.append(threading.get_ident())
+    def record_thread() -> Iterator[None]:
+        lone_thread_ids.append(threading.get_ident())
         yield
 
-    async def asked(batcher: Batcher[Any]) -> None:
+    async def submit_all(batcher: Batcher[Any]) -> None:
         worker.go.set()
-        await held(lambda: len(batcher._sleepers) == 3)
+        await wait_until(lambda: len(batcher._sleepers) == 3)
         for letter in "abc":
             await batcher.submit([letter], 1, None, PATIENCE)
-            await held(lambda: len(batcher._sleepers) == 3)
-        assert lone == [*threads] * 3
+            await wait_until(lambda: len(batcher._sleepers) == 3)
+        assert lone_thread_ids == [*threads] * 3
         worker.go.clear()
         tasks = [asyncio.create_task(batcher.submit([letter], 1, None, PATIENCE)) for letter in "de"]
-        await held(lambda: len(worker.batches) == 5)
+        await wait_until(lambda: len(worker.batches) == 5)
         worker.go.set()
         await asyncio.gather(*tasks)
         assert len(threads) == 2
-        assert len(set(lone)) == 1
+        assert len(set(lone_thread_ids)) == 1
 
     batcher: Batcher[Any] = Batcher(
-        "test", work, queue_limit=100, batch_limit=10, workers=3, lone_request_context=alone
+        "test", work, queue_limit=100, batch_limit=10, workers=3, lone_request_context=record_thread
     )
     try:
-        asyncio.run(asked(batcher))
+        asyncio.run(submit_all(batcher))
     finally:
         worker.go.set()
         batcher.close()
 
 
-def test_requests_that_go_together_are_not_alone() -> None:
-    worker, lone = Worker(), []
+def test_requests_in_one_batch_are_not_lone_requests() -> None:
+    worker, lone_batch_counts = EchoWorker(), []
 
     @contextmanager
-    def alone() -> Iterator[None]:
-        lone.append(len(worker.batches))
+    def record_batches() -> Iterator[None]:
+        lone_batch_counts.append(len(worker.batches))
         yield
 
-    batcher: Batcher[Any] = Batcher("test", worker, queue_limit=100, batch_limit=10, lone_request_context=alone)
-    try:
-        asyncio.run(gathered(batcher, worker, [["a"], ["b"], ["c"]]))
-    finally:
-        worker.go.set()
-        batcher.close()
+    with open_batcher(worker, lone_request_context=record_batches) as batcher:
+        asyncio.run(submit_while_busy(batcher, worker, [["a"], ["b"], ["c"]]))
     assert worker.batches == [["a"], ["b", "c"]]
-    assert lone == [0]
+    assert lone_batch_counts == [0]
 
 
-class Counted(threading.Condition):
+class CountingCondition(threading.Condition):
     """Counts how often a thread is woken."""
 
     woken = 0
 
     def notify(self, n: int = 1) -> None:
-        Counted.woken += bool(self._waiters) and n > 0  # type: ignore[attr-defined]
+        CountingCondition.woken += bool(self._waiters) and n > 0  # type: ignore[attr-defined]
         super().notify(n)
 
 
-def wanted(batcher: Batcher[Any]) -> list[int]:
-    """Return how many requests each sleeping thread is to be woken for."""
+def list_min_requests(batcher: Batcher[Any]) -> list[int]:
+    """Return the number of requests that wakes each sleeping thread."""
     return [sleeper.min_requests for sleeper in [*batcher._sleepers.values()]]
 
 
-def test_a_thread_sleeps_until_its_batch_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(threading, "Condition", Counted)
-    worker = Worker()
-    with batching(worker, wait_ms=1e3 * PATIENCE) as batcher:
+def test_thread_sleeps_until_its_batch_is_complete(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threading, "Condition", CountingCondition)
+    worker = EchoWorker()
+    with open_batcher(worker, max_wait_ms=1e3 * PATIENCE) as batcher:
 
-        async def again() -> tuple[int, int]:
-            await gathered(batcher, worker, [["a"], ["b"], ["c"], ["d"], ["e"]])
-            await held(lambda: wanted(batcher) == [1])
+        async def submit_again() -> tuple[int, int]:
+            await submit_while_busy(batcher, worker, [["a"], ["b"], ["c"], ["d"], ["e"]])
+            await wait_until(lambda: list_min_requests(batcher) == [1])
             tasks = [asyncio.create_task(batcher.submit(["f"], 1, None, PATIENCE))]
-            await held(lambda: wanted(batcher) == [4])  # as many as were answered together
-            before = Counted.woken
-            tasks += [asyncio.create_task(batcher.submit([one], 1, None, PATIENCE)) for one in "gh"]
-            await held(lambda: batcher.queued_questions == 3)
-            meanwhile = Counted.woken
+            await wait_until(lambda: list_min_requests(batcher) == [4])  # the size of the last batch
+            wakes_before = CountingCondition.woken
+            tasks += [asyncio.create_task(batcher.submit([letter], 1, None, PATIENCE)) for letter in "gh"]
+            await wait_until(lambda: batcher.queued_questions == 3)
+            wakes_after = CountingCondition.woken
             await asyncio.gather(*tasks, batcher.submit(["i"], 1, None, PATIENCE))
-            return before, meanwhile
+            return wakes_before, wakes_after
 
-        before, meanwhile = asyncio.run(again())
-    assert meanwhile == before
+        wakes_before, wakes_after = asyncio.run(submit_again())
+    assert wakes_after == wakes_before
     assert worker.batches == [["a"], ["b", "c", "d", "e"], ["f", "g", "h", "i"]]

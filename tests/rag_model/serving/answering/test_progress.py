@@ -1,47 +1,48 @@
-"""What grows in a thread is taken in a loop: in order, joined where nobody took it, void where it begins again."""
+"""An answer that grows in a thread is read in an event loop: in order, with unread pieces joined."""
 
 import asyncio
 import threading
 
 from rag_model.serving.answering.batcher import AnswerDelta, AnswerProgress, RetrievedPassages
 
-FOUND = RetrievedPassages("snapshot", "model", [[]])
+PASSAGES = RetrievedPassages("snapshot", "model", [[]])
 
 
-def in_a_thread(growing: AnswerProgress, *given: RetrievedPassages | AnswerDelta) -> None:
-    def put() -> None:
-        for one in given:
-            growing.set_passages(one) if isinstance(one, RetrievedPassages) else growing.append_delta(one)
+def update_in_thread(progress: AnswerProgress, *updates: RetrievedPassages | AnswerDelta) -> None:
+    def apply_updates() -> None:
+        for update in updates:
+            progress.set_passages(update) if isinstance(update, RetrievedPassages) else progress.append_delta(update)
 
-    thread = threading.Thread(target=put)
+    thread = threading.Thread(target=apply_updates)
     thread.start()
     thread.join()
 
 
-def test_pieces_that_wait_are_joined_and_come_in_order() -> None:
-    async def taken() -> list[object]:
-        growing = AnswerProgress()
-        in_a_thread(growing, FOUND, AnswerDelta(0, "a"), AnswerDelta(1, "x"), AnswerDelta(0, "b"))
-        first = await growing.wait_for_updates()
-        in_a_thread(growing, AnswerDelta(0, "c"))
-        second = await growing.wait_for_updates()
-        growing.finish()
-        return [first, second, await growing.wait_for_updates(), await growing.wait_for_updates()]
+def test_waiting_pieces_are_joined_in_order() -> None:
+    async def collect_updates() -> list[object]:
+        progress = AnswerProgress()
+        update_in_thread(progress, PASSAGES, AnswerDelta(0, "a"), AnswerDelta(1, "x"), AnswerDelta(0, "b"))
+        first = await progress.wait_for_updates()
+        update_in_thread(progress, AnswerDelta(0, "c"))
+        second = await progress.wait_for_updates()
+        progress.finish()
+        return [first, second, await progress.wait_for_updates(), await progress.wait_for_updates()]
 
-    assert asyncio.run(taken()) == [[FOUND, AnswerDelta(0, "ab"), AnswerDelta(1, "x")], [AnswerDelta(0, "c")], [], []]
-
-
-def test_what_begins_again_makes_what_was_there_void() -> None:
-    async def taken() -> object:
-        growing = AnswerProgress()
-        in_a_thread(growing, FOUND, AnswerDelta(0, "half"), FOUND, AnswerDelta(0, "whole"))
-        return await growing.wait_for_updates()
-
-    assert asyncio.run(taken()) == [FOUND, AnswerDelta(0, "whole")]
+    first = [PASSAGES, AnswerDelta(0, "ab"), AnswerDelta(1, "x")]
+    assert asyncio.run(collect_updates()) == [first, [AnswerDelta(0, "c")], [], []]
 
 
-def test_a_loop_that_has_ended_is_told_nothing() -> None:
-    async def made() -> AnswerProgress:
+def test_restarted_answer_replaces_the_earlier_updates() -> None:
+    async def collect_updates() -> object:
+        progress = AnswerProgress()
+        update_in_thread(progress, PASSAGES, AnswerDelta(0, "half"), PASSAGES, AnswerDelta(0, "whole"))
+        return await progress.wait_for_updates()
+
+    assert asyncio.run(collect_updates()) == [PASSAGES, AnswerDelta(0, "whole")]
+
+
+def test_updates_after_the_end_of_the_event_loop_are_ignored() -> None:
+    async def create_progress() -> AnswerProgress:
         return AnswerProgress()
 
-    in_a_thread(asyncio.run(made()), FOUND)
+    update_in_thread(asyncio.run(create_progress()), PASSAGES)

@@ -1,4 +1,4 @@
-"""A new version's indexes are searched in a child process before `current` names it, and what died is remembered."""
+"""Indexes are searched in a child process before `current` points to their version; failures are recorded."""
 
 import json
 import shutil
@@ -17,11 +17,11 @@ from rag_model.store.pulling.pull import pull
 from rag_model.store.versions.manifest import Manifest
 from tests.fixtures.serving import QUICK, Library, serving
 
-TRIED = replace(QUICK, run_trials=True)
+WITH_TRIALS = replace(QUICK, run_trials=True)
 
 
-def with_index(library: Library, path: Path, **changed: Any) -> str:
-    """Publish the blue snapshot with another file, or another entry, of its graph."""
+def publish_with_index(library: Library, path: Path, **changed: Any) -> str:
+    """Publish the blue snapshot with another file, and other fields, of its graph."""
     store = library.store
     content = store.snapshots.get(library.blue).content
     entry = {**content.indexes["hnsw"], **changed}
@@ -37,24 +37,24 @@ def graph(library: Library) -> Path:
     )
 
 
-def moved(library: Library, snapshot: str) -> None:
-    now = library.store.refs.find_current("latest")
-    library.store.refs.move("latest", snapshot, now.number if now else 0)
+def move_ref(library: Library, snapshot: str) -> None:
+    current = library.store.refs.find_current("latest")
+    library.store.refs.move("latest", snapshot, current.number if current else 0)
 
 
-def test_a_sound_version_is_tried_and_served(library: Library, dest: Path, passed: Path) -> None:
-    shutil.copytree(passed, dest / ".trials")
-    with serving(library.url, dest, TRIED) as found:
+def test_sound_version_passes_its_trial_and_is_served(library: Library, dest: Path, trial_record: Path) -> None:
+    shutil.copytree(trial_record, dest / ".trials")
+    with serving(library.url, dest, WITH_TRIALS) as service:
         library.move(library.blue)
-        found.until_served(library.blue)
-    assert len(list((dest / ".trials").iterdir())) == 1  # of the encoder, which both versions have
+        service.until_served(library.blue)
+    assert len(list((dest / ".trials").iterdir())) == 1  # the record of the encoder that both versions have
 
 
-def test_an_index_with_lists_in_another_file_never_becomes_current(
-    library: Library, dest: Path, graph: Path, tmp_path: Path, passed: Path
+def test_index_with_lists_in_another_file_never_becomes_current(
+    library: Library, dest: Path, graph: Path, tmp_path: Path, trial_record: Path
 ) -> None:
-    """Its target is cut short: a process that maps it dies of SIGBUS, and again at every restart."""
-    shutil.copytree(passed, dest / ".trials")
+    """A process that mapped the truncated lists would die of SIGBUS, and again after every restart."""
+    shutil.copytree(trial_record, dest / ".trials")
     d = faiss.read_index(str(graph)).d
     index = faiss.IndexIVFFlat(faiss.IndexFlatIP(d), d, 4, faiss.METRIC_INNER_PRODUCT)
     vectors = np.random.default_rng(0).standard_normal((200, d)).astype(np.float32)
@@ -64,21 +64,21 @@ def test_an_index_with_lists_in_another_file_never_becomes_current(
     index.add(vectors[:40])
     faiss.write_index(index, str(tmp_path / "hostile.faiss"))
     (tmp_path / "elsewhere").write_bytes(b"")
-    hostile = with_index(library, tmp_path / "hostile.faiss")
-    with serving(library.url, dest, TRIED) as found:
-        moved(library, hostile)
-        refused = found.until_refused("holds faiss's lists 'ilod', which bookwheel cannot search")
-        assert refused["final"]
-        assert found.snapshot()["snapshot"] == library.red
+    hostile = publish_with_index(library, tmp_path / "hostile.faiss")
+    with serving(library.url, dest, WITH_TRIALS) as service:
+        move_ref(library, hostile)
+        refusal = service.until_refused("holds faiss's lists 'ilod', which bookwheel cannot search")
+        assert refusal["final"]
+        assert service.snapshot()["snapshot"] == library.red
         assert (dest / CURRENT).resolve().name == library.red
 
 
-def test_a_record_of_a_death_is_final_until_it_is_deleted(
+def test_record_of_a_failed_trial_is_final_until_it_is_deleted(
     library: Library, dest: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     report = pull(library.store, library.red, dest)
     content = library.store.snapshots.get(library.red).content
-    monkeypatch.setattr("rag_model.serving.following.trials._INDEX_SECONDS", 0.001)  # too little for any process
+    monkeypatch.setattr("rag_model.serving.following.trials._INDEX_SECONDS", 0.001)  # too short for any process
     with pytest.raises(RefusedError, match=r"hnsw\.faiss did not end within 0 s"):
         try_indexes(report.path, content, ["hnsw"])
     monkeypatch.undo()
@@ -86,5 +86,5 @@ def test_a_record_of_a_death_is_final_until_it_is_deleted(
     assert json.loads(record.read_bytes()) == {"died": "did not end within 0 s"}
     with pytest.raises(RefusedError, match=f"or delete {record} to try again"):
         try_indexes(report.path, content, ["hnsw"])
-    record.write_bytes(b"[]")  # a damaged record is none
+    record.write_bytes(b"[]")  # A damaged record is ignored.
     try_indexes(report.path, content, ["hnsw"])

@@ -1,4 +1,4 @@
-"""Question encoders and RAG models are used in a child process before the service loads them, once a model."""
+"""Question encoders and RAG models are tried once in a child process before the service loads them."""
 
 import json
 import shutil
@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from rag_model.errors import RefusedError
+from rag_model.serving.following import trials
 from rag_model.serving.following.trials import try_encoders, try_model
 from rag_model.store.pulling.folder import CURRENT
 from rag_model.store.pulling.pull import pull
@@ -20,8 +21,8 @@ TRIAL = "rag_model.serving.following.trials"
 CONFIG = "encoder/question/config.json"
 
 
-def with_config(library: Library, folder: Path, **changed: Any) -> str:
-    """Publish the blue snapshot with other values in the config of its question encoder; return its id."""
+def publish_with_config(library: Library, folder: Path, **changed: Any) -> str:
+    """Publish the blue snapshot with other values in the config of its question encoder, and return its id."""
     store = library.store
     content = store.snapshots.get(library.blue).content
     path = folder / "config.json"
@@ -33,27 +34,27 @@ def with_config(library: Library, folder: Path, **changed: Any) -> str:
 
 
 @pytest.mark.slow
-def test_an_encoder_that_cannot_encode_never_becomes_current(
-    library: Library, dest: Path, passed: Path, tmp_path: Path
+def test_encoder_that_cannot_encode_never_becomes_current(
+    library: Library, dest: Path, trial_record: Path, tmp_path: Path
 ) -> None:
-    """It loads, and fails at the first question: only using it shows that."""
-    shutil.copytree(passed, dest / ".trials")
-    hostile = with_config(library, tmp_path, chunk_size_feed_forward=3)
-    with serving(library.url, dest, replace(QUICK, run_trials=True)) as found:
+    """The encoder can be loaded, and fails at the first question."""
+    shutil.copytree(trial_record, dest / ".trials")
+    hostile = publish_with_config(library, tmp_path, chunk_size_feed_forward=3)
+    with serving(library.url, dest, replace(QUICK, run_trials=True)) as service:
         library.move(hostile)
-        found.until_refused("/encoder/question cannot read a question (The dimension to be chunked")
-        assert found.snapshot()["snapshot"] == library.red
+        service.until_refused("/encoder/question cannot read a question (The dimension to be chunked")
+        assert service.snapshot()["snapshot"] == library.red
         assert (dest / CURRENT).resolve().name == library.red
 
 
-def test_a_model_that_passed_is_not_tried_again_and_one_that_died_neither(
-    library: Library, dest: Path, passed: Path, monkeypatch: pytest.MonkeyPatch
+def test_model_is_tried_only_once(
+    library: Library, dest: Path, trial_record: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     content = library.store.snapshots.get(library.red).content
     folder = pull(library.store, library.red, dest).path
-    monkeypatch.setattr(f"{TRIAL}._MODEL_SECONDS", 0.001)  # too little for any process
+    monkeypatch.setattr(f"{TRIAL}._MODEL_SECONDS", 0.001)  # too short for any process
     monkeypatch.setattr(f"{TRIAL}._MODEL_BYTES_PER_SECOND", 1e12)
-    try_encoders(folder, content, [])  # words need no encoder
+    try_encoders(folder, content, [])  # An inverted index needs no encoder.
     with pytest.raises(RefusedError, match=r"loaded the encoder .*/encoder/question and ran it did not end within"):
         try_encoders(folder, content, ["hnsw"])
     monkeypatch.undo()
@@ -61,18 +62,21 @@ def test_a_model_that_passed_is_not_tried_again_and_one_that_died_neither(
     with pytest.raises(RefusedError, match=f"or delete {record} to try again"):
         try_encoders(folder, content, ["hnsw"])
     record.unlink()
-    shutil.copytree(passed, dest / ".trials", dirs_exist_ok=True)
+    shutil.copytree(trial_record, dest / ".trials", dirs_exist_ok=True)
     monkeypatch.setattr(f"{TRIAL}._MODEL_SECONDS", 0.001)
     try_encoders(folder, content, ["hnsw"])
 
 
-def test_a_rag_model_answers_in_a_child_first(model: Path, dest: Path) -> None:
+def test_rag_model_answers_in_a_child_process(model: Path, dest: Path) -> None:
     try_model(dest, model, "marginal")
     (record,) = (dest / ".trials").iterdir()
     assert json.loads(record.read_bytes()) == {"died": ""}
 
 
-def test_a_generator_alone_answers_in_a_child_first(dest: Path, tmp_path: Path) -> None:
+def test_plain_generator_is_tried(dest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The trial runs in this process, because starting a child takes seconds."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setattr(trials, "run_in_child", lambda module, value, **limits: trials._run_in_this_child(value))
     try_model(dest, save_llama(tmp_path / "generator", chat=True), "concat")
     (record,) = (dest / ".trials").iterdir()
     assert json.loads(record.read_bytes()) == {"died": ""}

@@ -1,4 +1,4 @@
-"""Following a ref: the next snapshot while the one before serves, and what is wrong with a new one stays outside."""
+"""Following a ref: the next snapshot is opened while the old one serves, and a bad snapshot is refused."""
 
 import os
 import secrets
@@ -27,24 +27,24 @@ from tests.fixtures.tiny import save_bert
 from tests.fixtures.tiny_rag import save_tiny_rag
 
 
-class Log(Observer):
-    """Remembers what was told."""
+class EventLog(Observer):
+    """Records the events that the service reports."""
 
     def __init__(self) -> None:
-        self.told: list[str] = []
+        self.events: list[str] = []
         self.refusals: list[Refusal] = []
         self.problems: list[str] = []
-        self.priorities: list[int] = []  # of the follower before each swap
+        self.priorities: list[int] = []  # the priority of the follower's thread at each swap
 
     def on_swap(self, edition: object, seconds: float) -> None:
         self.priorities.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
-        self.told.append(f"serves {edition.id}")  # type: ignore[attr-defined]
+        self.events.append(f"serves {edition.id}")  # type: ignore[attr-defined]
 
     def on_ref_moved(self, edition: object, named: object) -> None:
-        self.told.append(f"renamed {named.number}")  # type: ignore[attr-defined]
+        self.events.append(f"renamed {named.number}")  # type: ignore[attr-defined]
 
     def on_freed(self, snapshot: str) -> None:
-        self.told.append(f"freed {snapshot}")
+        self.events.append(f"freed {snapshot}")
 
     def on_refused(self, refusal: Refusal) -> None:
         self.refusals.append(refusal)
@@ -53,73 +53,75 @@ class Log(Observer):
         self.problems.append(problem)
 
 
-def colours(found: Serving) -> set[str]:
-    return {hit["title"].split()[0] for hit in found.search("king", "river")["results"][0]["hits"]}
+def collect_colours(service: Serving) -> set[str]:
+    return {hit["title"].split()[0] for hit in service.search("king", "river")["results"][0]["hits"]}
 
 
-def test_it_changes_to_what_the_ref_names(library: Library, dest: Path) -> None:
-    log = Log()
-    with serving(library.url, dest, observer=log) as found:
-        assert colours(found) == {"red"}
-        number = found.snapshot()["number"]
+def test_service_swaps_to_the_snapshot_of_the_ref(library: Library, dest: Path) -> None:
+    log = EventLog()
+    with serving(library.url, dest, observer=log) as service:
+        assert collect_colours(service) == {"red"}
+        number = service.snapshot()["number"]
         library.move(library.blue)
-        found.until_served(library.blue)
-        assert (found.snapshot()["number"], colours(found)) == (number + 1, {"blue"})
-        until(lambda: f"freed {library.red}" in log.told)
-        assert found.service.slot.loaded_count == 1
+        service.until_served(library.blue)
+        assert (service.snapshot()["number"], collect_colours(service)) == (number + 1, {"blue"})
+        until(lambda: f"freed {library.red}" in log.events)
+        assert service.service.slot.loaded_count == 1
     red, blue = library.red, library.blue
-    assert log.told == [f"serves {red}", f"serves {blue}", f"freed {red}", f"freed {blue}"]
+    assert log.events == [f"serves {red}", f"serves {blue}", f"freed {red}", f"freed {blue}"]
     assert set(log.problems) == {""}
     usual_priority = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
-    assert log.priorities == [usual_priority, max(usual_priority, 10)], "the first version is opened at once"
+    # The first version is opened with normal priority.
+    assert log.priorities == [usual_priority, max(usual_priority, 10)]
 
 
-def test_a_ref_that_names_the_same_again_changes_its_number_alone(library: Library, dest: Path) -> None:
-    log = Log()
-    with serving(library.url, dest, with_limits(poll_seconds=0.2), log) as found:
+def test_move_to_the_same_snapshot_changes_only_the_number(library: Library, dest: Path) -> None:
+    log = EventLog()
+    with serving(library.url, dest, with_limits(poll_seconds=0.2), log) as service:
         refs = library.store.refs
-        now = refs.find_current("latest")
-        assert now is not None
-        refs.move("latest", library.red, now.number)
-        until(lambda: found.snapshot()["number"] == now.number + 1)
-        until(lambda: log.told == [f"serves {library.red}", f"renamed {now.number + 1}"])  # told after it is shown
+        current = refs.find_current("latest")
+        assert current is not None
+        refs.move("latest", library.red, current.number)
+        until(lambda: service.snapshot()["number"] == current.number + 1)
+        # The event is reported after the new number is visible.
+        until(lambda: log.events == [f"serves {library.red}", f"renamed {current.number + 1}"])
 
 
 @pytest.mark.parametrize("pinned", ["latest@1", "{red}", "{red:.12}"])
-def test_what_never_moves_can_be_served(library: Library, dest: Path, pinned: str) -> None:
-    with serving(library.url, dest, ref=pinned.format(red=library.red)) as found:
+def test_fixed_snapshot_can_be_served(library: Library, dest: Path, pinned: str) -> None:
+    with serving(library.url, dest, ref=pinned.format(red=library.red)) as service:
         library.move(library.blue)
-        assert (found.snapshot()["snapshot"], found.snapshot()["number"]) == (library.red, None)
+        assert (service.snapshot()["snapshot"], service.snapshot()["number"]) == (library.red, None)
 
 
-def poison_with_garbage(library: Library) -> None:
+def write_invalid_move(library: Library) -> None:
     numbers = library.store.refs.list_numbers("latest")
     Path(library.url, "refs", "latest", f"{numbers[-1] + 1:08d}.json").write_bytes(b'{"format": 1, "number": ')
 
 
-def poison_with_another_number(library: Library) -> None:
+def write_move_with_wrong_number(library: Library) -> None:
     folder = Path(library.url, "refs", "latest")
     numbers = library.store.refs.list_numbers("latest")
     shutil.copy(folder / f"{numbers[-1]:08d}.json", folder / f"{numbers[-1] + 1:08d}.json")
 
 
-def name_what_is_missing(library: Library) -> None:
-    now = library.store.refs.find_current("latest")
-    assert now is not None
-    library.store.refs.move("latest", "0" * 64, now.number)
+def move_to_missing_snapshot(library: Library) -> None:
+    current = library.store.refs.find_current("latest")
+    assert current is not None
+    library.store.refs.move("latest", "0" * 64, current.number)
 
 
-def name_a_hostile_manifest(library: Library) -> None:
+def move_to_hostile_manifest(library: Library) -> None:
     value = library.store.snapshots.get(library.blue).to_json()
     value["content"]["files"]["../../../escaped"] = next(iter(value["content"]["files"].values()))
     identity = secrets.token_hex(32)
     Path(library.url, "snapshots", f"{identity}.json").write_bytes(encode_json({**value, "id": identity}))
-    now = library.store.refs.find_current("latest")
-    assert now is not None
-    library.store.refs.move("latest", identity, now.number)
+    current = library.store.refs.find_current("latest")
+    assert current is not None
+    library.store.refs.move("latest", identity, current.number)
 
 
-def damage_a_blob(library: Library) -> None:
+def move_to_damaged_snapshot(library: Library) -> None:
     content = library.store.snapshots.get(library.blue).content
     blob = Path(library.url, content.files["index/hnsw.faiss"].path)
     blob.chmod(0o644)
@@ -129,96 +131,98 @@ def damage_a_blob(library: Library) -> None:
     library.move(library.blue)
 
 
-def name_one_without_the_index(library: Library) -> None:
+def move_to_snapshot_without_index(library: Library) -> None:
     content = library.store.snapshots.get(library.blue).content
     files = {name: ref for name, ref in content.files.items() if not name.startswith("index/")}
     identity = library.store.snapshots.publish(Manifest(replace(content, files=files, indexes={})))
     tag(library.store, identity, "latest")
 
 
-def name_one_whose_index_is_another(library: Library) -> None:
+def move_to_snapshot_with_wrong_index(library: Library) -> None:
     content = library.store.snapshots.get(library.blue).content
     files = {**content.files, "index/hnsw.faiss": content.files["passages/part-00000.parquet"]}
     tag(library.store, library.store.snapshots.publish(Manifest(replace(content, files=files))), "latest")
 
 
-POISONS: list[tuple[Callable[[Library], None], str, bool]] = [
-    (poison_with_garbage, "not JSON", False),
-    (poison_with_another_number, "is numbered as move", False),
-    (name_what_is_missing, "is missing", False),
-    (name_a_hostile_manifest, "cannot be used", False),
-    (damage_a_blob, "is damaged", False),
-    (name_one_without_the_index, "no index 'hnsw'", True),
-    (name_one_whose_index_is_another, "not a complete faiss index", True),
+BAD_MOVES: list[tuple[Callable[[Library], None], str, bool]] = [
+    (write_invalid_move, "not JSON", False),
+    (write_move_with_wrong_number, "is numbered as move", False),
+    (move_to_missing_snapshot, "is missing", False),
+    (move_to_hostile_manifest, "cannot be used", False),
+    (move_to_damaged_snapshot, "is damaged", False),
+    (move_to_snapshot_without_index, "no index 'hnsw'", True),
+    (move_to_snapshot_with_wrong_index, "not a complete faiss index", True),
 ]
 
 
-@pytest.mark.parametrize(("poison", "words", "final"), POISONS, ids=[poison.__name__ for poison, _, _ in POISONS])
-def test_a_poisoned_ref_is_refused_and_the_old_one_serves_on(
-    poison: Callable[[Library], None], words: str, final: bool, library: Library, dest: Path
+@pytest.mark.parametrize(
+    ("make_bad_move", "words", "final"), BAD_MOVES, ids=lambda value: getattr(value, "__name__", None)
+)
+def test_bad_move_is_refused_and_the_old_snapshot_stays_current(
+    make_bad_move: Callable[[Library], None], words: str, final: bool, library: Library, dest: Path
 ) -> None:
-    log = Log()
-    with serving(library.url, dest, with_limits(retrievers=("hnsw",)), log) as found:
-        poison(library)
-        told = found.until_refused(words)
-        assert (told["final"], "\n" in told["reason"]) == (final, False)
-        assert found.client.get("/readyz").status_code == 200
-        assert colours(found) == {"red"}
-        looks = len(log.problems)
-        until(lambda: len(log.problems) > looks + 3)
+    log = EventLog()
+    with serving(library.url, dest, with_limits(retrievers=("hnsw",)), log) as service:
+        make_bad_move(library)
+        refusal = service.until_refused(words)
+        assert (refusal["final"], "\n" in refusal["reason"]) == (final, False)
+        assert service.client.get("/readyz").status_code == 200
+        assert collect_colours(service) == {"red"}
+        poll_count = len(log.problems)
+        until(lambda: len(log.problems) > poll_count + 3)
         assert (len(log.refusals) == 1) == final
         assert not list(dest.parent.rglob("escaped"))
-        if poison is poison_with_garbage:
+        if make_bad_move is write_invalid_move:
             next(iter(sorted(Path(library.url, "refs", "latest").iterdir(), reverse=True))).unlink()
-            until(lambda: found.snapshot()["refused"] is None)
-    assert log.told == [f"serves {library.red}", f"freed {library.red}"]
+            until(lambda: service.snapshot()["refused"] is None)
+    assert log.events == [f"serves {library.red}", f"freed {library.red}"]
 
 
-def test_the_next_move_ends_a_refusal(library: Library, dest: Path) -> None:
-    with serving(library.url, dest, with_limits(retrievers=("hnsw",))) as found:
-        name_one_without_the_index(library)
-        found.until_refused("no index")
+def test_next_move_ends_a_refusal(library: Library, dest: Path) -> None:
+    with serving(library.url, dest, with_limits(retrievers=("hnsw",))) as service:
+        move_to_snapshot_without_index(library)
+        service.until_refused("no index")
         library.move(library.blue)
-        found.until_served(library.blue)
-        assert found.snapshot()["refused"] is None
+        service.until_served(library.blue)
+        assert service.snapshot()["refused"] is None
 
 
-def test_a_blob_that_is_restored_is_taken_without_another_move(library: Library, dest: Path) -> None:
+def test_restored_blob_is_served_without_another_move(library: Library, dest: Path) -> None:
     content = library.store.snapshots.get(library.blue).content
     blob = Path(library.url, content.files["index/hnsw.faiss"].path)
-    sound = blob.read_bytes()
-    with serving(library.url, dest) as found:
-        damage_a_blob(library)
-        found.until_refused("is damaged")
-        blob.write_bytes(sound)
-        found.until_served(library.blue)
+    undamaged = blob.read_bytes()
+    with serving(library.url, dest) as service:
+        move_to_damaged_snapshot(library)
+        service.until_refused("is damaged")
+        blob.write_bytes(undamaged)
+        service.until_served(library.blue)
 
 
 def test_a_model_of_another_space_refuses_the_snapshot(library: Library, dest: Path, tmp_path: Path) -> None:
     model = save_tiny_rag(tmp_path / "rag", save_bert(tmp_path / "other", seed=2))
     failures: list[BookwheelError] = []
-    with serving(library.url, dest, ready=False, on_fatal=failures.append, model=str(model)) as found:
+    with serving(library.url, dest, ready=False, on_fatal=failures.append, model=str(model)) as service:
         until(lambda: failures)
-        assert found.client.get("/readyz").status_code == 503
+        assert service.client.get("/readyz").status_code == 503
     assert "cannot search a snapshot" in str(failures[0])
 
 
-def test_an_edition_that_does_not_fit_is_refused(library: Library, dest: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with serving(library.url, dest, with_limits(in_memory=True)) as found:
+def test_too_large_snapshot_is_refused(library: Library, dest: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving(library.url, dest, with_limits(in_memory=True)) as service:
         monkeypatch.setattr("rag_model.serving.answering.loaded_snapshot.get_free_bytes", lambda: 100)
         library.move(library.blue)
-        assert "--in-memory" in found.until_refused("of memory")["reason"]
+        assert "--in-memory" in service.until_refused("of memory")["reason"]
         monkeypatch.undo()
-        found.until_served(library.blue)
+        service.until_served(library.blue)
 
 
-def texts_of(dest: Path, colour: str) -> list[Path]:
-    """Return the files below a folder that hold the passages of a colour."""
-    files = [Path(folder, name) for folder, _, names in os.walk(dest) for name in names]  # which may go meanwhile
-    return [path for path in files if f"{colour} river".encode() in unpacked(path)]
+def find_texts(dest: Path, colour: str) -> list[Path]:
+    """Return the files below a folder that contain passages of the red or the blue snapshot."""
+    files = [Path(folder, name) for folder, _, names in os.walk(dest) for name in names]  # may be deleted meanwhile
+    return [path for path in files if f"{colour} river".encode() in read_text(path)]
 
 
-def unpacked(path: Path) -> bytes:
+def read_text(path: Path) -> bytes:
     try:
         data = path.read_bytes()
     except FileNotFoundError:
@@ -229,30 +233,30 @@ def unpacked(path: Path) -> bytes:
         return data
 
 
-def test_a_snapshot_that_was_taken_down_makes_way_and_its_text_leaves_the_disk(library: Library, dest: Path) -> None:
-    with serving(library.url, dest, with_limits(keep=5)) as found:
-        assert texts_of(dest, "red")
+def test_snapshot_that_was_taken_down_is_replaced_and_deleted(library: Library, dest: Path) -> None:
+    with serving(library.url, dest, with_limits(keep=5)) as service:
+        assert find_texts(dest, "red")
         library.store.takedowns.record_replacement(library.red, library.blue)
-        found.until_served(library.blue)
-        until(lambda: not texts_of(dest, "red"))
-        assert texts_of(dest, "blue")
+        service.until_served(library.blue)
+        until(lambda: not find_texts(dest, "red"))
+        assert find_texts(dest, "blue")
         assert not (dest / library.red).exists()
 
 
-def test_a_version_before_that_was_taken_down_leaves_the_disk(
+def test_earlier_version_that_was_taken_down_is_deleted(
     library: Library, dest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "cache").mkdir()
-    (tmp_path / "cache" / "ranges").write_text("no folder, so the cached ranges in it cannot be deleted")
+    (tmp_path / "cache" / "ranges").write_text("a file, so the cached ranges cannot be deleted")
     monkeypatch.setenv("BOOKWHEEL_CACHE", str(tmp_path / "cache"))
-    with serving(library.url, dest, with_limits(keep=5)) as found:
+    with serving(library.url, dest, with_limits(keep=5)) as service:
         library.move(library.blue)
-        found.until_served(library.blue)
-        until(lambda: found.service.slot.loaded_count == 1)
-        assert texts_of(dest, "red")
+        service.until_served(library.blue)
+        until(lambda: service.service.slot.loaded_count == 1)
+        assert find_texts(dest, "red")
         library.store.takedowns.record_replacement(library.red, "")
-        until(lambda: not texts_of(dest, "red"))
-        assert colours(found) == {"blue"}
+        until(lambda: not find_texts(dest, "red"))
+        assert collect_colours(service) == {"blue"}
 
 
 def test_a_service_needs_no_home_directory(library: Library, dest: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -261,63 +265,61 @@ def test_a_service_needs_no_home_directory(library: Library, dest: Path, monkeyp
 
     monkeypatch.delenv("BOOKWHEEL_CACHE", raising=False)
     monkeypatch.setattr(Path, "home", find_no_home)
-    with serving(library.url, dest) as found:
+    with serving(library.url, dest) as service:
         library.store.takedowns.record_replacement(library.red, library.blue)
-        found.until_served(library.blue)
+        service.until_served(library.blue)
 
 
-def test_what_was_taken_down_without_a_replacement_is_not_served(library: Library, dest: Path) -> None:
-    log = Log()
-    with serving(library.url, dest, observer=log) as found:
+def test_snapshot_without_a_replacement_is_not_served_after_its_takedown(library: Library, dest: Path) -> None:
+    log = EventLog()
+    with serving(library.url, dest, observer=log) as service:
         library.store.takedowns.record_replacement(library.red, "")
-        until(lambda: found.client.get("/readyz").status_code == 503)
-        assert found.client.post("/search", json={"questions": ["who?"]}).status_code == 503
-        until(lambda: not texts_of(dest, "red"))
+        until(lambda: service.client.get("/readyz").status_code == 503)
+        assert service.client.post("/search", json={"questions": ["who?"]}).status_code == 503
+        until(lambda: not find_texts(dest, "red"))
         assert not (dest / "current").is_symlink()
-        assert f"freed {library.red}" in log.told
+        assert f"freed {library.red}" in log.events
         library.move(library.blue)
-        found.until_served(library.blue)
+        service.until_served(library.blue)
 
 
-def test_what_was_taken_down_is_not_served_where_its_replacement_is_refused(library: Library, dest: Path) -> None:
-    with serving(library.url, dest, with_limits(retrievers=("hnsw",))) as found:
+def test_snapshot_is_not_served_after_its_takedown_if_the_replacement_is_refused(library: Library, dest: Path) -> None:
+    with serving(library.url, dest, with_limits(retrievers=("hnsw",))) as service:
         content = library.store.snapshots.get(library.blue).content
         files = {name: ref for name, ref in content.files.items() if not name.startswith("index/")}
-        without = library.store.snapshots.publish(Manifest(replace(content, files=files, indexes={})))
-        library.store.takedowns.record_replacement(library.red, without)
-        until(lambda: "no index 'hnsw'" in found.client.get("/readyz").text)
-        until(lambda: not texts_of(dest, "red"))
+        without_index = library.store.snapshots.publish(Manifest(replace(content, files=files, indexes={})))
+        library.store.takedowns.record_replacement(library.red, without_index)
+        until(lambda: "no index 'hnsw'" in service.client.get("/readyz").text)
+        until(lambda: not find_texts(dest, "red"))
         library.move(library.blue)
-        found.until_served(library.blue)
+        service.until_served(library.blue)
 
 
-def test_what_was_taken_down_while_the_service_was_off_is_not_served_from_the_disk(
-    library: Library, dest: Path
-) -> None:
+def test_pulled_snapshot_is_not_served_after_its_takedown(library: Library, dest: Path) -> None:
     pull(library.store, library.red, dest)
     library.store.takedowns.record_replacement(library.red, "")
-    log = Log()
-    with serving(library.url, dest, ready=False, observer=log) as found:
-        until(lambda: not texts_of(dest, "red"))
-        assert found.client.get("/readyz").status_code == 503
-    assert log.told == []
+    log = EventLog()
+    with serving(library.url, dest, ready=False, observer=log) as service:
+        until(lambda: not find_texts(dest, "red"))
+        assert service.client.get("/readyz").status_code == 503
+    assert log.events == []
 
 
-def test_a_store_that_is_gone_is_told_and_followed_again(library: Library, dest: Path) -> None:
-    log = Log()
-    with serving(library.url, dest, observer=log) as found:
+def test_missing_store_is_reported_and_followed_once_it_is_back(library: Library, dest: Path) -> None:
+    log = EventLog()
+    with serving(library.url, dest, observer=log) as service:
         shutil.rmtree(library.url + ".gone", ignore_errors=True)
-        gone = Path(library.url).rename(library.url + ".gone")
-        until(lambda: found.snapshot()["store_problem"] or found.snapshot()["refused"])
-        assert colours(found) == {"red"}
-        assert found.client.get("/readyz").status_code == 200
-        gone.rename(library.url)
+        hidden_store = Path(library.url).rename(library.url + ".gone")
+        until(lambda: service.snapshot()["store_problem"] or service.snapshot()["refused"])
+        assert collect_colours(service) == {"red"}
+        assert service.client.get("/readyz").status_code == 200
+        hidden_store.rename(library.url)
         library.move(library.blue)
-        found.until_served(library.blue)
-        assert found.snapshot()["store_problem"] is None
+        service.until_served(library.blue)
+        assert service.snapshot()["store_problem"] is None
 
 
-def test_an_s3_store_that_is_gone_is_told_and_followed_again(
+def test_unreachable_s3_store_is_reported_and_followed_once_it_is_back(
     library: Library,
     dest: Path,
     faulty_server: FaultyServer,
@@ -325,95 +327,95 @@ def test_an_s3_store_that_is_gone_is_told_and_followed_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("rag_model.store.objects.s3._PAUSE_SECONDS", 0.001)
-    log = Log()
+    log = EventLog()
     with s3_bucket(faulty_server.url) as url:
         store = Store.open(url, create=True)
         for path in sorted(Path(library.url).rglob("*")):
             relative = path.relative_to(library.url).as_posix()
             if path.is_file() and relative.split("/")[0] in {"blobs", "snapshots", "refs"}:
                 store.files.create(relative, path.read_bytes())
-        with serving(url, dest, observer=log) as found:
+        with serving(url, dest, observer=log) as service:
             faulty_server.fault = lambda request: "refuse"
-            until(lambda: found.snapshot()["store_problem"])
-            looks = len(log.problems)
-            until(lambda: len(log.problems) > looks + 2)
-            assert all(log.problems[looks:])
+            until(lambda: service.snapshot()["store_problem"])
+            poll_count = len(log.problems)
+            until(lambda: len(log.problems) > poll_count + 2)
+            assert all(log.problems[poll_count:])
             assert "bookwheel-secret" not in "".join(log.problems)
-            assert colours(found) == {"red"}
+            assert collect_colours(service) == {"red"}
             faulty_server.fault = lambda request: None
-            until(lambda: found.snapshot()["store_problem"] is None)
+            until(lambda: service.snapshot()["store_problem"] is None)
             tag(store, library.blue, "latest")
-            found.until_served(library.blue)
+            service.until_served(library.blue)
             faulty_server.fault = lambda request: None
 
 
-def test_what_is_on_the_disk_is_served_where_the_store_is_not(library: Library, dest: Path) -> None:
+def test_pulled_snapshot_is_served_while_the_store_is_missing(library: Library, dest: Path) -> None:
     pull(library.store, "latest", dest)
-    gone = Path(library.url).rename(library.url + ".gone")
-    with serving(library.url, dest) as found:
-        assert colours(found) == {"red"}
-        assert (found.snapshot()["number"], found.snapshot()["store_problem"] is None) == (None, False)
-        gone.rename(library.url)
-        until(lambda: found.snapshot()["number"] is not None)
+    hidden_store = Path(library.url).rename(library.url + ".gone")
+    with serving(library.url, dest) as service:
+        assert collect_colours(service) == {"red"}
+        assert (service.snapshot()["number"], service.snapshot()["store_problem"] is None) == (None, False)
+        hidden_store.rename(library.url)
+        until(lambda: service.snapshot()["number"] is not None)
         library.move(library.blue)
-        found.until_served(library.blue)
+        service.until_served(library.blue)
 
 
-def test_what_another_ref_or_store_left_on_the_disk_is_not_served(library: Library, dest: Path) -> None:
+def test_pulled_snapshot_of_another_ref_or_store_is_not_served(library: Library, dest: Path) -> None:
     with serving(library.url, dest):
         pass
-    other = shutil.copytree(library.url, library.url + ".other")
-    gone = Path(library.url).rename(library.url + ".gone")
-    shutil.rmtree(other)
+    other_store = shutil.copytree(library.url, library.url + ".other")
+    hidden_store = Path(library.url).rename(library.url + ".gone")
+    shutil.rmtree(other_store)
     assert FollowedRef(library.url, "latest", dest).find_last_pulled() == dest / library.red
-    for url, ref in ((library.url, "typo"), (str(other), "latest")):
-        log = Log()
+    for url, ref in ((library.url, "typo"), (str(other_store), "latest")):
+        log = EventLog()
         with serving(url, dest, observer=log, ready=False, ref=ref):
             until(lambda log=log: len(log.problems) > 2)  # type: ignore[misc]
-        assert log.told == []
-    gone.rename(library.url)
+        assert log.events == []
+    hidden_store.rename(library.url)
 
 
-def test_a_ref_that_the_store_does_not_have_is_hopeless_at_the_start_alone(library: Library, dest: Path) -> None:
+def test_missing_ref_is_fatal_only_at_the_start(library: Library, dest: Path) -> None:
     pull(library.store, "latest", dest)
     untag(library.store, "latest")
     failures: list[BookwheelError] = []
-    with serving(library.url, dest, ready=False, on_fatal=failures.append) as found:
+    with serving(library.url, dest, ready=False, on_fatal=failures.append) as service:
         until(lambda: failures)
-        assert found.service.slot.current is None
+        assert service.service.slot.current is None
         assert "no snapshot or ref 'latest'" in str(failures[0])
         library.move(library.red)
-        found.until_served(library.red)
+        service.until_served(library.red)
         failures.clear()
         untag(library.store, "latest")
-        found.until_refused("no snapshot or ref 'latest'")
-        assert (colours(found), failures) == ({"red"}, [])
+        service.until_refused("no snapshot or ref 'latest'")
+        assert (collect_colours(service), failures) == ({"red"}, [])
 
 
-def test_old_snapshots_leave_the_disk(library: Library, dest: Path) -> None:
-    with serving(library.url, dest, with_limits(keep=1)) as found:
+def test_old_snapshots_are_deleted(library: Library, dest: Path) -> None:
+    with serving(library.url, dest, with_limits(keep=1)) as service:
         for snapshot in (library.blue, library.red, library.blue):
             library.move(snapshot)
-            found.until_served(snapshot)
-            until(lambda: found.service.slot.loaded_count == 1)
-        kept = [path.name for path in dest.iterdir() if len(path.name) == 64]
-        assert library.blue in kept
-        assert len(kept) <= 2
+            service.until_served(snapshot)
+            until(lambda: service.service.slot.loaded_count == 1)
+        pulled_snapshots = [path.name for path in dest.iterdir() if len(path.name) == 64]
+        assert library.blue in pulled_snapshots
+        assert len(pulled_snapshots) <= 2
 
 
-@pytest.mark.parametrize(("loaded", "changes"), [(True, 4), (False, 20)])
-def test_many_changes_leave_nothing_behind(loaded: bool, changes: int, library: Library, dest: Path) -> None:
-    log = Log()
-    with serving(library.url, dest, with_limits(in_memory=loaded), log) as found:
-        for number in range(changes):
+@pytest.mark.parametrize(("in_memory", "ref_moves"), [(True, 2), (False, 6)])
+def test_many_swaps_leave_no_mapped_files(in_memory: bool, ref_moves: int, library: Library, dest: Path) -> None:
+    log = EventLog()
+    with serving(library.url, dest, with_limits(in_memory=in_memory), log) as service:
+        for number in range(ref_moves):
             snapshot = (library.blue, library.red)[number % 2]
             library.move(snapshot)
-            found.until_served(snapshot)
-            found.search("who?")
-        until(lambda: found.service.slot.loaded_count == 1)
-        mapped = Path("/proc/self/maps").read_text()
-        actual = [line for line in mapped.splitlines() if str(dest) in line and line.endswith("index/hnsw.faiss")]
-        assert len(actual) == (0 if loaded else 1)
-        assert f"{library.blue}/" not in mapped
-    assert sum(line.startswith("freed") for line in log.told) == changes + 1
+            service.until_served(snapshot)
+            service.search("who?")
+        until(lambda: service.service.slot.loaded_count == 1)
+        maps = Path("/proc/self/maps").read_text()
+        index_maps = [line for line in maps.splitlines() if str(dest) in line and line.endswith("index/hnsw.faiss")]
+        assert len(index_maps) == (0 if in_memory else 1)
+        assert f"{library.blue}/" not in maps
+    assert sum(line.startswith("freed") for line in log.events) == ref_moves + 1
     assert str(dest) not in Path("/proc/self/maps").read_text()

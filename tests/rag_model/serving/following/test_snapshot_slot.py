@@ -1,4 +1,4 @@
-"""The slot: an edition stays open while somebody reads from it, and not a moment longer."""
+"""The slot keeps a snapshot open exactly as long as it is current or has readers."""
 
 import gc
 import weakref
@@ -21,50 +21,48 @@ from rag_model.store.versions.snapshot import Snapshot
 from tests.fixtures.serving import QUICK, Library, with_limits
 
 
-def opened(
-    library: Library, dest: Path, snapshot: str, before: LoadedSnapshot | None = None, **bounds: object
+def open_snapshot(
+    library: Library, dest: Path, snapshot: str, previous: LoadedSnapshot | None = None, **bounds: object
 ) -> LoadedSnapshot:
     folder = pull(library.store, snapshot, dest).path
-    named = ServedRef("latest", 1, snapshot, "2026-11-01T00:00:00+00:00")
-    return LoadedSnapshot.open(folder, named, with_limits(**bounds) if bounds else QUICK, previous=before)
+    served_ref = ServedRef("latest", 1, snapshot, "2026-11-01T00:00:00+00:00")
+    return LoadedSnapshot.open(folder, served_ref, with_limits(**bounds) if bounds else QUICK, previous=previous)
 
 
-def mapped(library: Library, dest: Path, snapshot: str, dtype: str) -> LoadedSnapshot:
-    """Open an edition that maps its files, with an encoder of this dtype: by default the processor decides."""
+def open_mapped(library: Library, dest: Path, snapshot: str, dtype: str) -> LoadedSnapshot:
+    """Open a snapshot that maps its files, with an encoder of this dtype, not of the processor's default."""
     folder = pull(library.store, snapshot, dest).path
-    found = Snapshot.from_folder(folder)
-    asker = SharedQuestionEncoder(Encoder.load(folder / QUESTION_ENCODER, "question", dtype=dtype))
-    offer, opened = (
-        AvailableRetrievers.plan(found, QUICK, uses_inner_products=False),
-        RetrieverContext(found, lambda: asker),
-    )
-    return LoadedSnapshot(ServedRef("latest", 1, snapshot, ""), offer, opened, QUICK, None)
+    snapshot_files = Snapshot.from_folder(folder)
+    encoder = SharedQuestionEncoder(Encoder.load(folder / QUESTION_ENCODER, "question", dtype=dtype))
+    available = AvailableRetrievers.plan(snapshot_files, QUICK, uses_inner_products=False)
+    context = RetrieverContext(snapshot_files, lambda: encoder)
+    return LoadedSnapshot(ServedRef("latest", 1, snapshot, ""), available, context, QUICK, None)
 
 
-def mapped_inodes(folder: Path) -> set[int]:
+def list_mapped_inodes(folder: Path) -> set[int]:
     """Return the inodes of the files below a folder, deleted ones too, that this process maps."""
     lines = [line.split(maxsplit=5) for line in Path("/proc/self/maps").read_text().splitlines()]
     return {int(fields[4]) for fields in lines if fields[-1].startswith(f"{folder}/")}
 
 
-def inodes_of(folder: Path) -> set[int]:
+def list_inodes(folder: Path) -> set[int]:
     return {path.stat().st_ino for path in folder.rglob("*")}
 
 
-def test_an_empty_desk_says_so() -> None:
+def test_empty_slot_reports_that_no_snapshot_is_open() -> None:
     with pytest.raises(NotReadyError, match="no snapshot is open yet"), SnapshotSlot().acquire():
         pass
     assert SnapshotSlot().served_ref is None
 
 
-def test_the_last_reader_frees_an_old_edition(shared_library: Library, dest: Path) -> None:
+def test_last_reader_frees_a_replaced_snapshot(shared_library: Library, dest: Path) -> None:
     freed: list[str] = []
     slot = SnapshotSlot(freed.append)
-    red = opened(shared_library, dest, shared_library.red)
+    red = open_snapshot(shared_library, dest, shared_library.red)
     slot.swap(red)
     first, second = slot.acquire(), slot.acquire()
     assert first.__enter__() is second.__enter__() is red
-    blue = opened(shared_library, dest, shared_library.blue, red)
+    blue = open_snapshot(shared_library, dest, shared_library.blue, red)
     slot.swap(blue)
     with slot.acquire() as current:
         assert current is blue
@@ -79,34 +77,34 @@ def test_the_last_reader_frees_an_old_edition(shared_library: Library, dest: Pat
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_what_is_freed_is_gone_from_memory(shared_library: Library, dest: Path, dtype: str) -> None:
-    """The edition, its index and its maps; the encoder goes on, as the next edition carries the same.
+def test_freed_snapshot_leaves_the_memory(shared_library: Library, dest: Path, dtype: str) -> None:
+    """The snapshot, its index and its maps are freed, and its encoder is shared with the next snapshot.
 
-    float32 weights may stay mapped from the first snapshot's file, which is the next one's as well.
+    float32 weights may stay mapped from the file of the first snapshot, because the next one has the same file.
     """
     slot = SnapshotSlot()
-    slot.swap(mapped(shared_library, dest, shared_library.red, dtype))
+    slot.swap(open_mapped(shared_library, dest, shared_library.red, dtype))
     with slot.acquire() as edition:
         edition.warm_up()
-        gone, asker = weakref.ref(edition), edition.question_encoder
-        assert inodes_of(dest / shared_library.red / "index") & mapped_inodes(dest)
-    blue = opened(shared_library, dest, shared_library.blue, edition)
-    assert blue.question_encoder is asker
+        edition_reference, question_encoder = weakref.ref(edition), edition.question_encoder
+        assert list_inodes(dest / shared_library.red / "index") & list_mapped_inodes(dest)
+    blue = open_snapshot(shared_library, dest, shared_library.blue, edition)
+    assert blue.question_encoder is question_encoder
     slot.swap(blue)
     del edition
     gc.collect()
-    assert gone() is None
-    assert mapped_inodes(dest / shared_library.red) <= inodes_of(dest / shared_library.blue / QUESTION_ENCODER)
+    assert edition_reference() is None
+    assert list_mapped_inodes(dest / shared_library.red) <= list_inodes(dest / shared_library.blue / QUESTION_ENCODER)
     pull(shared_library.store, shared_library.blue, dest, keep=1)
     assert not (dest / shared_library.red).exists()
-    assert mapped_inodes(dest) <= inodes_of(dest)
+    assert list_mapped_inodes(dest) <= list_inodes(dest)
     blue.warm_up()
     slot.close()
 
 
-def test_an_edition_outlives_the_folder_of_its_encoder(shared_library: Library, dest: Path) -> None:
-    """Its encoder is shared with the next edition, after `keep` has deleted the folder that it was read from."""
-    red = opened(shared_library, dest, shared_library.red)
+def test_snapshot_works_after_the_folder_of_its_encoder_is_deleted(shared_library: Library, dest: Path) -> None:
+    """The next snapshot shares the encoder, and `keep` deletes the folder from which the encoder was read."""
+    red = open_snapshot(shared_library, dest, shared_library.red)
     red.close()
     folder = pull(shared_library.store, shared_library.blue, dest, keep=1).path
     assert not (dest / shared_library.red).exists()
@@ -115,11 +113,11 @@ def test_an_edition_outlives_the_folder_of_its_encoder(shared_library: Library, 
     blue.close()
 
 
-def test_all_workers_serve_a_prepared_snapshot_from_the_moment_of_the_switch(library: Library, dest: Path) -> None:
+def test_all_workers_serve_a_prepared_snapshot_from_the_switch_on(library: Library, dest: Path) -> None:
     link = WorkerLink(1, None, (None, None), [0, 0, 0], dest, is_restarted=False)  # type: ignore[arg-type]
     freed: list[str] = []
     slot = WorkerSlot(freed.append, link)
-    red, blue = opened(library, dest, library.red), opened(library, dest, library.blue)
+    red, blue = open_snapshot(library, dest, library.red), open_snapshot(library, dest, library.blue)
 
     slot.set_prepared(red, 1)
     with pytest.raises(NotReadyError):
@@ -134,7 +132,7 @@ def test_all_workers_serve_a_prepared_snapshot_from_the_moment_of_the_switch(lib
     assert freed == []
     slot.release(red)
     assert freed == [library.red]
-    link.switch_number = 3  # the others serve what this worker has not opened
+    link.switch_number = 3  # The other workers serve a snapshot that this worker has not opened.
     assert slot.served_ref is None
     with pytest.raises(NotReadyError, match="this worker is still opening the current snapshot"):
         slot.hold_current()

@@ -1,4 +1,4 @@
-"""What a request must be before it is answered: for this host, of this page, with a token, and JSON."""
+"""Requests are accepted only for an allowed host, from the service's own page, with a token, and as JSON."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,47 +14,47 @@ FIRST, SECOND = "a" * 32, "b" * 32
 
 
 @pytest.fixture(scope="module")
-def served(made_library: Library, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
-    with serving(made_library.url, tmp_path_factory.mktemp("dest")) as found:
-        yield found
+def service(shared_library: Library, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    with serving(shared_library.url, tmp_path_factory.mktemp("dest")) as service:
+        yield service
 
 
-def asked(served: Serving, path: str = "/search", **headers: str) -> httpx.Response:
-    given = {"Content-Type": "application/json", **{name.replace("_", "-"): value for name, value in headers.items()}}
-    return served.client.post(path, content=b'{"questions": ["who?"]}', headers=given)
+def post_search(service: Serving, path: str = "/search", **headers: str) -> httpx.Response:
+    fields = {"Content-Type": "application/json"} | {name.replace("_", "-"): value for name, value in headers.items()}
+    return service.client.post(path, content=b'{"questions": ["who?"]}', headers=fields)
 
 
 @pytest.mark.parametrize("host", ["localhost", "LOCALHOST:80", "127.0.0.1:8000", "[::1]:9", "[::1]"])
-def test_names_of_this_machine_are_answered(host: str, served: Serving) -> None:
-    assert asked(served, Host=host).status_code == 200
+def test_host_names_of_this_machine_are_accepted(host: str, service: Serving) -> None:
+    assert post_search(service, Host=host).status_code == 200
 
 
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:8000", "localhost.evil.example", "localhost:x"])
-def test_other_names_are_refused(host: str, served: Serving) -> None:
-    reply = asked(served, Host=host)
+def test_other_host_names_are_refused(host: str, service: Serving) -> None:
+    reply = post_search(service, Host=host)
     assert (reply.status_code, set(reply.json())) == (421, {"detail"})
     assert "--allow-host" in reply.json()["detail"]
-    assert served.client.get("/snapshot", headers={"Host": host}).status_code == 421
-    assert served.client.get("/healthz", headers={"Host": host}).status_code == 200
+    assert service.client.get("/snapshot", headers={"Host": host}).status_code == 421
+    assert service.client.get("/healthz", headers={"Host": host}).status_code == 200
 
 
 @pytest.mark.parametrize(
-    ("hosts", "given", "status", "words"),
+    ("hosts", "host_headers", "status", "words"),
     [
         (("*",), (b"localhost", b"localhost"), 421, "several Host headers"),
         (("localhost",), (), 400, "names no host"),
         (("localhost",), (b"",), 400, "names no host"),
     ],
 )
-def test_none_and_two_host_names_are_refused(
-    hosts: tuple[str, ...], given: tuple[bytes, ...], status: int, words: str
+def test_missing_and_repeated_host_headers_are_refused(
+    hosts: tuple[str, ...], host_headers: tuple[bytes, ...], status: int, words: str
 ) -> None:
-    headers = [(b"host", host) for host in given]
-    refused = RequestGuard(with_limits(allowed_hosts=hosts)).find_rejection(
+    headers = [(b"host", host) for host in host_headers]
+    rejection = RequestGuard(with_limits(allowed_hosts=hosts)).find_rejection(
         {"path": "/", "method": "GET", "headers": headers}
     )
-    assert refused is not None
-    assert (refused.status, words in refused.detail) == (status, True)
+    assert rejection is not None
+    assert (rejection.status, words in rejection.detail) == (status, True)
 
 
 @pytest.mark.parametrize(
@@ -69,17 +69,17 @@ def test_none_and_two_host_names_are_refused(
         ("http://[", 403),
     ],
 )
-def test_only_its_own_page_may_ask(origin: str, status: int, served: Serving) -> None:
-    assert asked(served, Host="localhost:8000", Origin=origin).status_code == status
+def test_only_pages_of_the_same_origin_are_accepted(origin: str, status: int, service: Serving) -> None:
+    assert post_search(service, Host="localhost:8000", Origin=origin).status_code == status
 
 
 @pytest.mark.parametrize(
     ("hosts", "host", "origin", "allowed"),
     [
-        (("*",), "any.example", None, False),  # a page reads its own address without saying where it is from
+        (("*",), "any.example", None, False),  # requests of a page to its own address have no Origin header
         (("*",), "", None, False),
         (("*",), "10.0.0.7:8000", None, True),
-        (("*",), "bookwheel:8000", None, True),  # within a network of containers
+        (("*",), "bookwheel:8000", None, True),  # a name in a network of containers
         (("*",), "bookwheel:8000", "http://bookwheel:8000", True),
         (("*", "any.example"), "any.example", None, True),
         (("*",), "any.example", "http://other.example", False),
@@ -92,7 +92,7 @@ def test_only_its_own_page_may_ask(origin: str, status: int, served: Serving) ->
         (("*", "rag.example"), "rag.example:8000", "http://rag.example:8000", True),
         (("*", "rag.example"), "evil.example", "http://evil.example", False),
         (("rag.example",), "rag.example:443", "https://rag.example:443", True),
-        (("rag.example",), "localhost", "https://rag.example", True),  # a proxy that sends its own name on
+        (("rag.example",), "localhost", "https://rag.example", True),  # a proxy that forwards its own host name
         (("rag.example",), "other.example", None, False),
         (("rag.example:8443",), "rag.example:8443", None, True),
         (("rag.example:8443",), "rag.example", None, False),
@@ -100,13 +100,13 @@ def test_only_its_own_page_may_ask(origin: str, status: int, served: Serving) ->
 )
 def test_hosts_are_allowed_by_name(hosts: tuple[str, ...], host: str, origin: str | None, allowed: bool) -> None:
     headers = [(b"host", host.encode()), *([(b"origin", origin.encode())] if origin else [])]
-    refused = RequestGuard(with_limits(allowed_hosts=hosts)).find_rejection(
+    rejection = RequestGuard(with_limits(allowed_hosts=hosts)).find_rejection(
         {"path": "/snapshot", "method": "GET", "headers": headers}
     )
-    assert (refused is None) == allowed
+    assert (rejection is None) == allowed
 
 
-def test_programs_ask_by_any_name_where_any_is_answered() -> None:
+def test_programs_may_use_any_host_name_if_all_are_allowed() -> None:
     headers = [(b"host", b"any.example"), (b"content-type", b"application/json")]
     guard = RequestGuard(with_limits(allowed_hosts=("*",)))
     assert guard.find_rejection({"path": "/search", "method": "POST", "headers": headers}) is None
@@ -114,69 +114,69 @@ def test_programs_ask_by_any_name_where_any_is_answered() -> None:
 
 
 @pytest.mark.parametrize("name", ["rag.example", "rag-1.example:8443", "a_b", "[::1]:9", "10.0.0.7", "*"])
-def test_a_host_name_is_taken(name: str) -> None:
+def test_valid_host_name_is_accepted(name: str) -> None:
     assert with_limits(allowed_hosts=(name,)).allowed_hosts == (name,)
 
 
 @pytest.mark.parametrize("name", ["http://a.b/", "a b", "", "a.b/c", "::1", "*.a.b", "é.example", "a.b:x", "a,b"])
-def test_what_is_no_host_name_is_refused(name: str) -> None:
+def test_invalid_host_name_is_refused(name: str) -> None:
     with pytest.raises(UsageError, match="is not a host name: give --allow-host one such as"):
         with_limits(allowed_hosts=(name,))
 
 
 @pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "application/jsonp", ""])
-def test_what_is_not_declared_as_json_is_refused(kind: str, served: Serving) -> None:
-    reply = asked(served, Content_Type=kind)
+def test_other_content_types_are_refused(kind: str, service: Serving) -> None:
+    reply = post_search(service, Content_Type=kind)
     assert (reply.status_code, "Content-Type: application/json" in reply.json()["detail"]) == (415, True)
 
 
 @pytest.mark.parametrize("kind", ["application/json; charset=utf-8", "Application/JSON"])
-def test_json_may_say_more(kind: str, served: Serving) -> None:
-    assert asked(served, Content_Type=kind).status_code == 200
+def test_json_content_type_may_have_parameters(kind: str, service: Serving) -> None:
+    assert post_search(service, Content_Type=kind).status_code == 200
 
 
 @pytest.mark.parametrize("path", ["/search/", "/snapshot/", "/healthz/"])
-def test_nothing_is_redirected(path: str, served: Serving) -> None:
-    reply = asked(served, path, Host="localhost")
+def test_paths_with_a_trailing_slash_are_not_redirected(path: str, service: Serving) -> None:
+    reply = post_search(service, path, Host="localhost")
     assert (reply.status_code, "location" in reply.headers) == (404, False)
-    assert served.client.get(path).status_code == 404
+    assert service.client.get(path).status_code == 404
 
 
-def test_tokens_are_asked_for_and_read_again(made_library: Library, tmp_path: Path) -> None:
+def test_tokens_are_required_and_reloaded(shared_library: Library, tmp_path: Path) -> None:
     file = tmp_path / "tokens"
     file.write_text(f"# of the team\n\n{FIRST}\n")
     tokens = BearerTokens(file)
-    with serving(made_library.url, tmp_path / "dest", tokens=tokens) as found:
-        for given in ({}, {"Authorization": f"Bearer {SECOND}"}, {"Authorization": f"Basic {FIRST}"}):
-            reply = asked(found, **given)
+    with serving(shared_library.url, tmp_path / "dest", tokens=tokens) as service:
+        for headers in ({}, {"Authorization": f"Bearer {SECOND}"}, {"Authorization": f"Basic {FIRST}"}):
+            reply = post_search(service, **headers)
             assert (reply.status_code, reply.headers["www-authenticate"][:6]) == (401, "Bearer")
             assert FIRST not in reply.text
         for path in ("/", "/snapshot", "/metrics", "/openapi.json"):
-            assert found.client.get(path).status_code == 401
-        assert found.client.get("/readyz").status_code == 200
-        assert asked(found, Authorization=f"Bearer {FIRST}").status_code == 200
-        assert asked(found, Authorization=f"bearer {FIRST}").status_code == 200
+            assert service.client.get(path).status_code == 401
+        assert service.client.get("/readyz").status_code == 200
+        assert post_search(service, Authorization=f"Bearer {FIRST}").status_code == 200
+        assert post_search(service, Authorization=f"bearer {FIRST}").status_code == 200
 
         (tmp_path / "next").write_text(f"{SECOND}\r\n{'c' * 16}\n")
         (tmp_path / "next").replace(file)
-        until(lambda: asked(found, Authorization=f"Bearer {SECOND}").status_code == 200)
-        assert asked(found, Authorization=f"Bearer {FIRST}").status_code == 401
-        assert asked(found, Authorization=f"Bearer {'c' * 16}").status_code == 200
+        until(lambda: post_search(service, Authorization=f"Bearer {SECOND}").status_code == 200)
+        assert post_search(service, Authorization=f"Bearer {FIRST}").status_code == 401
+        assert post_search(service, Authorization=f"Bearer {'c' * 16}").status_code == 200
 
 
-def test_a_broken_file_of_tokens_changes_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_broken_token_file_leaves_the_tokens_unchanged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     file = tmp_path / "tokens"
     file.write_text(FIRST)
     tokens = BearerTokens(file)
-    for breaks in (lambda: file.write_text("short"), lambda: file.write_bytes(bytes(range(11, 256))), file.unlink):
-        breaks()
+    for damage in (lambda: file.write_text("short"), lambda: file.write_bytes(bytes(range(11, 256))), file.unlink):
+        damage()
         tokens._next_check = 0.0
         assert tokens.is_valid(f"Bearer {FIRST}".encode())
         assert "stay valid" in caplog.text
         caplog.clear()
 
 
-def test_an_emptied_file_of_tokens_lets_no_one_in(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_empty_token_file_rejects_every_request(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     file = tmp_path / "tokens"
     file.write_text(FIRST)
     tokens = BearerTokens(file)
@@ -196,7 +196,7 @@ def test_an_emptied_file_of_tokens_lets_no_one_in(tmp_path: Path, caplog: pytest
         (f"{FIRST} {SECOND}", "line 1 .*holds a space"),
     ],
 )
-def test_a_file_that_holds_no_good_token_is_refused(text: str | None, words: str, tmp_path: Path) -> None:
+def test_file_without_a_valid_token_is_refused(text: str | None, words: str, tmp_path: Path) -> None:
     file = tmp_path / "tokens"
     if text is not None:
         file.write_text(text)

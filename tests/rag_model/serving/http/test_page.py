@@ -1,4 +1,4 @@
-"""The page in a real browser, on a real service: what people see, and what hostile text can't do."""
+"""The page in a real browser, with a real service: what people see, and that hostile text is never executed."""
 
 import re
 from collections.abc import Iterator
@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import httpx
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect
 
@@ -29,7 +28,7 @@ ARTICLES = {
     "Mountains of Asia": "Many mountains of Asia are higher; none of them is in the Arctic.",
     "The <script>window.hacked=1</script>": "Said <img src='x' onerror='window.hacked=2'> & <b>b</b> of the mountain.",
 }
-_SHARES = "(all) => all.map((one) => Number(one.style.getPropertyValue('--share')))"
+READ_SHARES = "(all) => all.map((element) => Number(element.style.getPropertyValue('--share')))"
 ENWIKI = {"kind": "wiki", "base": "https://en.wikipedia.org/wiki/Main_Page", "licence": "CC BY-SA 4.0"}
 
 
@@ -47,34 +46,44 @@ def store(encoder: Path, tmp_path_factory: pytest.TempPathFactory) -> Store:
 
 @pytest.fixture(scope="module")
 def service(store: Store, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
-    with serving(store.url, tmp_path_factory.mktemp("dest")) as serves:
-        yield serves
+    with serving(store.url, tmp_path_factory.mktemp("dest")) as service:
+        yield service
+
+
+@pytest.fixture(scope="module")
+def answering_service(
+    request: pytest.FixtureRequest, store: Store, encoder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Serving]:
+    """A service with a RAG model of the kind that the test names."""
+    model = save_tiny_rag(tmp_path_factory.mktemp("rag") / "model", encoder, request.param)
+    with serving(store.url, tmp_path_factory.mktemp("answers"), model=str(model)) as service:
+        yield service
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    with chromium() as started:
-        yield started
+    with chromium() as browser:
+        yield browser
 
 
 @pytest.fixture
 def context(browser: Browser) -> Iterator[BrowserContext]:
-    opened = browser.new_context(viewport={"width": 1280, "height": 900})
-    opened.set_default_timeout(PATIENCE)
-    yield opened
-    opened.close()
+    context = browser.new_context(viewport={"width": 1280, "height": 900})
+    context.set_default_timeout(PATIENCE)
+    yield context
+    context.close()
 
 
 @pytest.fixture
 def page(context: BrowserContext) -> Iterator[Page]:
-    """A page that nothing goes wrong on, and that asks nobody but the service."""
-    wrong: list[str] = []
+    """A page that must raise no error, and must send requests only to the service."""
+    page_errors: list[str] = []
     hosts: set[str] = set()
-    opened = context.new_page()
-    opened.on("pageerror", lambda error: wrong.append(str(error)))
-    opened.on("request", lambda request: hosts.add(urlsplit(request.url).hostname or ""))
-    yield opened
-    assert wrong == []
+    page = context.new_page()
+    page.on("pageerror", lambda error: page_errors.append(str(error)))
+    page.on("request", lambda request: hosts.add(urlsplit(request.url).hostname or ""))
+    yield page
+    assert page_errors == []
     assert hosts <= {"127.0.0.1", ""}
 
 
@@ -83,13 +92,13 @@ def ask(page: Page, question: str) -> None:
     page.keyboard.press("Enter")
 
 
-def test_a_question_finds_passages_with_its_words_marked_and_where_they_are_from(page: Page, service: Serving) -> None:
+def test_question_shows_passages_with_marked_words_and_sources(page: Page, service: Serving) -> None:
     page.goto(service.url)
     snapshot = service.snapshot()["snapshot"]
     expect(page.locator("#foot")).to_contain_text(f"snapshot {snapshot[:12]} · latest@1 · just now")
     expect(page.locator("#about")).to_have_text("3 passages, open to your question.")
     expect(page.locator("#verbs")).to_be_hidden()  # no model is served
-    page.keyboard.type("Which is the highest MOUNTAIN in alaska?")  # the box has the focus
+    page.keyboard.type("Which is the highest MOUNTAIN in alaska?")  # The input has the focus.
     page.keyboard.press("Enter")
     denali = page.locator(".passage", has=page.get_by_role("link", name="Denali", exact=True))
     expect(denali).to_have_count(1)
@@ -112,11 +121,11 @@ def test_a_question_finds_passages_with_its_words_marked_and_where_they_are_from
     expect(page).to_have_title("Which is the highest MOUNTAIN in alaska? · bookwheel")
 
 
-def test_a_question_has_an_address_and_a_way_back(page: Page, service: Serving) -> None:
+def test_question_has_a_url_and_can_be_navigated_back(page: Page, service: Serving) -> None:
     page.goto(f"{service.url}/#q=who+is+the+king%3F&k=3")
     expect(page.get_by_label("Your question")).to_have_value("who is the king?")
     expect(page.get_by_label("Passages", exact=True).first).to_be_visible()
-    expect(page.locator("#kind")).to_be_hidden()  # there is only prose
+    expect(page.locator("#kind")).to_be_hidden()  # All passages are prose.
     expect(page.locator(".passage")).to_have_count(3)
     ask(page, "Denali")
     expect(page).to_have_title("Denali · bookwheel")
@@ -125,14 +134,14 @@ def test_a_question_has_an_address_and_a_way_back(page: Page, service: Serving) 
     expect(page.get_by_label("Your question")).to_have_value("who is the king?")
 
 
-def test_the_page_searches_by_the_retriever_that_is_chosen(
+def test_page_searches_with_the_chosen_retriever(
     page: Page, encoder: Path, tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
 ) -> None:
     store = Store.open(str(tmp_path / "store"), create=True)
     tables = {"chunk": {"structures": ["tables"]}}
     publish_tiny(store, encoder, ARTICLES, tmp_path_factory.mktemp("work"), words=True, recipe=tables)
-    with serving(store.url, tmp_path / "dest") as serves:
-        page.goto(serves.url)
+    with serving(store.url, tmp_path / "dest") as service:
+        page.goto(service.url)
         choice = page.get_by_label("Retriever")
         expect(choice.locator("option")).to_have_text(["hnsw", "bm25", "rrf(hnsw, bm25)"])
         expect(page.locator("#explanation")).to_have_text("by meaning, along a graph of near passages: fast")
@@ -154,7 +163,7 @@ def test_the_page_searches_by_the_retriever_that_is_chosen(
         assert "kind=prose" in page.url
 
 
-def test_hostile_text_is_shown_and_does_nothing(page: Page, service: Serving) -> None:
+def test_hostile_text_is_shown_and_not_executed(page: Page, service: Serving) -> None:
     question = "<img src=x onerror='window.hacked=2'> \"><script>window.hacked=3</script> mountain"
     page.goto(service.url)
     ask(page, question)
@@ -169,7 +178,7 @@ def test_hostile_text_is_shown_and_does_nothing(page: Page, service: Serving) ->
     assert page.evaluate("window.hacked") is None
 
 
-def test_the_policy_runs_nothing_that_is_not_ours(page: Page, service: Serving) -> None:
+def test_content_security_policy_blocks_foreign_scripts(page: Page, service: Serving) -> None:
     reply = service.client.get("/")
     assert reply.headers["content-type"] == "text/html; charset=utf-8"
     assert reply.headers["x-content-type-options"] == "nosniff"
@@ -183,7 +192,7 @@ def test_the_policy_runs_nothing_that_is_not_ours(page: Page, service: Serving) 
     assert page.evaluate("fetch('http://127.0.0.1:9/').catch((error) => error.name)") == "TypeError"
 
 
-def test_errors_are_sentences(page: Page, context: BrowserContext, service: Serving) -> None:
+def test_errors_are_shown_as_sentences(page: Page, context: BrowserContext, service: Serving) -> None:
     page.goto(service.url)
     error = page.get_by_role("alert")
     ask(page, "long " * 1000)
@@ -198,28 +207,28 @@ def test_errors_are_sentences(page: Page, context: BrowserContext, service: Serv
     expect(error).to_be_hidden()
 
 
-def test_a_full_queue_says_when_to_come_again(page: Page, store: Store, tmp_path: Path) -> None:
+def test_full_queue_is_reported(page: Page, store: Store, tmp_path: Path) -> None:
     gate = Gate()
-    with serving(store.url, tmp_path, with_limits(queue_questions=1), gate) as busy, ThreadPoolExecutor(2) as others:
-        page.goto(busy.url)
+    with serving(store.url, tmp_path, with_limits(queue_questions=1), gate) as service, ThreadPoolExecutor(2) as pool:
+        page.goto(service.url)
         expect(page.locator("#foot")).to_contain_text("snapshot")
         gate.open.clear()
         try:
-            held = others.submit(busy.search, "the first is held up")
+            first_search = pool.submit(service.search, "the first is held up")
             until(gate.held.is_set)
-            waits = others.submit(busy.search, "the second waits")
-            until(lambda: busy.service._search_batcher.queued_questions == 1)
+            second_search = pool.submit(service.search, "the second waits")
+            until(lambda: service.service._search_batcher.queued_questions == 1)
             ask(page, "the third?")
             expect(page.get_by_role("alert")).to_contain_text("Too many questions are waiting.")
         finally:
             gate.open.set()
-        assert held.result()
-        assert waits.result()
+        assert first_search.result()
+        assert second_search.result()
 
 
-def test_a_service_without_a_snapshot_says_so(page: Page, store: Store, tmp_path: Path) -> None:
-    with serving(store.url, tmp_path, ready=False, ref="nobody") as empty:
-        page.goto(empty.url)
+def test_service_without_a_snapshot_is_reported(page: Page, store: Store, tmp_path: Path) -> None:
+    with serving(store.url, tmp_path, ready=False, ref="unknown") as service:
+        page.goto(service.url)
         expect(page.locator("#foot")).to_contain_text("The library is not ready to answer.")
         ask(page, "who?")
         expect(page.get_by_role("alert")).to_contain_text(
@@ -227,60 +236,44 @@ def test_a_service_without_a_snapshot_says_so(page: Page, store: Store, tmp_path
         )
 
 
-def test_it_fits_a_phone_and_the_night(browser: Browser, service: Serving) -> None:
-    pages = {}
+def test_page_fits_a_phone_and_has_a_dark_theme(browser: Browser, service: Serving) -> None:
+    context = browser.new_context(viewport={"width": 360, "height": 700}, is_mobile=True, has_touch=True)
+    page = context.new_page()
+    page.goto(f"{service.url}/#q=highest+mountain")
+    expect(page.locator(".passage")).to_have_count(3)
+    colours = set()
     for scheme in ("light", "dark"):
-        context = browser.new_context(
-            viewport={"width": 360, "height": 700}, is_mobile=True, has_touch=True, color_scheme=scheme
-        )
-        page = context.new_page()
-        page.goto(f"{service.url}/#q=highest+mountain")
-        expect(page.locator(".passage")).to_have_count(3)
+        page.emulate_media(color_scheme=scheme)
         assert page.evaluate("document.documentElement.scrollWidth") <= 360
-        pages[scheme] = page.evaluate("getComputedStyle(document.body).backgroundColor")
-        context.close()
-    assert pages["light"] != pages["dark"]
+        colours.add(page.evaluate("getComputedStyle(document.body).backgroundColor"))
+    context.close()
+    assert len(colours) == 2
 
 
-@pytest.mark.parametrize("kind", ["token", "sequence"])
-def test_an_answer_shows_what_it_was_read_from(
-    kind: str, page: Page, store: Store, encoder: Path, tmp_path: Path
-) -> None:
-    model = save_tiny_rag(tmp_path / "model", encoder, kind)  # type: ignore[arg-type]
-    with serving(store.url, tmp_path / "dest", model=str(model)) as reading:
-        page.goto(reading.url)
-        ask(page, "Which is the highest mountain?")
-        expect(page.locator(".passage")).to_have_count(3)
-        expect(page.locator("#foot")).to_contain_text("model")
-        with httpx.Client() as client:
-            request = {"questions": ["Which is the highest mountain?"], "k": 3}
-            told = client.post(f"{reading.url}/answer", json=request, timeout=PATIENCE).json()["answers"][0]
-        expect(page.locator(".said")).to_contain_text(told["answer"] or "The model gave no answer.")
-        for meter, key in (("found", "weight"), ("carries", "posterior")):
-            shown = page.locator(f".meter.{meter} .fill").evaluate_all(_SHARES)
-            assert shown == pytest.approx([one[key] for one in told["passages"]], abs=1e-6)
-        assert page.locator(".parts span").evaluate_all(_SHARES) == pytest.approx(shown)
-        _check_tokens(page, [token for token in told["tokens"] if token["text"]])
-        page.get_by_label("Passages only").check()
-        expect(page.locator("#answer")).to_be_hidden()
-        expect(page.locator(".passage")).to_have_count(3)
+@pytest.mark.parametrize("answering_service", ["token", "sequence"], indirect=True)
+def test_answer_shows_the_weights_of_its_passages(page: Page, answering_service: Serving) -> None:
+    page.goto(answering_service.url)
+    ask(page, "Which is the highest mountain?")
+    expect(page.locator(".passage")).to_have_count(3)
+    expect(page.locator("#foot")).to_contain_text("model")
+    request = {"questions": ["Which is the highest mountain?"], "k": 3}
+    answer = answering_service.client.post("/answer", json=request).json()["answers"][0]
+    expect(page.locator(".said")).to_contain_text(answer["answer"] or "The model gave no answer.")
+    for meter, key in (("found", "weight"), ("carries", "posterior")):
+        shares = page.locator(f".meter.{meter} .fill").evaluate_all(READ_SHARES)
+        assert shares == pytest.approx([passage[key] for passage in answer["passages"]], abs=1e-6)
+    assert page.locator(".parts span").evaluate_all(READ_SHARES) == pytest.approx(shares)
+    check_token_notes(page, [token for token in answer["tokens"] if token["text"]])
+    page.get_by_label("Passages only").check()
+    expect(page.locator("#answer")).to_be_hidden()
+    expect(page.locator(".passage")).to_have_count(3)
 
 
-def test_a_citation_leads_to_the_revision_that_it_names(page: Page, service: Serving) -> None:
-    entry = {
-        "number": 1,
-        "title": "Denali",
-        "section": "",
-        "revision": 7,
-        "revised": "2026-11-01T12:00:00Z",
-        "places": [0],
-        "text": "of Alaska",
-        "cut": False,
-    }
-    context = [
-        {**entry, "url": "https://en.wikipedia.org/?oldid=7"},
-        {**entry, "number": 2, "url": "javascript:alert()"},
-    ]
+def test_citation_links_to_the_cited_revision(page: Page, service: Serving) -> None:
+    entry = {"title": "Denali", "section": "", "revision": 7, "revised": "2026-11-01T12:00:00Z"}
+    entry |= {"places": [0], "text": "of Alaska", "cut": False}
+    urls = ("https://en.wikipedia.org/?oldid=7", "javascript:alert()")
+    context = [{**entry, "number": number, "url": url} for number, url in enumerate(urls, start=1)]
     answer = {"question": "?", "answer": "Denali [1, 2] in [2024] <b>", "ended": True, "log_likelihood": None}
     answer |= {"passages": [], "tokens": [], "context": context, "statements": [], "citations": [1, 2]}
     reply = {"snapshot": service.snapshot()["snapshot"], "model": "m", "answers": [answer]}
@@ -299,70 +292,69 @@ def test_a_citation_leads_to_the_revision_that_it_names(page: Page, service: Ser
     expect(page.locator(".said")).to_have_text("The library does not contain the answer.")
 
 
-def _check_tokens(page: Page, told: list[dict[str, Any]]) -> None:
-    """Of RAG-Token, each token can be asked whose it is, from the keyboard."""
-    tokens, note = page.locator(".token"), page.locator(".token-note")
-    assert tokens.all_text_contents() == [token["text"] for token in told]
-    for place, token in enumerate(told):
-        tokens.first.focus() if place == 0 else page.keyboard.press("ArrowRight")
-        expect(tokens.nth(place)).to_be_focused()
+def check_token_notes(page: Page, answer_tokens: list[dict[str, Any]]) -> None:
+    """The note of a token that is selected with the keyboard names the passage with the highest posterior."""
+    token_elements, note = page.locator(".token"), page.locator(".token-note")
+    assert token_elements.all_text_contents() == [token["text"] for token in answer_tokens]
+    for position, token in enumerate(answer_tokens):
+        token_elements.first.focus() if position == 0 else page.keyboard.press("ArrowRight")
+        expect(token_elements.nth(position)).to_be_focused()
         best = max(range(len(token["posterior"])), key=token["posterior"].__getitem__)
         expect(note).to_contain_text(f"passage {best + 1}")
 
 
+@pytest.mark.parametrize("answering_service", ["sequence"], indirect=True)
 @pytest.mark.parametrize("streams", [True, False])
-def test_passages_come_before_the_answer_where_a_browser_reads_streams(
-    streams: bool, page: Page, store: Store, encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_passages_are_shown_before_the_answer_if_the_browser_reads_streams(
+    streams: bool, page: Page, answering_service: Serving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = save_tiny_rag(tmp_path / "model", encoder, "sequence")
-    with serving(store.url, tmp_path / "dest", model=str(model)) as reading:
-        if not streams:
-            page.add_init_script("delete Response.prototype.body")
-        page.goto(reading.url)
-        expect(page.locator("#foot")).to_contain_text("model")
-        held = Held(monkeypatch)
-        ask(page, "Which is the highest mountain?")
-        until(lambda: held.steps)
-        if streams:
-            expect(page.locator(".passage")).to_have_count(3)
-        expect(page.locator("#status")).to_have_text("Reading…")
-        expect(page.locator("#answer")).to_be_hidden()
-        held.go.set()
-        expect(page.locator("#status")).to_contain_text("3 passages in")
-        expect(page.locator(".said")).to_have_count(1)
-        expect(page.locator(".growing")).to_have_count(0)
+    if not streams:
+        page.add_init_script("delete Response.prototype.body")
+    page.goto(answering_service.url)
+    expect(page.locator("#foot")).to_contain_text("model")
+    generator = Held(monkeypatch)
+    ask(page, "Which is the highest mountain?")
+    until(lambda: generator.steps)
+    if streams:
+        expect(page.locator(".passage")).to_have_count(3)
+    expect(page.locator("#status")).to_have_text("Reading…")
+    expect(page.locator("#answer")).to_be_hidden()
+    generator.go.set()
+    expect(page.locator("#status")).to_contain_text("3 passages in")
+    expect(page.locator(".said")).to_have_count(1)
+    expect(page.locator(".growing")).to_have_count(0)
 
 
-def test_an_answer_that_fails_half_way_is_told(
+def test_answer_that_fails_half_way_is_reported(
     page: Page, store: Store, encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = save_tiny_rag(tmp_path / "model", encoder, "sequence")
-    with serving(store.url, tmp_path / "dest", with_limits(request_seconds=0.3), model=str(model)) as reading:
-        page.goto(reading.url)
+    with serving(store.url, tmp_path / "dest", with_limits(request_seconds=0.3), model=str(model)) as service:
+        page.goto(service.url)
         expect(page.locator("#foot")).to_contain_text("model")
-        held = Held(monkeypatch)
+        generator = Held(monkeypatch)
         ask(page, "Which is the highest mountain?")
         expect(page.get_by_role("alert")).to_contain_text(
             "That took too long. Try again in a moment. (no answer within"
         )
-        held.go.set()
+        generator.go.set()
 
 
-def test_words_come_one_by_one_from_one_prompt(
+def test_text_of_an_answer_grows_word_by_word(
     page: Page, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "llama").mkdir()
     model = save_llama(tmp_path / "llama", chat=True)
-    read = ReaderSettings("concat", concat=PromptSettings(instruction="", budget=60))
-    with serving(store.url, tmp_path / "dest", model=str(model), reader_settings=read) as reading:
-        page.goto(reading.url)
+    settings = ReaderSettings("concat", concat=PromptSettings(instruction="", budget=60))
+    with serving(store.url, tmp_path / "dest", model=str(model), reader_settings=settings) as service:
+        page.goto(service.url)
         expect(page.locator("#foot")).to_contain_text("model")
-        held = Held(monkeypatch, CausalGenerator, free=24)
+        generator = Held(monkeypatch, CausalGenerator, free=24)
         ask(page, "highest mountain?")
         expect(page.locator(".growing")).to_have_text(re.compile(r"\S"))
         expect(page.locator(".passage")).to_have_count(3)
-        assert not held.go.is_set()
-        held.go.set()
+        assert not generator.go.is_set()
+        generator.go.set()
         expect(page.locator("#status")).to_contain_text("3 passages in")
         expect(page.locator(".growing")).to_have_count(0)
         expect(page.locator(".said")).to_have_text(re.compile(r"\S"))

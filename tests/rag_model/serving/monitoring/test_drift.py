@@ -1,4 +1,4 @@
-"""Drift: nothing on more of the same, the same on any sample, and much where people ask something else."""
+"""Drift: near 0 for samples of one distribution, independent of the sample size, and large for other questions."""
 
 import numpy as np
 import pytest
@@ -13,8 +13,8 @@ from rag_model.serving.monitoring.quality import DriftReference
 DIM = 384
 
 
-def questions(n: int, seed: int, shift: float = 0.0, spread: float = 1.0) -> Vectors:
-    """Unit vectors around a direction, as encoders give them: most of a vector is common to all questions."""
+def sample_vectors(n: int, seed: int, shift: float = 0.0, spread: float = 1.0) -> Vectors:
+    """Draw unit vectors around one direction, because the vectors of encoders have a large common component."""
     random = np.random.default_rng(seed)
     common = np.zeros(DIM)
     common[0], common[1] = 1.0, shift
@@ -24,20 +24,22 @@ def questions(n: int, seed: int, shift: float = 0.0, spread: float = 1.0) -> Vec
 
 @settings(max_examples=20)
 @given(seed=st.integers(0, 1000), n=st.sampled_from([50, 300]), m=st.sampled_from([74, 400]))
-def test_more_of_the_same_is_no_drift_whatever_the_sizes(seed: int, n: int, m: int) -> None:
-    assert abs(DriftReference.from_vectors(questions(m, 2 * seed)).distance(questions(n, 2 * seed + 1))) < 0.01
+def test_samples_of_one_distribution_have_no_drift(seed: int, n: int, m: int) -> None:
+    reference = DriftReference.from_vectors(sample_vectors(m, 2 * seed))
+    assert abs(reference.distance(sample_vectors(n, 2 * seed + 1))) < 0.01
 
 
-def test_it_grows_with_the_shift_and_sees_a_change_of_shape() -> None:
-    reference = DriftReference.from_vectors(questions(500, 0))
-    shifted = [reference.distance(questions(500, 1, shift=shift)) for shift in (0.0, 0.5, 1.0, 2.0)]
+def test_drift_grows_with_the_shift_and_detects_a_change_of_spread() -> None:
+    reference = DriftReference.from_vectors(sample_vectors(500, 0))
+    shifted = [reference.distance(sample_vectors(500, 1, shift=shift)) for shift in (0.0, 0.5, 1.0, 2.0)]
     assert shifted == sorted(shifted)
     assert shifted[-1] > 0.2
-    assert reference.distance(questions(500, 1, spread=0.2)) > 0.05  # about one thing, where the mean moves little
+    one_topic = sample_vectors(500, 1, spread=0.2)  # Such questions move the mean only little.
+    assert reference.distance(one_topic) > 0.05
 
 
-def test_it_is_the_discrepancy_of_the_paper() -> None:
-    x, y = questions(30, 0), questions(25, 1, shift=1.0)
+def test_drift_is_the_normalised_maximum_mean_discrepancy() -> None:
+    x, y = sample_vectors(30, 0), sample_vectors(25, 1, shift=1.0)
     squared = [float(((a - b) ** 2).sum()) for i, a in enumerate(x) for b in x[i + 1 :]]
 
     def kernel(a: Vectors, b: Vectors) -> float:
@@ -50,18 +52,18 @@ def test_it_is_the_discrepancy_of_the_paper() -> None:
     assert DriftReference.from_vectors(x).distance(y) == pytest.approx(expected, abs=1e-5)
 
 
-def test_a_reference_that_says_nothing_is_refused() -> None:
+def test_too_small_or_constant_reference_is_refused() -> None:
     with pytest.raises(UsageError, match="at least 20"):
-        DriftReference.from_vectors(questions(19, 0))
+        DriftReference.from_vectors(sample_vectors(19, 0))
     with pytest.raises(UsageError, match="all alike"):
-        DriftReference.from_vectors(np.repeat(questions(1, 0), 30, axis=0))
+        DriftReference.from_vectors(np.repeat(sample_vectors(1, 0), 30, axis=0))
 
 
-def test_the_real_encoder_tells_other_questions_from_the_same_kind(encoder: Encoder) -> None:
+def test_keywords_drift_from_questions_with_a_real_encoder(encoder: Encoder) -> None:
     things = ["river", "mountain", "city", "king", "war", "treaty", "novel", "painter", "planet", "metal", "language"]
-    places = ["France", "Japan", "Brazil", "Egypt", "Norway", "India", "Canada", "Kenya", "Poland", "Chile"]
-    asked = [f"What is the longest {thing} of {place}?" for thing in things for place in places]
-    vectors = encoder.encode_questions([asked[i] for i in np.random.default_rng(0).permutation(len(asked))])
-    reference, same = DriftReference.from_vectors(vectors[:55]), vectors[55:]
+    countries = ["France", "Japan", "Brazil", "Egypt", "Norway", "India", "Canada", "Kenya", "Poland", "Chile"]
+    questions = [f"What is the longest {thing} of {country}?" for thing in things for country in countries]
+    vectors = encoder.encode_questions([questions[i] for i in np.random.default_rng(0).permutation(len(questions))])
+    reference, same_kind = DriftReference.from_vectors(vectors[:55]), vectors[55:]
     keywords = encoder.encode_questions([f"{thing} {number}" for thing in things for number in range(5)])
-    assert reference.distance(same) < 0.05 < reference.distance(keywords)
+    assert reference.distance(same_kind) < 0.05 < reference.distance(keywords)

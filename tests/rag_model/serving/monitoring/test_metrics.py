@@ -1,4 +1,4 @@
-"""What is scraped says what is so: of a service that swaps, is refused, and of manifests that say anything."""
+"""The exported metrics of a service that swaps or refuses snapshots, and of manifests with any content."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -23,11 +23,11 @@ from rag_model.store.versions.manifest import Content, Manifest
 from tests.fixtures.serving import Library, serving, until
 from tests.fixtures.tiny_rag import save_tiny_rag
 
-NAMED = ServedRef("latest", 7, "0" * 64, "2026-11-01T00:00:00+00:00")
+SERVED_REF = ServedRef("latest", 7, "0" * 64, "2026-11-01T00:00:00+00:00")
 
 
-def scraped(metrics: ServiceMetrics) -> dict[str, float]:
-    """Return every sample by its name and, sorted, its labels' values."""
+def read_metrics(metrics: ServiceMetrics) -> dict[str, float]:
+    """Return the value of each sample by its name and the sorted values of its labels."""
     families = text_string_to_metric_families(metrics.render_exposition().decode())
     samples = [sample for family in families for sample in family.samples]
     return {
@@ -36,107 +36,107 @@ def scraped(metrics: ServiceMetrics) -> dict[str, float]:
     }
 
 
-def manifest(**said: Any) -> Manifest:
-    return Manifest(Content({"kind": "wiki"}, (), {}), **said)
+def create_manifest(**fields: Any) -> Manifest:
+    return Manifest(Content({"kind": "wiki"}, (), {}), **fields)
 
 
 @pytest.fixture
 def metrics() -> Iterator[ServiceMetrics]:
-    kept = ServiceMetrics(ServiceSettings())
-    yield kept
-    kept.close()
+    metrics = ServiceMetrics(ServiceSettings())
+    yield metrics
+    metrics.close()
 
 
-def test_a_swap_is_seen_as_it_happens(library: Library, dest: Path, metrics: ServiceMetrics) -> None:
-    assert not any(name.startswith("bookwheel_snapshot") for name in scraped(metrics))
+def test_metrics_follow_a_swap(library: Library, dest: Path, metrics: ServiceMetrics) -> None:
+    assert not any(name.startswith("bookwheel_snapshot") for name in read_metrics(metrics))
     with serving(library.url, dest, observer=metrics) as service:
-        until(lambda: scraped(metrics).get(f"bookwheel_snapshot_info hnsw latest {library.red}") == 1)
+        until(lambda: read_metrics(metrics).get(f"bookwheel_snapshot_info hnsw latest {library.red}") == 1)
         service.search("who was born?", "where is the river?")
         library.move(library.blue)
         service.until_served(library.blue)
         service.search("who was born?", k=2)
-        until(lambda: scraped(metrics)["bookwheel_editions"] == 1)
-        seen = scraped(metrics)
-        assert seen["bookwheel_snapshot_info hnsw latest " + library.blue] == 1
-        assert f"bookwheel_snapshot_info hnsw latest {library.red}" not in seen
-        assert seen["bookwheel_ref_number"] == service.snapshot()["number"]
-        assert seen["bookwheel_swaps_total ok"] == 1
-        assert seen["bookwheel_swaps_total refused"] == 0
-        assert seen["bookwheel_request_seconds_count 200 search"] == 2
-        assert seen["bookwheel_batch_questions_sum"] == 3
-        assert seen["bookwheel_queue_filled_ratio_count search"] == 2
-        assert seen["bookwheel_looks_total ok"] > 0
-        assert seen["bookwheel_ref_seen_age_seconds"] < 60
-        assert seen["process_resident_memory_bytes"] > 0
+        until(lambda: read_metrics(metrics)["bookwheel_editions"] == 1)
+        samples = read_metrics(metrics)
+        assert samples["bookwheel_snapshot_info hnsw latest " + library.blue] == 1
+        assert f"bookwheel_snapshot_info hnsw latest {library.red}" not in samples
+        assert samples["bookwheel_ref_number"] == service.snapshot()["number"]
+        assert samples["bookwheel_swaps_total ok"] == 1
+        assert samples["bookwheel_swaps_total refused"] == 0
+        assert samples["bookwheel_request_seconds_count 200 search"] == 2
+        assert samples["bookwheel_batch_questions_sum"] == 3
+        assert samples["bookwheel_queue_filled_ratio_count search"] == 2
+        assert samples["bookwheel_looks_total ok"] > 0
+        assert samples["bookwheel_ref_seen_age_seconds"] < 60
+        assert samples["process_resident_memory_bytes"] > 0
 
 
-def test_a_malformed_request_is_counted_by_its_status(library: Library, dest: Path, metrics: ServiceMetrics) -> None:
+def test_invalid_request_is_counted_by_its_status(library: Library, dest: Path, metrics: ServiceMetrics) -> None:
     with serving(library.url, dest, observer=metrics) as service:
         assert service.client.post("/search", json={"questions": []}).status_code == 422
         assert service.client.post("/search", json={"questions": ["x"], "k": 0}).status_code == 400
-        assert service.client.get("/nobody/knows/this").status_code == 404
-        seen = scraped(metrics)
-        assert seen["bookwheel_request_seconds_count 422 search"] == 1
-        assert seen["bookwheel_request_seconds_count 400 search"] == 1
-        assert not any("nobody" in name for name in seen)  # labels are few, whatever is asked
+        assert service.client.get("/unknown/path").status_code == 404
+        samples = read_metrics(metrics)
+        assert samples["bookwheel_request_seconds_count 422 search"] == 1
+        assert samples["bookwheel_request_seconds_count 400 search"] == 1
+        assert not any("unknown" in name for name in samples)  # Requests cannot create labels.
 
 
-def test_what_answers_are_read_from_is_watched_too(library: Library, dest: Path, tmp_path: Path) -> None:
-    """A model finds passages with a question encoder of its own, and that is the one that training can spoil."""
+def test_retrieval_for_answers_is_monitored(library: Library, dest: Path, tmp_path: Path) -> None:
+    """A RAG model retrieves with its own question encoder, which a training can spoil."""
     model = save_tiny_rag(tmp_path / "model", library.encoder)
     metrics = ServiceMetrics(ServiceSettings(), QualityMonitor(MonitorSettings(window=8, min_samples=4, samples=8)))
     with serving(library.url, dest, observer=metrics, model=str(model)) as service:
-        asked = [f"who was born in city {letter}?" for letter in "abcd"]
-        assert service.client.post("/answer", json={"questions": asked}).status_code == 200
-        seen = scraped(metrics)
-        assert 0 <= seen["bookwheel_retrieval_spread_ratio answer"] <= 1
-        assert seen["bookwheel_retrieval_distinct_ratio answer"] >= 0.25
-        assert "bookwheel_retrieval_spread_ratio search" not in seen
+        questions = [f"who was born in city {letter}?" for letter in "abcd"]
+        assert service.client.post("/answer", json={"questions": questions}).status_code == 200
+        samples = read_metrics(metrics)
+        assert 0 <= samples["bookwheel_retrieval_spread_ratio answer"] <= 1
+        assert samples["bookwheel_retrieval_distinct_ratio answer"] >= 0.25
+        assert "bookwheel_retrieval_spread_ratio search" not in samples
 
 
-def refusal(snapshot: str, number: int = 8) -> Refusal:
+def create_refusal(snapshot: str, number: int = 8) -> Refusal:
     return Refusal("latest", number, snapshot, "it is damaged", "2026-11-01T00:00:00+00:00", 1, False)
 
 
-def test_a_refusal_lasts_until_what_was_refused_is_not_named_any_more(metrics: ServiceMetrics) -> None:
-    metrics.on_refused(refusal("f" * 64))
+def test_refusal_is_exported_until_the_ref_moves(metrics: ServiceMetrics) -> None:
+    metrics.on_refused(create_refusal("f" * 64))
     metrics.on_poll("")
-    assert scraped(metrics)["bookwheel_snapshot_refused_info 8 latest " + "f" * 64] == 1
-    assert scraped(metrics)["bookwheel_swaps_total refused"] == 1
-    metrics.on_refused(refusal(""))  # the ref's own record can't be read
-    assert any(name.startswith("bookwheel_snapshot_refused") for name in scraped(metrics))
+    assert read_metrics(metrics)["bookwheel_snapshot_refused_info 8 latest " + "f" * 64] == 1
+    assert read_metrics(metrics)["bookwheel_swaps_total refused"] == 1
+    metrics.on_refused(create_refusal(""))  # The record of the ref's move cannot be read.
+    assert any(name.startswith("bookwheel_snapshot_refused") for name in read_metrics(metrics))
     metrics.on_poll("the store is gone")
-    assert any(name.startswith("bookwheel_snapshot_refused") for name in scraped(metrics))
+    assert any(name.startswith("bookwheel_snapshot_refused") for name in read_metrics(metrics))
     metrics.on_poll("")
-    assert not any(name.startswith("bookwheel_snapshot_refused") for name in scraped(metrics))
-    assert scraped(metrics)["bookwheel_looks_total failed"] == 1
+    assert not any(name.startswith("bookwheel_snapshot_refused") for name in read_metrics(metrics))
+    assert read_metrics(metrics)["bookwheel_looks_total failed"] == 1
 
 
-def test_what_a_manifest_says_is_read() -> None:
+def test_recall_and_creation_time_are_read_from_the_manifest() -> None:
     figures = {"hnsw": {"recall@20": 0.98, "recall@20_p5": 0.9, "distances": 1200.0}}
-    served = ServedSnapshotInfo.from_manifest(
-        manifest(metrics=figures, provenance={"created_at": "2026-11-01T00:00:00+00:00"}), NAMED, "hnsw"
+    info = ServedSnapshotInfo.from_manifest(
+        create_manifest(metrics=figures, provenance={"created_at": "2026-11-01T00:00:00+00:00"}), SERVED_REF, "hnsw"
     )
-    assert (served.recall_mean, served.recall_p5) == (0.98, 0.9)
-    assert served.created == 1793491200.0
+    assert (info.recall_mean, info.recall_p5) == (0.98, 0.9)
+    assert info.created == 1793491200.0
     assert (
         ServedSnapshotInfo.from_manifest(
-            manifest(provenance={"created_at": "2026-11-01T00:00:00"}), NAMED, "hnsw"
+            create_manifest(provenance={"created_at": "2026-11-01T00:00:00"}), SERVED_REF, "hnsw"
         ).created
-        == served.created
+        == info.created
     )
 
 
-def test_the_lines_of_the_last_builds_are_read(metrics: ServiceMetrics) -> None:
-    recalls, served = [0.98] * 6 + [0.9] * 3, manifest()
+def test_trends_of_the_last_builds_are_exported(metrics: ServiceMetrics) -> None:
+    recalls, last_build = [0.98] * 6 + [0.9] * 3, create_manifest()
     for number, recall in enumerate(recalls):
-        provenance = {"history": format_history(served if number else None)}
+        provenance = {"history": format_history(last_build if number else None)}
         content = Content({"kind": "wiki", "number": number}, (), {})
-        served = Manifest(content, {"hnsw": {"recall@20": recall}}, provenance=provenance)
-    metrics.served = ServedSnapshotInfo.from_manifest(served, NAMED, "hnsw")
-    assert scraped(metrics)["bookwheel_builds_trend_ratio hnsw recall"] == pytest.approx(0.9 / 0.98)
-    metrics.served = ServedSnapshotInfo.from_manifest(manifest(), NAMED, "hnsw")
-    assert not any(name.startswith("bookwheel_builds") for name in scraped(metrics))
+        last_build = Manifest(content, {"hnsw": {"recall@20": recall}}, provenance=provenance)
+    metrics.served = ServedSnapshotInfo.from_manifest(last_build, SERVED_REF, "hnsw")
+    assert read_metrics(metrics)["bookwheel_builds_trend_ratio hnsw recall"] == pytest.approx(0.9 / 0.98)
+    metrics.served = ServedSnapshotInfo.from_manifest(create_manifest(), SERVED_REF, "hnsw")
+    assert not any(name.startswith("bookwheel_builds") for name in read_metrics(metrics))
 
 
 _JSON = st.recursive(
@@ -148,32 +148,28 @@ _JSON = st.recursive(
 
 @settings(max_examples=50)
 @given(metrics=st.dictionaries(st.sampled_from(["hnsw", "x"]), _JSON), created=_JSON)
-def test_a_manifest_may_say_anything(metrics: dict[str, Any], created: Any) -> None:
-    served = ServedSnapshotInfo.from_manifest(
-        manifest(metrics=metrics, provenance={"created_at": created, "history": [created] * 9}), NAMED, "hnsw"
-    )
-    assert served.recall_mean is None or 0 <= served.recall_mean <= 1
+def test_any_json_in_a_manifest_is_tolerated(metrics: dict[str, Any], created: Any) -> None:
+    provenance = {"created_at": created, "history": [created] * 9}
+    manifest = create_manifest(metrics=metrics, provenance=provenance)
+    info = ServedSnapshotInfo.from_manifest(manifest, SERVED_REF, "hnsw")
+    assert info.recall_mean is None or 0 <= info.recall_mean <= 1
 
 
-def test_answers_are_counted_by_what_their_passages_say(library: Library, dest: Path, metrics: ServiceMetrics) -> None:
-    found = Hit(
-        1, 0.5, 0, Passage("1-0", "1", 1, "T", "", "by Orwell", 0, 2, Passage.hash_of("T", "by Orwell")), "", ""
-    )
+def test_answers_are_counted_by_their_origin_and_support(library: Library, dest: Path, metrics: ServiceMetrics) -> None:
+    hit = Hit(1, 0.5, 0, Passage("1-0", "1", 1, "T", "", "by Orwell", 0, 2, Passage.hash_of("T", "by Orwell")), "", "")
     entry = ContextEntry(1, "T", "", "", 1, (0,), "by Orwell")
-    given = Answer("who?", "Orwell [1].", None, (SupportingPassage(found),), context=(entry,))
+    answer = Answer("who?", "Orwell [1].", None, (SupportingPassage(hit),), context=(entry,))
     answers = [
-        given,
-        replace(given, text="Huxley"),
-        replace(given, text="", abstained=True),
-        replace(given, text=" "),
-        Answer(
-            "who?", "Huxley", -1.0, (SupportingPassage(CLOSED_BOOK, 1.0, 1.0),)
-        ),  # read nothing, so nothing is overridden
+        answer,
+        replace(answer, text="Huxley"),
+        replace(answer, text="", abstained=True),
+        replace(answer, text=" "),
+        Answer("who?", "Huxley", -1.0, (SupportingPassage(CLOSED_BOOK, 1.0, 1.0),)),  # It has no passages to override.
     ]
     with serving(library.url, dest, observer=metrics) as service, service.service.slot.acquire() as edition:
         metrics.on_answer(edition, answers)
-    seen = {name: value for name, value in scraped(metrics).items() if name.startswith("bookwheel_answers")}
-    assert {name: value for name, value in seen.items() if "created" not in name} == {
+    samples = {name: value for name, value in read_metrics(metrics).items() if name.startswith("bookwheel_answers")}
+    assert {name: value for name, value in samples.items() if "created" not in name} == {
         "bookwheel_answers_total given": 3,
         "bookwheel_answers_total empty": 1,
         "bookwheel_answers_total abstained": 1,

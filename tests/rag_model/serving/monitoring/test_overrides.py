@@ -1,4 +1,4 @@
-"""Which memory answered, live: a made world in which it is known of each answer; and the sample that is checked."""
+"""Override checks of a live service: answers whose origin is known, in the model or in the passages, and sampling."""
 
 import threading
 from collections.abc import Iterator, Sequence
@@ -40,10 +40,10 @@ from tests.fixtures.known_memories import (
 )
 from tests.fixtures.scripted_server import Scripted, Step, event, hangs, replies, scripted, streams
 from tests.fixtures.serving import PATIENCE, serving, until, with_limits
-from tests.rag_model.serving.monitoring.test_metrics import scraped
+from tests.rag_model.serving.monitoring.test_metrics import read_metrics
 
-APART, TOGETHER = ReaderSettings("marginal"), ReaderSettings("concat", concat=ONE_PROMPT)
-UNHELD = len(REMEMBERS) + len(INVENTS)
+MARGINAL, CONCAT = ReaderSettings("marginal"), ReaderSettings("concat", concat=ONE_PROMPT)
+N_UNSUPPORTED = len(REMEMBERS) + len(INVENTS)
 
 
 @pytest.fixture(scope="module")
@@ -51,134 +51,133 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     return make_world(tmp_path_factory.mktemp("world"))
 
 
-@pytest.mark.parametrize("reading", [APART, TOGETHER], ids=["marginal", "concat"])
-def test_a_service_counts_the_answers_that_memory_gives_over_the_passages(
-    world: World, dest: Path, reading: ReaderSettings
-) -> None:
+@pytest.mark.parametrize("reading", [MARGINAL, CONCAT], ids=["marginal", "concat"])
+def test_service_counts_answers_that_override_the_passages(world: World, dest: Path, reading: ReaderSettings) -> None:
     settings = with_limits(override_every=1)
     metrics = ServiceMetrics(settings)
     with serving(world.url, dest, settings, metrics, model=str(world.model), reader_settings=reading) as service:
         reply = service.client.post("/answer", json={"questions": QUESTIONS, "k": 2}).json()
-        until(lambda: scraped(metrics)["bookwheel_answers_sampled_total"] == len(QUESTIONS))
-        seen = scraped(metrics)
-    likeliest = [max(some, key=lambda one: some[one]) for some in (said(one, world.hits[one]) for one in QUESTIONS)]
-    assert [one["answer"] for one in reply["answers"]] == likeliest
-    assert seen["bookwheel_answers_total given"] == len(READS) + UNHELD
-    assert seen["bookwheel_answers_unsupported_total"] == UNHELD
-    assert seen["bookwheel_answers_override_total"] == len(REMEMBERS)
+        until(lambda: read_metrics(metrics)["bookwheel_answers_sampled_total"] == len(QUESTIONS))
+        samples = read_metrics(metrics)
+    likelihoods = [said(question, world.hits[question]) for question in QUESTIONS]
+    likeliest = [max(texts, key=texts.__getitem__) for texts in likelihoods]
+    assert [answer["answer"] for answer in reply["answers"]] == likeliest
+    assert samples["bookwheel_answers_total given"] == len(READS) + N_UNSUPPORTED
+    assert samples["bookwheel_answers_unsupported_total"] == N_UNSUPPORTED
+    assert samples["bookwheel_answers_override_total"] == len(REMEMBERS)
     for stage in ("search", "assembly", "generation"):
-        assert seen[f"bookwheel_answer_stage_seconds_count {stage}"] == len(QUESTIONS)
+        assert samples[f"bookwheel_answer_stage_seconds_count {stage}"] == len(QUESTIONS)
 
 
-def test_what_only_the_passages_make_likely_is_no_override(world: World) -> None:
-    """In this world the probabilities are known, too."""
-    model = ServedModel.load(None, str(world.model), APART)
+def test_answer_that_only_the_passages_make_likely_is_no_override(world: World) -> None:
+    """The probabilities of all answers are known in this test."""
+    model = ServedModel.load(None, str(world.model), MARGINAL)
     assert model.has_likelihoods
-    reader = model.model.open_reader(None, APART)
-    answers = reader.answer_from(QUESTIONS, [world.hits[one] for one in QUESTIONS])
-    unheld = [answer for answer in answers if is_unsupported(answer)]
-    assert [one.question[0] for one in unheld] == [*REMEMBERS, *INVENTS]
-    assert [is_remembered(model.create_likelihood_reader(), one) for one in unheld] == [True] * len(REMEMBERS) + [
-        False
-    ] * len(INVENTS)
+    reader = model.model.open_reader(None, MARGINAL)
+    answers = reader.answer_from(QUESTIONS, [world.hits[question] for question in QUESTIONS])
+    unsupported = [answer for answer in answers if is_unsupported(answer)]
+    assert [answer.question[0] for answer in unsupported] == [*REMEMBERS, *INVENTS]
+    remembered = [is_remembered(model.create_likelihood_reader(), answer) for answer in unsupported]
+    assert remembered == [True] * len(REMEMBERS) + [False] * len(INVENTS)
 
 
-def wrote(text: str) -> Step:
-    """Send an answer that took 7 tokens to read and 2 to write."""
+def answer_with(text: str) -> Step:
+    """Return a reply of the endpoint with this answer, 7 prompt tokens and 2 generated tokens."""
     return streams(event(text), event("", "stop", usage={"prompt_tokens": 7, "completion_tokens": 2}))
 
 
-def test_an_endpoint_is_asked_closed_book_what_no_passage_supports(
+def test_endpoint_is_asked_without_passages_about_unsupported_answers(
     world: World, dest: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It repeats one answer, gives another one than before, is not asked for a third, and fails twice."""
+    """It repeats the first answer, changes the second, is not asked about the third, and fails twice."""
     settings = with_limits(override_every=1)
     metrics = ServiceMetrics(settings)
-    answered = [wrote("mow [1]."), wrote("xer"), wrote(town_of(world.hits["a?"])), wrote("now"), wrote("now")]
-    checked = [wrote("The Mow"), wrote("pij"), None, replies(400), replies(400)]
-    steps = [step for both in zip(answered, checked, strict=True) for step in both if step]
+    answer_steps = [answer_with(text) for text in ("mow [1].", "xer", town_of(world.hits["a?"]), "now", "now")]
+    check_steps = [answer_with("The Mow"), answer_with("pij"), None, replies(400), replies(400)]
+    steps = [step for pair in zip(answer_steps, check_steps, strict=True) for step in pair if step]
     with scripted(*steps) as server:
         monkeypatch.setenv("OPENAI_BASE_URL", server.url)
         reading = ReaderSettings(concat=PromptSettings(cite=True))
         with serving(world.url, dest, settings, metrics, model="openai:tiny", reader_settings=reading) as service:
             for number, question in enumerate(("m?", "x?", "a?", "n?", "n?"), start=1):
                 assert service.client.post("/answer", json={"questions": [question], "k": 2}).status_code == 200
-                until(partial(are_checked, metrics, number))
-            seen = scraped(metrics)
-    assert (seen["bookwheel_answers_unsupported_total"], seen["bookwheel_answers_sampled_total"]) == (4, 3)
-    assert (seen["bookwheel_answers_override_total"], seen["bookwheel_answers_unchecked_total"]) == (1, 2)
+                until(partial(has_checked, metrics, number))
+            samples = read_metrics(metrics)
+    assert (samples["bookwheel_answers_unsupported_total"], samples["bookwheel_answers_sampled_total"]) == (4, 3)
+    assert (samples["bookwheel_answers_override_total"], samples["bookwheel_answers_unchecked_total"]) == (1, 2)
     kinds = ("answer read", "answer written", "check read", "check written")
-    tokens = {kind: seen["bookwheel_tokens_total " + " ".join(reversed(kind.split()))] for kind in kinds}
-    assert tokens == {"answer read": 35, "answer written": 10, "check read": 14, "check written": 4}
-    asked, again = (server.bodies[place] for place in (0, 1))
-    closed, alone = PromptSettings(cite=True).system(closed=True), PromptSettings().user("", "m?")
-    assert again["messages"] == [{"role": "system", "content": closed}, {"role": "user", "content": alone}]
-    assert {**asked, "messages": []} == {**again, "messages": []}
-    assert again["temperature"] == 0
+    token_counts = {kind: samples["bookwheel_tokens_total " + " ".join(reversed(kind.split()))] for kind in kinds}
+    assert token_counts == {"answer read": 35, "answer written": 10, "check read": 14, "check written": 4}
+    answer_request, check_request = server.bodies[:2]
+    system_prompt, user_prompt = PromptSettings(cite=True).system(closed=True), PromptSettings().user("", "m?")
+    messages = [(message["role"], message["content"]) for message in check_request["messages"]]
+    assert messages == [("system", system_prompt), ("user", user_prompt)]
+    assert {**answer_request, "messages": []} == {**check_request, "messages": []}
+    assert check_request["temperature"] == 0
     assert caplog.text.count("was not checked") == 1
 
 
-def are_checked(metrics: ServiceMetrics, number: int) -> bool:
-    """Return whether so many sampled answers are done with."""
-    seen = scraped(metrics)
-    return seen["bookwheel_answers_sampled_total"] + seen["bookwheel_answers_unchecked_total"] == number
+def has_checked(metrics: ServiceMetrics, number: int) -> bool:
+    """Return whether this number of sampled answers was checked, or could not be checked."""
+    samples = read_metrics(metrics)
+    return samples["bookwheel_answers_sampled_total"] + samples["bookwheel_answers_unchecked_total"] == number
 
 
 @pytest.fixture
-def silent(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Scripted, OverrideChecker]]:
-    """An endpoint that takes the question, and says nothing."""
+def silent_endpoint(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Scripted, OverrideChecker]]:
+    """An endpoint that receives the question and never answers."""
     with scripted(hangs()) as server:
         monkeypatch.setenv("OPENAI_BASE_URL", server.url)
-        behind = ServedModel.load(None, "openai:tiny", ReaderSettings())
-        yield server, create_override_checker(behind)
-        behind.close()
+        model = ServedModel.load(None, "openai:tiny", ReaderSettings())
+        yield server, create_override_checker(model)
+        model.close()
 
 
-def test_an_endpoint_that_says_nothing_is_given_up(silent: tuple[Scripted, OverrideChecker]) -> None:
-    found: list[OverrideCheck | None] = []
-    overrides = OverrideMonitor(1, found.append, seconds=0.2)
-    overrides.record_answer(lambda: silent[1], answer(), unsupported=True)
-    until(lambda: found == [None])
+def test_check_at_a_silent_endpoint_times_out(silent_endpoint: tuple[Scripted, OverrideChecker]) -> None:
+    checks: list[OverrideCheck | None] = []
+    overrides = OverrideMonitor(1, checks.append, seconds=0.2)
+    overrides.record_answer(lambda: silent_endpoint[1], create_answer(), unsupported=True)
+    until(lambda: checks == [None])
     overrides.close()
 
 
-def test_the_end_of_a_service_does_not_wait_for_an_endpoint(silent: tuple[Scripted, OverrideChecker]) -> None:
-    found: list[OverrideCheck | None] = []
-    overrides = OverrideMonitor(1, found.append, seconds=10 * PATIENCE)
-    overrides.record_answer(lambda: silent[1], answer(), unsupported=True)
-    until(lambda: len(silent[0].bodies) == 1)
+def test_shutdown_does_not_wait_for_the_endpoint(silent_endpoint: tuple[Scripted, OverrideChecker]) -> None:
+    checks: list[OverrideCheck | None] = []
+    overrides = OverrideMonitor(1, checks.append, seconds=10 * PATIENCE)
+    overrides.record_answer(lambda: silent_endpoint[1], create_answer(), unsupported=True)
+    until(lambda: len(silent_endpoint[0].bodies) == 1)
     overrides.close()
-    assert found == []
+    assert checks == []
 
 
 @pytest.mark.parametrize(
-    ("said", "alone", "same"),
+    ("text", "check", "is_same"),
     [
         ("The Eiffel Tower [1].", "eiffel tower", True),
         ("Paris", "It is Paris, in France.", True),
         ("Paris", "Parisians", False),
         ("Lyon", "Paris", False),
-        ("the", "a", False),  # no words are left of either
+        ("the", "a", False),  # Both have only stop words.
         ("Paris", "", False),
     ],
 )
-def test_two_answers_are_the_same_if_one_has_the_words_of_the_other(said: str, alone: str, same: bool) -> None:
+def test_answers_are_equal_if_one_contains_the_words_of_the_other(text: str, check: str, is_same: bool) -> None:
     entry = ContextEntry(1, "T", "", "", 1, (0,), "text")
-    given = Answer("?", said, None, (), context=(entry,))
-    assert is_repeated(given, Answer("?", alone, None, ())) is same
+    first_answer = Answer("?", text, None, (), context=(entry,))
+    assert is_repeated(first_answer, Answer("?", check, None, ())) is is_same
 
 
-def test_what_tells_no_likelihoods_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_endpoint_without_likelihoods_is_not_asked_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:9/v1")
-    behind = ServedModel.load(None, "openai:tiny", ReaderSettings())
-    assert can_check_overrides(behind)
-    assert not behind.has_likelihoods
+    model = ServedModel.load(None, "openai:tiny", ReaderSettings())
+    assert can_check_overrides(model)
+    assert not model.has_likelihoods
     with pytest.raises(UsageError, match="cannot compute the likelihood"):
-        behind.create_likelihood_reader()
-    behind.close()
+        model.create_likelihood_reader()
+    model.close()
 
 
-def test_citations_are_no_part_of_what_is_remembered() -> None:
+def test_citations_are_ignored_in_override_checks() -> None:
     hit = Hit(1, 0.5, 0, Passage("1-0", "1", 1, "T", "", "by Orwell", 0, 2, Passage.hash_of("T", "by Orwell")), "", "")
     writer = Quoting()
     (cited,) = ConcatReader(None, writer, PromptSettings(cite=True)).answer_from(["who?"], [[hit]])
@@ -186,16 +185,16 @@ def test_citations_are_no_part_of_what_is_remembered() -> None:
     assert not is_remembered(ConcatReader(None, writer), cited)
 
 
-class Told:
-    """Tells that all answers are remembered, once it may."""
+class PausedReader:
+    """Scores all texts as certain, once `go` is set."""
 
     def __init__(self) -> None:
-        self.go, self.asked = threading.Event(), threading.Event()
+        self.go, self.called = threading.Event(), threading.Event()
 
     def log_likelihood(
         self, questions: Sequence[str], hits: Sequence[Sequence[Hit]], texts: Sequence[str]
     ) -> list[float]:
-        self.asked.set()
+        self.called.set()
         assert self.go.wait(PATIENCE)
         if texts[0] == "fails":
             raise UsageError("no such text")
@@ -203,61 +202,61 @@ class Told:
 
 
 @pytest.fixture
-def told() -> Told:
-    return Told()
+def paused_reader() -> PausedReader:
+    return PausedReader()
 
 
-def answer(text: str = "x") -> Answer:
+def create_answer(text: str = "x") -> Answer:
     return Answer("?", text, None, ())
 
 
-def test_one_answer_in_three_is_checked(told: Told) -> None:
-    found: list[OverrideCheck | None] = []
-    told.go.set()
-    overrides = OverrideMonitor(3, found.append)
+def test_one_answer_in_three_is_checked(paused_reader: PausedReader) -> None:
+    checks: list[OverrideCheck | None] = []
+    paused_reader.go.set()
+    overrides = OverrideMonitor(3, checks.append)
     for unsupported in (True, True, False, True, True, True, True, True):
-        overrides.record_answer(lambda: LikelihoodChecker(told), answer(), unsupported=unsupported)
-    until(lambda: len(found) == 2)
+        overrides.record_answer(lambda: LikelihoodChecker(paused_reader), create_answer(), unsupported=unsupported)
+    until(lambda: len(checks) == 2)
     overrides.close()
-    assert found == [
+    assert checks == [
         OverrideCheck(override=False),
         OverrideCheck(override=True),
-    ]  # the third, which is supported, and the sixth
+    ]  # The third answer is supported, and the sixth is not.
 
 
-def test_none_is_checked_and_no_thread_begins_where_none_is_wanted(told: Told) -> None:
-    overrides = OverrideMonitor(0, lambda found: None)
-    overrides.record_answer(lambda: LikelihoodChecker(told), answer(), unsupported=True)
+def test_no_thread_starts_if_no_answer_is_sampled(paused_reader: PausedReader) -> None:
+    overrides = OverrideMonitor(0, lambda check: None)
+    overrides.record_answer(lambda: LikelihoodChecker(paused_reader), create_answer(), unsupported=True)
     overrides.close()
-    assert not told.asked.is_set()
+    assert not paused_reader.called.is_set()
     assert overrides.thread.problem == ""
 
 
-def test_few_wait_and_none_of_a_version_that_is_gone(told: Told) -> None:
-    found: list[OverrideCheck | None] = []
-    overrides = OverrideMonitor(1, found.append)
-    overrides.record_answer(lambda: LikelihoodChecker(told), answer(), unsupported=True)
-    assert told.asked.wait(PATIENCE)
+def test_queue_of_checks_is_bounded_and_cleared_by_a_swap(paused_reader: PausedReader) -> None:
+    checks: list[OverrideCheck | None] = []
+    overrides = OverrideMonitor(1, checks.append)
+    overrides.record_answer(lambda: LikelihoodChecker(paused_reader), create_answer(), unsupported=True)
+    assert paused_reader.called.wait(PATIENCE)
     for _ in range(5):
-        overrides.record_answer(lambda: LikelihoodChecker(told), answer(), unsupported=True)
+        overrides.record_answer(lambda: LikelihoodChecker(paused_reader), create_answer(), unsupported=True)
     overrides.clear()
     for _ in range(40):
-        overrides.record_answer(lambda: LikelihoodChecker(told), answer(), unsupported=False)
-    told.go.set()
-    until(lambda: len(found) == 33)
-    overrides.record_answer(lambda: LikelihoodChecker(told), answer(), unsupported=True)
-    until(lambda: len(found) == 34)
+        overrides.record_answer(lambda: LikelihoodChecker(paused_reader), create_answer(), unsupported=False)
+    paused_reader.go.set()
+    until(lambda: len(checks) == 33)
+    overrides.record_answer(lambda: LikelihoodChecker(paused_reader), create_answer(), unsupported=True)
+    until(lambda: len(checks) == 34)
     overrides.close()
-    assert [one and one.override for one in found] == [True, *[False] * 32, True]
+    assert [check and check.override for check in checks] == [True, *[False] * 32, True]
 
 
-def test_an_answer_that_cannot_be_checked_costs_no_other(told: Told, caplog: pytest.LogCaptureFixture) -> None:
-    found: list[OverrideCheck | None] = []
-    told.go.set()
-    overrides = OverrideMonitor(1, found.append)
-    overrides.record_answer(lambda: LikelihoodChecker(told), answer("fails"), unsupported=True)
-    overrides.record_answer(lambda: LikelihoodChecker(told), answer(), unsupported=True)
-    until(lambda: found == [None, OverrideCheck(override=True)])
+def test_failed_check_affects_no_other_answer(paused_reader: PausedReader, caplog: pytest.LogCaptureFixture) -> None:
+    checks: list[OverrideCheck | None] = []
+    paused_reader.go.set()
+    overrides = OverrideMonitor(1, checks.append)
+    overrides.record_answer(lambda: LikelihoodChecker(paused_reader), create_answer("fails"), unsupported=True)
+    overrides.record_answer(lambda: LikelihoodChecker(paused_reader), create_answer(), unsupported=True)
+    until(lambda: checks == [None, OverrideCheck(override=True)])
     assert "was not checked" in caplog.text
     assert overrides.thread.problem == ""
     overrides.close()

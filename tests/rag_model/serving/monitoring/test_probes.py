@@ -1,4 +1,4 @@
-"""The drift of a generator: a service that serves another model than the one whose answers were recorded."""
+"""The drift of a generator: a service whose model differs from the one whose answers were recorded."""
 
 import json
 from pathlib import Path
@@ -17,64 +17,65 @@ from tests.fixtures.alert_rules import assert_firing
 from tests.fixtures.scripted_server import event, scripted, streams
 from tests.fixtures.serving import Library, serving, until, with_limits
 from tests.fixtures.tiny_generators import save_llama
-from tests.rag_model.serving.monitoring.test_metrics import scraped
+from tests.rag_model.serving.monitoring.test_metrics import read_metrics
 
 PROBES = [f"who was the king of city {number}?" for number in range(12)]
 DECODING = DecodingSettings(max_new_tokens=4)
 SETTINGS = with_limits(override_every=0)
-SAME, DIFFERENCE = "bookwheel_probe_same_ratio", "bookwheel_probe_likelihood_difference_nats"
+SAME_RATIO, DIFFERENCE = "bookwheel_probe_same_ratio", "bookwheel_probe_likelihood_difference_nats"
 
 
-def reading(route: Route) -> ReaderSettings:
+def create_settings(route: Route) -> ReaderSettings:
     return ReaderSettings("auto", DECODING, PromptSettings(instruction="", budget=60), route=route)
 
 
 def test_another_model_is_compared_with_the_recorded_answers(
-    made_library: Library, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    shared_library: Library, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     models = [save_llama(tmp_path / f"llama{seed}", seed) for seed in (1, 2)]
-    settings = reading(Route("weights", -99.0, identify_model(str(models[0])), "concat"))
+    settings = create_settings(Route("weights", -99.0, identify_model(str(models[0])), "concat"))
     expositions = []
     for model in models:
         metrics = ServiceMetrics(SETTINGS, probes=ProbeMonitor(PROBES, tmp_path / "dest"))
-        followed = {"model": str(model), "reader_settings": settings}
-        with serving(made_library.url, tmp_path / "dest", SETTINGS, metrics, **followed) as service:
+        serve_options = {"model": str(model), "reader_settings": settings}
+        with serving(shared_library.url, tmp_path / "dest", SETTINGS, metrics, **serve_options) as service:
             reply = service.client.post("/answer", json={"questions": PROBES[:2], "k": 2}).json()
-            until(lambda metrics=metrics: SAME in scraped(metrics))  # type: ignore[misc]
-            seen = scraped(metrics)
+            until(lambda metrics=metrics: SAME_RATIO in read_metrics(metrics))  # type: ignore[misc]
+            samples = read_metrics(metrics)
             expositions.append(metrics.render_exposition())
         if model == models[0]:
-            assert (seen[SAME], seen[DIFFERENCE]) == (1.0, pytest.approx(0.0, abs=1e-6))
-            assert [one["memory"] for one in reply["answers"]] == ["weights"] * 2
-            assert [one["passages"] for one in reply["answers"]] == [[], []]
-            assert seen["bookwheel_answers_memory_total weights"] == 2
-        assert seen["bookwheel_tokens_total written probe"] >= len(PROBES)
+            assert (samples[SAME_RATIO], samples[DIFFERENCE]) == (1.0, pytest.approx(0.0, abs=1e-6))
+            assert [answer["memory"] for answer in reply["answers"]] == ["weights"] * 2
+            assert [answer["passages"] for answer in reply["answers"]] == [[], []]
+            assert samples["bookwheel_answers_memory_total weights"] == 2
+        assert samples["bookwheel_tokens_total written probe"] >= len(PROBES)
     # The route was chosen for the first model, so it is not used for the second.
     assert "the route was chosen for a model other than" in caplog.text
-    assert {one["route"]["signal"] for one in reply["answers"]} == {"difference"}
+    assert {answer["route"]["signal"] for answer in reply["answers"]} == {"difference"}
 
     (file,) = (tmp_path / "dest").glob("probes-*.json")
     rows = json.loads(file.read_text())["answers"]
     assert [row["question"] for row in rows] == PROBES
-    new = ServedModel.load(
+    second_model = ServedModel.load(
         None, str(models[1]), ReaderSettings("concat", DECODING, settings.concat)
     ).create_uncited_reader()
-    empty = [()] * len(PROBES)
-    now = [normalise(one.text) for one in new.answer_from(PROBES, empty)]
-    assert seen[SAME] == sum(normalise(row["text"]) == text for row, text in zip(rows, now, strict=True)) / len(PROBES)
-    likelihoods = new.log_likelihood(PROBES, empty, [row["text"] for row in rows])
+    no_passages = [()] * len(PROBES)
+    second_answers = [normalise(answer.text) for answer in second_model.answer_from(PROBES, no_passages)]
+    equal = [normalise(row["text"]) == text for row, text in zip(rows, second_answers, strict=True)]
+    assert samples[SAME_RATIO] == sum(equal) / len(PROBES)
+    likelihoods = second_model.log_likelihood(PROBES, no_passages, [row["text"] for row in rows])
     expected = [
         (likelihood - row["log_likelihood"]) / row["tokens"] for row, likelihood in zip(rows, likelihoods, strict=True)
     ]
-    assert seen[DIFFERENCE] == pytest.approx(sum(expected) / len(expected), abs=1e-4)
+    assert samples[DIFFERENCE] == pytest.approx(sum(expected) / len(expected), abs=1e-4)
     assert_firing(tmp_path, expositions[0], expositions[0])
     assert_firing(tmp_path, expositions[1], expositions[1], "BookwheelGeneratorDrifted")
 
 
-def test_an_endpoint_is_asked_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    said = [streams(event("Rome"), event("", "stop"))] * 12 + [streams(event("rome."), event("", "stop"))] * 9
-    said += [streams(event("Paris"), event("", "stop"))]
-    with scripted(*said) as server:
+def test_endpoint_is_probed_repeatedly(monkeypatch: pytest.MonkeyPatch) -> None:
+    replies = [streams(event("Rome"), event("", "stop"))] * 12 + [streams(event("rome."), event("", "stop"))] * 9
+    replies += [streams(event("Paris"), event("", "stop"))]
+    with scripted(*replies) as server:
         for name, value in {"OPENAI_BASE_URL": server.url, "BOOKWHEEL_LLM_CONCURRENCY": "1"}.items():
             monkeypatch.setenv(name, value)
         model = ServedModel.load(None, "openai:changes", ReaderSettings("concat", DECODING))
@@ -92,7 +93,7 @@ def test_an_endpoint_is_asked_again_and_again(monkeypatch: pytest.MonkeyPatch) -
             model.close()
 
 
-def test_a_damaged_record_is_replaced(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_damaged_record_is_replaced(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     model = ServedModel.load(None, str(save_llama(tmp_path / "llama")), ReaderSettings("concat", DECODING))
     texts = []
     for damage in (None, "{", '{"answers": [{"text": 1, "log_likelihood": 0, "tokens": 1}]}', '{"answers": []}'):
@@ -109,7 +110,7 @@ def test_a_damaged_record_is_replaced(tmp_path: Path, caplog: pytest.LogCaptureF
     assert caplog.text.count("has no readable answers of probes") == 2
 
 
-def test_probes_are_few_different_questions_of_the_whole_file() -> None:
+def test_probes_are_distinct_questions_from_the_whole_file() -> None:
     questions = [f"q{number}" for number in range(1000)]
     probes = choose_probes(questions)
     assert len(set(probes)) == MAX_PROBES
@@ -117,6 +118,6 @@ def test_probes_are_few_different_questions_of_the_whole_file() -> None:
     assert choose_probes([*PROBES, *PROBES]) == PROBES
     with pytest.raises(UsageError, match="9 different probe questions are too few"):
         choose_probes([*PROBES[:9], PROBES[0]])
-    monitor = ProbeMonitor()  # without probes there is no thread
+    monitor = ProbeMonitor()  # Without probes it starts no thread.
     monitor.start_monitoring(None)
     monitor.close()

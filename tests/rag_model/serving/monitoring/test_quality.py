@@ -1,4 +1,4 @@
-"""The windows over live questions: right where something is known, silent where nothing is."""
+"""Metrics over windows of live questions: correct for known inputs, and absent for too few questions."""
 
 import random
 import time
@@ -53,17 +53,17 @@ def snapshot(store: Store) -> Snapshot:
 
 @pytest.fixture
 def quality() -> Iterator[QualityMonitor]:
-    watching = QualityMonitor(SETTINGS, QUESTIONS[:100])
-    yield watching
-    watching.close()
+    quality = QualityMonitor(SETTINGS, QUESTIONS[:100])
+    yield quality
+    quality.close()
 
 
 def ask(quality: QualityMonitor, snapshot: Snapshot, encoder: Encoder, questions: Sequence[str], k: int = 3) -> None:
     vectors = encoder.encode_questions(questions)
-    served(quality, snapshot, questions, vectors, DenseRetriever(snapshot).search_vectors(vectors, k), k)
+    record_search(quality, snapshot, questions, vectors, DenseRetriever(snapshot).search_vectors(vectors, k), k)
 
 
-def served(
+def record_search(
     quality: QualityMonitor,
     snapshot: Snapshot,
     questions: Sequence[str],
@@ -74,113 +74,108 @@ def served(
     quality.record_search(snapshot.id, questions, vectors, [k] * len(questions), hits)
 
 
-def until(quality: QualityMonitor, seen: Callable[[QualityMetrics], bool]) -> QualityMetrics:
-    """Wait for the thread behind the figures."""
+def until(quality: QualityMonitor, condition: Callable[[QualityMetrics], bool]) -> QualityMetrics:
+    """Wait until the metrics of the background thread fulfil a condition."""
     deadline = time.monotonic() + 300
-    while not seen(figures := quality.compute_metrics()):
-        assert time.monotonic() < deadline, figures
+    while not condition(metrics := quality.compute_metrics()):
+        assert time.monotonic() < deadline, metrics
         time.sleep(0.01)
-    return figures
+    return metrics
 
 
-def test_a_healthy_service_has_figures_of_everything(
-    quality: QualityMonitor, snapshot: Snapshot, tiny: Encoder
-) -> None:
+def test_healthy_service_has_all_metrics(quality: QualityMonitor, snapshot: Snapshot, tiny: Encoder) -> None:
     quality.start_monitoring(snapshot, "hnsw", encode=tiny.encode_questions)
     ask(quality, snapshot, tiny, QUESTIONS[100:])
-    figures = until(quality, lambda seen: seen.recall_mean is not None and seen.drift is not None)
-    assert figures.recall_mean is not None
-    assert figures.recall_mean > 0.98
-    assert figures.recall_p5 is not None
-    assert figures.drift is not None
-    assert abs(figures.drift) < 0.05
-    assert figures.collapse["search"].questions == SETTINGS.window
-    assert figures.collapse["search"].describe_collapse() == ""
+    metrics = until(quality, lambda metrics: metrics.recall_mean is not None and metrics.drift is not None)
+    assert metrics.recall_mean is not None
+    assert metrics.recall_mean > 0.98
+    assert metrics.recall_p5 is not None
+    assert metrics.drift is not None
+    assert abs(metrics.drift) < 0.05
+    assert metrics.collapse["search"].questions == SETTINGS.window
+    assert metrics.collapse["search"].describe_collapse() == ""
 
 
-def test_nothing_is_said_of_too_few(quality: QualityMonitor, snapshot: Snapshot, tiny: Encoder) -> None:
+def test_too_few_questions_give_no_metrics(quality: QualityMonitor, snapshot: Snapshot, tiny: Encoder) -> None:
     assert quality.compute_metrics() == QualityMetrics()
     quality.start_monitoring(snapshot, "hnsw", encode=tiny.encode_questions)
     ask(quality, snapshot, tiny, QUESTIONS[: SETTINGS.min_samples - 1])
     assert quality.compute_metrics() == QualityMetrics()
 
 
-def test_many_people_asking_one_thing_are_no_collapse(
-    quality: QualityMonitor, snapshot: Snapshot, tiny: Encoder
-) -> None:
+def test_one_repeated_question_is_no_collapse(quality: QualityMonitor, snapshot: Snapshot, tiny: Encoder) -> None:
     quality.start_monitoring(snapshot, "hnsw", encode=tiny.encode_questions)
     ask(quality, snapshot, tiny, QUESTIONS[:40])
-    before = quality.compute_metrics().collapse
+    collapse = quality.compute_metrics().collapse
     ask(quality, snapshot, tiny, QUESTIONS[:1] * 300)
-    assert before
-    assert quality.compute_metrics().collapse == before
+    assert collapse
+    assert quality.compute_metrics().collapse == collapse
 
 
-def test_an_index_that_misses_is_seen(quality: QualityMonitor, snapshot: Snapshot, tiny: Encoder) -> None:
+def test_low_recall_is_measured(quality: QualityMonitor, snapshot: Snapshot, tiny: Encoder) -> None:
     quality.start_monitoring(snapshot, "hnsw", encode=tiny.encode_questions)
     vectors = tiny.encode_questions(QUESTIONS[:100])
-    deep = DenseRetriever(snapshot).search_vectors(vectors, 6)
-    served(quality, snapshot, QUESTIONS[:100], vectors, [hits[1:4] for hits in deep], 3)  # the best is lost
-    figures = until(quality, lambda seen: seen.recall_mean is not None)
-    assert figures.recall_mean == pytest.approx(2 / 3, abs=0.05)
+    hits = DenseRetriever(snapshot).search_vectors(vectors, 6)
+    without_best = [ranked[1:4] for ranked in hits]
+    record_search(quality, snapshot, QUESTIONS[:100], vectors, without_best, 3)
+    metrics = until(quality, lambda metrics: metrics.recall_mean is not None)
+    assert metrics.recall_mean == pytest.approx(2 / 3, abs=0.05)
 
 
-def test_passages_that_are_not_found_count_as_missed(
-    quality: QualityMonitor, snapshot: Snapshot, tiny: Encoder
-) -> None:
+def test_missing_hits_count_as_misses(quality: QualityMonitor, snapshot: Snapshot, tiny: Encoder) -> None:
     quality.start_monitoring(snapshot, "hnsw", encode=tiny.encode_questions)
     vectors = tiny.encode_questions(QUESTIONS[:100])
     hits = DenseRetriever(snapshot).search_vectors(vectors, 4)
-    served(quality, snapshot, QUESTIONS[:100], vectors, [some[:1] for some in hits], 4)
-    figures = until(quality, lambda seen: seen.recall_mean is not None)
-    assert figures.recall_mean == pytest.approx(0.25, abs=0.03)
+    record_search(quality, snapshot, QUESTIONS[:100], vectors, [ranked[:1] for ranked in hits], 4)
+    metrics = until(quality, lambda metrics: metrics.recall_mean is not None)
+    assert metrics.recall_mean == pytest.approx(0.25, abs=0.03)
 
 
-def test_other_questions_are_seen(quality: QualityMonitor, snapshot: Snapshot, tiny: Encoder) -> None:
+def test_drift_of_questions_is_measured(quality: QualityMonitor, snapshot: Snapshot, tiny: Encoder) -> None:
     quality.start_monitoring(snapshot, "hnsw", encode=tiny.encode_questions)
     ask(quality, snapshot, tiny, QUESTIONS[:60])
-    same = until(quality, lambda seen: seen.drift is not None).drift
+    first_drift = until(quality, lambda metrics: metrics.drift is not None).drift
     ask(quality, snapshot, tiny, [f"{i}{i}{i}.{i}" for i in range(100)])
-    assert same is not None
-    until(quality, lambda seen: seen.drift is not None and seen.drift > same + 0.2)
+    assert first_drift is not None
+    until(quality, lambda metrics: metrics.drift is not None and metrics.drift > first_drift + 0.2)
 
 
-def test_a_swap_begins_the_windows_anew_and_the_old_edition_is_not_heard(
+def test_swap_resets_the_windows_and_ignores_the_old_snapshot(
     quality: QualityMonitor, snapshot: Snapshot, tiny: Encoder, bert: Path, tmp_path: Path
 ) -> None:
     quality.start_monitoring(snapshot, "hnsw", encode=tiny.encode_questions)
     ask(quality, snapshot, tiny, QUESTIONS[:60])
     assert quality.compute_metrics().collapse
-    other = publish_tiny(Store.open(str(tmp_path / "store"), create=True), bert, {"a": "of a", "b": "of b"}, tmp_path)
-    quality.start_monitoring(other, "hnsw", encode=tiny.encode_questions)
+    store = Store.open(str(tmp_path / "store"), create=True)
+    other_snapshot = publish_tiny(store, bert, {"a": "of a", "b": "of b"}, tmp_path)
+    quality.start_monitoring(other_snapshot, "hnsw", encode=tiny.encode_questions)
     assert quality.compute_metrics() == QualityMetrics()
     ask(quality, snapshot, tiny, QUESTIONS[:60])
     assert quality.compute_metrics() == QualityMetrics()
 
 
-def test_a_snapshot_without_vectors_has_no_recall_and_all_else(
+def test_snapshot_without_vectors_has_all_metrics_but_recall(
     quality: QualityMonitor, store: Store, tiny: Encoder, tmp_path: Path
 ) -> None:
     pull(store, "latest", tmp_path, select=lambda path: not path.startswith("embeddings/"))
     with Snapshot.from_folder(tmp_path) as bare:
         quality.start_monitoring(bare, "hnsw", encode=tiny.encode_questions)
         ask(quality, bare, tiny, QUESTIONS[100:])
-        figures = until(quality, lambda seen: seen.drift is not None)
-        assert figures.recall_mean is None
-        assert figures.collapse
+        metrics = until(quality, lambda metrics: metrics.drift is not None)
+        assert metrics.recall_mean is None
+        assert metrics.collapse
 
 
-@pytest.mark.parametrize(("lost", "recall"), [(0, 1.0), (1, 0.0)])
-def test_words_are_found_exactly_or_it_is_seen(
-    quality: QualityMonitor, snapshot: Snapshot, lost: int, recall: float
-) -> None:
+@pytest.mark.parametrize(("skipped", "recall"), [(0, 1.0), (1, 0.0)])
+def test_recall_of_bm25_is_measured(quality: QualityMonitor, snapshot: Snapshot, skipped: int, recall: float) -> None:
     retriever = open_retriever(snapshot, "bm25(b=.9)")
     assert isinstance(retriever, IndexRetriever)
     quality.start_monitoring(snapshot, retriever.index, retriever.parameters)
-    hits = [some[lost:] for some in retriever.search(QUESTIONS[:100], 3)]  # without the first, all ranks are others
+    # Without the first hit, all ranks differ.
+    hits = [ranked[skipped:] for ranked in retriever.search(QUESTIONS[:100], 3)]
     quality.record_search(snapshot.id, QUESTIONS[:100], None, [3] * 100, hits)
-    figures = until(quality, lambda seen: seen.recall_mean is not None)
-    assert figures.recall_mean == recall
+    metrics = until(quality, lambda metrics: metrics.recall_mean is not None)
+    assert metrics.recall_mean == recall
 
 
 def test_without_evaluation_questions_there_is_no_drift(snapshot: Snapshot, tiny: Encoder) -> None:
@@ -188,18 +183,18 @@ def test_without_evaluation_questions_there_is_no_drift(snapshot: Snapshot, tiny
     try:
         quality.start_monitoring(snapshot, "hnsw", encode=tiny.encode_questions)
         ask(quality, snapshot, tiny, QUESTIONS)
-        assert until(quality, lambda seen: seen.recall_mean is not None).drift is None
+        assert until(quality, lambda metrics: metrics.recall_mean is not None).drift is None
     finally:
         quality.close()
 
 
-def test_an_encoder_that_breaks_ends_the_watch_of_that_edition_alone(
+def test_broken_encoder_ends_the_monitoring_of_its_snapshot_only(
     quality: QualityMonitor, snapshot: Snapshot, tiny: Encoder, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def broken(questions: Sequence[str]) -> Vectors:
+    def fail(questions: Sequence[str]) -> Vectors:
         raise OSError("gone")
 
-    quality.start_monitoring(snapshot, "hnsw", encode=broken)
+    quality.start_monitoring(snapshot, "hnsw", encode=fail)
     deadline = time.monotonic() + 300
     while "is not monitored any more" not in caplog.text:
         assert time.monotonic() < deadline
@@ -208,18 +203,18 @@ def test_an_encoder_that_breaks_ends_the_watch_of_that_edition_alone(
     assert quality.compute_metrics() == QualityMetrics()
     quality.start_monitoring(snapshot, "hnsw", encode=tiny.encode_questions)
     ask(quality, snapshot, tiny, QUESTIONS)
-    until(quality, lambda seen: seen.drift is not None)
+    until(quality, lambda metrics: metrics.drift is not None)
 
 
-def test_no_text_of_a_question_is_kept(quality: QualityMonitor, snapshot: Snapshot) -> None:
-    secret = "a secret that nobody should find"
+def test_texts_of_questions_are_not_stored(quality: QualityMonitor, snapshot: Snapshot) -> None:
+    secret_question = "a secret question"
     hits = DenseRetriever(snapshot).search_vectors(np.eye(1, snapshot.dim, dtype=np.float32), 3)
     quality.start_monitoring(snapshot, "hnsw", encode=None)
-    served(quality, snapshot, [secret], np.eye(1, snapshot.dim, dtype=np.float32), hits, 3)
-    assert secret not in repr(quality._monitored)
+    record_search(quality, snapshot, [secret_question], np.eye(1, snapshot.dim, dtype=np.float32), hits, 3)
+    assert secret_question not in repr(quality._monitored)
 
 
-def test_settings_that_could_say_nothing_are_refused() -> None:
+def test_settings_without_enough_samples_are_refused() -> None:
     for wrong in ({"window": 0}, {"min_samples": 1}, {"share": 0.0}, {"share": 1.5}, {"min_samples": 51, "window": 50}):
         with pytest.raises(UsageError):
             MonitorSettings(**wrong)  # type: ignore[arg-type]

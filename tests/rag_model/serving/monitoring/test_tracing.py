@@ -1,4 +1,4 @@
-"""Traces arrive at a real OTLP receiver over HTTP: one span for each request, and its stages inside it."""
+"""Traces arrive at a real OTLP receiver over HTTP: one span for each request, with a child span for each stage."""
 
 import logging
 import sys
@@ -62,19 +62,19 @@ def receiver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
         server.shutdown()
 
 
-def test_a_request_is_a_span_of_the_callers_trace_with_its_stages(
-    made_library: Library, model: Path, tmp_path: Path, receiver: Receiver
+def test_request_is_a_span_of_the_callers_trace_with_its_stages(
+    shared_library: Library, model: Path, tmp_path: Path, receiver: Receiver
 ) -> None:
     tracer = RequestTracer.from_environment()
-    with serving(made_library.url, tmp_path, tracer=tracer, model=str(model)) as served:
+    with serving(shared_library.url, tmp_path, tracer=tracer, model=str(model)) as service:
         headers = {"traceparent": TRACEPARENT}
-        assert served.client.post("/search", json={"questions": ["who?", "where?"]}, headers=headers).is_success
-        assert served.client.post("/answer", json={"questions": ["who?"]}).is_success
-        assert served.client.post("/search", json={"questions": []}).status_code == 422
-    found, answered, refused = [span for span in receiver.spans if span.name.startswith("POST ")]
-    stages = {span.name: span for span in receiver.spans if span.parent_span_id == found.span_id}
-    assert (receiver.services, found.trace_id.hex(), found.kind) == ({"bookwheel"}, TRACE_ID, SERVER_KIND)
-    assert read_attributes(found) == {
+        assert service.client.post("/search", json={"questions": ["who?", "where?"]}, headers=headers).is_success
+        assert service.client.post("/answer", json={"questions": ["who?"]}).is_success
+        assert service.client.post("/search", json={"questions": []}).status_code == 422
+    search_span, answer_span, invalid_span = [span for span in receiver.spans if span.name.startswith("POST ")]
+    stages = {span.name: span for span in receiver.spans if span.parent_span_id == search_span.span_id}
+    assert (receiver.services, search_span.trace_id.hex(), search_span.kind) == ({"bookwheel"}, TRACE_ID, SERVER_KIND)
+    assert read_attributes(search_span) == {
         "http.request.method": "POST",
         "http.route": "/search",
         "http.response.status_code": 200,
@@ -84,16 +84,16 @@ def test_a_request_is_a_span_of_the_callers_trace_with_its_stages(
     ordered = [stages[name] for name in ("queue", "encode", "search", "read")]
     bounds = [time for span in ordered for time in (span.start_time_unix_nano, span.end_time_unix_nano)]
     assert bounds == sorted(bounds)
-    assert found.start_time_unix_nano <= bounds[0] <= bounds[-1] <= found.end_time_unix_nano
-    assert all(span.trace_id == found.trace_id for span in ordered)
+    assert search_span.start_time_unix_nano <= bounds[0] <= bounds[-1] <= search_span.end_time_unix_nano
+    assert all(span.trace_id == search_span.trace_id for span in ordered)
     assert read_attributes(stages["search"]) == {
-        "bookwheel.snapshot": made_library.red,
+        "bookwheel.snapshot": shared_library.red,
         "bookwheel.retriever": "hnsw",
         "bookwheel.batch": 2,
     }
-    answer_stages = {span.name for span in receiver.spans if span.parent_span_id == answered.span_id}
+    answer_stages = {span.name for span in receiver.spans if span.parent_span_id == answer_span.span_id}
     assert answer_stages == {"queue", "answer"}
-    assert (read_attributes(refused)["http.response.status_code"], refused.status.code) == (422, 0)
+    assert (read_attributes(invalid_span)["http.response.status_code"], invalid_span.status.code) == (422, 0)
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_without_an_endpoint_there_are_no_traces(environment: dict[str, str]) ->
     assert RequestTracer.from_environment(environment) is None
 
 
-def test_a_missing_package_is_one_warning(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_missing_package_logs_one_warning(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
     with caplog.at_level(logging.WARNING):
         assert RequestTracer.from_environment({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://localhost:1"}) is None

@@ -1,4 +1,4 @@
-"""Passages and vectors of others become parts of a store; what passages may be."""
+"""Passages and vectors from other programs are imported as parts of a store, and invalid ones are refused."""
 
 import json
 import resource
@@ -36,11 +36,11 @@ def import_parts(store: Store, passages: str, vectors: VectorInput, part_bytes: 
 
 
 def import_parts_of_parquet(store: Store, passages: str) -> ImportedParts:
-    tasks = plan_import(store, passages, inspect_vectors(list(map(Path, list_urls(passages)))), part_bytes=PART)
+    tasks = plan_import(store, passages, inspect_vectors(list(map(Path, list_urls(passages)))), part_bytes=SMALL_PART)
     return collect_parts(store, passages, [import_part(task, store) for task in tasks], "float32")
 
 
-def test_a_passage_as_long_as_a_book_is_refused(tmp_path: Path) -> None:
+def test_too_long_passage_is_refused(tmp_path: Path) -> None:
     np.save(tmp_path / "vectors.npy", np.ones((1, 4), np.float32))
     (tmp_path / "rows.jsonl").write_text(json.dumps({"id": "a", "text": "x" * 100_001}))
     with pytest.raises(InputError, match="passage a has 100,001 characters, but at most 100,000 are allowed"):
@@ -56,21 +56,22 @@ def test_imported_passages_keep_their_dates(tmp_path: Path) -> None:
     rows = [{"id": "a", "text": "x", "revised": "2026-11-01T12:00:00Z"}, {"id": "b", "text": "y"}]
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
     store = Store.open(str(tmp_path / "store"), create=True)
-    (cut,) = import_parts(store, str(tmp_path / "rows.jsonl"), inspect_vectors([tmp_path / "vectors.npy"])).passages
-    with PassageFile(store.blobs.get_local_path(cut.passages)) as file:
+    vector_input = inspect_vectors([tmp_path / "vectors.npy"])
+    (chunk_result,) = import_parts(store, str(tmp_path / "rows.jsonl"), vector_input).passages
+    with PassageFile(store.blobs.get_local_path(chunk_result.passages)) as file:
         assert [format_iso(passage.revised) for passage in file.iter_passages()] == ["2026-11-01T12:00:00Z", None]
 
 
 ROWS, DIM = 50, 8
-PART = 4 * DIM * 12  # bytes of twelve rows
+SMALL_PART = 4 * DIM * 12  # the bytes of 12 rows
 
 
-def vectors_of(count: int) -> np.ndarray:
+def draw_vectors(count: int) -> np.ndarray:
     return np.random.default_rng(0).standard_normal((count, DIM), dtype=np.float32)
 
 
 def save_wiki_dpr(folder: Path, vectors: np.ndarray, sizes: tuple[int, ...] = (20, 0, 30), group: int = 7) -> str:
-    """Write files as those of `facebook/wiki_dpr`: passages and vectors in one, in row groups."""
+    """Write files like those of `facebook/wiki_dpr`, with passages and vectors in row groups."""
     folder.mkdir()
     first = 0
     for number, size in enumerate(sizes):
@@ -86,7 +87,7 @@ def save_wiki_dpr(folder: Path, vectors: np.ndarray, sizes: tuple[int, ...] = (2
     return f"{folder}/*.parquet"
 
 
-def read_back(store: Store, imported: ImportedParts) -> tuple[list[tuple[str, str, str]], np.ndarray]:
+def read_imported(store: Store, imported: ImportedParts) -> tuple[list[tuple[str, str, str]], np.ndarray]:
     passages, vectors = [], []
     for chunk_result, embed_result in zip(imported.passages, imported.embeddings, strict=True):
         with PassageFile(store.blobs.get_local_path(chunk_result.passages)) as file:
@@ -96,34 +97,35 @@ def read_back(store: Store, imported: ImportedParts) -> tuple[list[tuple[str, st
 
 
 def test_passages_and_vectors_in_one_parquet_file_are_imported_by_part(store: Store, tmp_path: Path) -> None:
-    vectors = vectors_of(ROWS)
+    vectors = draw_vectors(ROWS)
     passages = save_wiki_dpr(tmp_path / "wiki", vectors)
-    tasks = plan_import(store, passages, inspect_vectors(list(map(Path, list_urls(passages)))), part_bytes=PART)
+    tasks = plan_import(store, passages, inspect_vectors(list(map(Path, list_urls(passages)))), part_bytes=SMALL_PART)
     assert [task.rows for task in tasks] == [10] * 5
     reports = [import_part(task, store) for task in reversed(tasks)][::-1]  # in any order
-    found = read_back(store, collect_parts(store, passages, reports, "float32"))
-    assert found[0] == [(str(row + 1), f"title {row // 3}", f"text of {row}") for row in range(ROWS)]
-    np.testing.assert_array_equal(found[1], vectors)
+    passages_and_vectors = read_imported(store, collect_parts(store, passages, reports, "float32"))
+    assert passages_and_vectors[0] == [(str(row + 1), f"title {row // 3}", f"text of {row}") for row in range(ROWS)]
+    np.testing.assert_array_equal(passages_and_vectors[1], vectors)
     for report in reports:
         stored = from_table(EmbedResult, report["vectors"], "a report").vectors
         assert digest_file(store.files.local_path(stored.path)) == stored.id
-    again = [import_part(task, store) for task in tasks]
-    assert [report["passages"]["is_new"] for report in again] == [False] * 5, "recorded parts are not read again"
+    repeated_reports = [import_part(task, store) for task in tasks]
+    assert not any(report["passages"]["is_new"] for report in repeated_reports), "recorded parts are not imported again"
     store.takedowns.add("", ["title 4"], "", "me")
-    tasks = plan_import(store, passages, inspect_vectors(list(map(Path, list_urls(passages)))), part_bytes=PART)
-    without = read_back(store, collect_parts(store, passages, [import_part(task, store) for task in tasks], "float32"))
-    assert [row for row, _, _ in without[0]] == [str(row + 1) for row in range(ROWS) if row // 3 != 4]
-    np.testing.assert_array_equal(without[1], np.delete(vectors, [12, 13, 14], axis=0))
+    tasks = plan_import(store, passages, inspect_vectors(list(map(Path, list_urls(passages)))), part_bytes=SMALL_PART)
+    reports = [import_part(task, store) for task in tasks]
+    remaining = read_imported(store, collect_parts(store, passages, reports, "float32"))
+    assert [row for row, _, _ in remaining[0]] == [str(row + 1) for row in range(ROWS) if row // 3 != 4]
+    np.testing.assert_array_equal(remaining[1], np.delete(vectors, [12, 13, 14], axis=0))
 
 
-def test_a_full_disk_leaves_the_parts_before_it_and_the_import_continues(store: Store, tmp_path: Path) -> None:
-    vectors = vectors_of(ROWS)
+def test_import_continues_after_a_full_disk(store: Store, tmp_path: Path) -> None:
+    vectors = draw_vectors(ROWS)
     passages = save_wiki_dpr(tmp_path / "wiki", vectors)
-    tasks = plan_import(store, passages, inspect_vectors([tmp_path / "wiki"]), part_bytes=PART)
+    tasks = plan_import(store, passages, inspect_vectors([tmp_path / "wiki"]), part_bytes=SMALL_PART)
     import_part(tasks[0], store)
     files = {path for path in tmp_path.rglob("*") if path.is_file()}
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (300, hard))  # bytes; a longer file fails, as on a full disk
+    resource.setrlimit(resource.RLIMIT_FSIZE, (300, hard))  # in bytes; writing a longer file fails as on a full disk
     try:
         with pytest.raises(OSError, match="File too large"):
             import_part(tasks[1], store)
@@ -132,11 +134,11 @@ def test_a_full_disk_leaves_the_parts_before_it_and_the_import_continues(store: 
     assert {path for path in tmp_path.rglob("*") if path.is_file()} == files
     reports = [import_part(task, store) for task in tasks]
     assert [report["passages"]["is_new"] for report in reports] == [False, True, True, True, True]
-    np.testing.assert_array_equal(read_back(store, collect_parts(store, passages, reports, "float32"))[1], vectors)
+    np.testing.assert_array_equal(read_imported(store, collect_parts(store, passages, reports, "float32"))[1], vectors)
 
 
-def test_records_are_found_for_equal_files_in_another_folder(store: Store, tmp_path: Path) -> None:
-    vectors = vectors_of(ROWS)
+def test_equal_files_in_another_folder_are_not_imported_again(store: Store, tmp_path: Path) -> None:
+    vectors = draw_vectors(ROWS)
 
     def import_from(name: str) -> ImportedParts:
         passages = save_wiki_dpr(tmp_path / name, vectors)
@@ -147,15 +149,15 @@ def test_records_are_found_for_equal_files_in_another_folder(store: Store, tmp_p
     assert [part.passages for part in second.passages] == [part.passages for part in first.passages]
     records = "".join(path.read_text() for path in (tmp_path / "store" / "memo" / "import").iterdir())
     assert str(tmp_path) not in records
-    vectors[49, 0] += 1  # of the same size and perhaps in the same moment
+    vectors[49, 0] += 1  # The changed file has the same size and perhaps the same modification time.
     changed = import_from("elsewhere")
-    assert [part.is_new for part in changed.embeddings] == [False, False, True, True, True]  # those of its file
+    assert [part.is_new for part in changed.embeddings] == [False, False, True, True, True]  # the changed file's parts
 
 
 @pytest.mark.parametrize("metric", [faiss.METRIC_INNER_PRODUCT, faiss.METRIC_L2])
-def test_a_flat_index_with_ids_is_imported_with_its_passages(store: Store, tmp_path: Path, metric: int) -> None:
-    """As Pyserini's and Search-R1's artifacts are: `index`, `docid`, and JSONL with `contents`."""
-    vectors, folder = vectors_of(ROWS), tmp_path / "pyserini"
+def test_flat_index_with_ids_is_imported(store: Store, tmp_path: Path, metric: int) -> None:
+    """The files have the format of Pyserini and Search-R1: `index`, `docid`, and JSONL with `contents`."""
+    vectors, folder = draw_vectors(ROWS), tmp_path / "pyserini"
     folder.mkdir()
     index = faiss.index_factory(DIM, "Flat", metric)
     index.add(vectors)
@@ -164,13 +166,13 @@ def test_a_flat_index_with_ids_is_imported_with_its_passages(store: Store, tmp_p
     lines = [json.dumps({"id": row, "contents": f'"A ""{row}"""\nText of {row}.'}) for row in range(ROWS)]
     (tmp_path / "corpus.jsonl").write_text("\n".join(lines))
     source = str(tmp_path / "corpus.jsonl")
-    found = read_back(store, import_parts(store, source, inspect_vectors([folder]), PART))
-    assert found[0] == [(str(row), f'A "{row}"', f"Text of {row}.") for row in range(ROWS)]
-    np.testing.assert_array_equal(found[1], vectors)
-    assert not any(part.is_new for part in import_parts(store, source, inspect_vectors([folder]), PART).passages)
+    passages_and_vectors = read_imported(store, import_parts(store, source, inspect_vectors([folder]), SMALL_PART))
+    assert passages_and_vectors[0] == [(str(row), f'A "{row}"', f"Text of {row}.") for row in range(ROWS)]
+    np.testing.assert_array_equal(passages_and_vectors[1], vectors)
+    assert not any(part.is_new for part in import_parts(store, source, inspect_vectors([folder]), SMALL_PART).passages)
     (folder / "docid").write_text("".join(f"{(row + 1) % ROWS}\n" for row in range(ROWS)))
     with pytest.raises(InputError, match=r"row 0 of .*index is of passage '1', but the passage there is '0': give the"):
-        import_parts(store, source, inspect_vectors([folder]), PART)  # ids are part of what the record is of
+        import_parts(store, source, inspect_vectors([folder]), SMALL_PART)  # The memo key includes the ids.
     (folder / "docid").write_text("0\n1\n")
     with pytest.raises(InputError, match="docid has 2 ids for 50 vectors: take both from one index"):
         inspect_vectors([folder])
@@ -183,11 +185,11 @@ def test_a_flat_index_with_ids_is_imported_with_its_passages(store: Store, tmp_p
         (["id", "text", "text"], ["a", "b", "c"], "columns with the same name among id, text, text: write it again"),
     ],
 )
-def test_ids_and_columns_that_come_twice_are_refused(
+def test_repeated_ids_and_columns_are_refused(
     store: Store, tmp_path: Path, names: list[str], ids: list[str], sentence: str
 ) -> None:
     pq.write_table(pa.Table.from_arrays([pa.array(ids)] * len(names), names), tmp_path / "passages.parquet")
-    np.save(tmp_path / "vectors.npy", vectors_of(3))
+    np.save(tmp_path / "vectors.npy", draw_vectors(3))
     for task in plan_import(store, f"{tmp_path}/passages.parquet", inspect_vectors([tmp_path / "vectors.npy"])):
         with pytest.raises(InputError, match=sentence):
             import_part(task, store)
@@ -195,53 +197,53 @@ def test_ids_and_columns_that_come_twice_are_refused(
 
 @pytest.mark.parametrize("ranges", [1, 8])
 @pytest.mark.parametrize("names", ["{}", "page-{}"])
-def test_an_id_that_comes_twice_in_different_parts_is_refused(
+def test_id_that_is_repeated_in_another_part_is_refused(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names: str, ranges: int
 ) -> None:
     monkeypatch.setattr(imported, "_DIGESTS_PER_RANGE", ROWS // ranges + 1)
-    vectors, ids = vectors_of(ROWS), [names.format(row) for row in range(ROWS)]
+    vectors, ids = draw_vectors(ROWS), [names.format(row) for row in range(ROWS)]
     np.save(tmp_path / "vectors.npy", vectors)
-    given = inspect_vectors([tmp_path / "vectors.npy"])
+    vector_input = inspect_vectors([tmp_path / "vectors.npy"])
     source = tmp_path / "passages.parquet"
     pq.write_table(pa.table({"id": ids, "text": ids}), source)
-    assert len(import_parts(store, str(source), given, PART).passages) > 2
+    assert len(import_parts(store, str(source), vector_input, SMALL_PART).passages) > 2
     repeated = names.format(3)
     pq.write_table(pa.table({"id": [*ids[:-1], repeated], "text": ids}), source)
     with pytest.raises(InputError, match=f"the id '{repeated}' occurs twice in the corpus"):
-        import_parts(store, str(source), given, PART)
+        import_parts(store, str(source), vector_input, SMALL_PART)
 
 
 def test_different_ids_may_have_the_same_digest(store: Store, tmp_path: Path) -> None:
     multiplier = int(digest_ids(pa.chunked_array([["1"]]))[0])
-    for name in (f"page-{i}" for i in range(1_000)):  # 5 % of names have the same digest as a number of 18 digits
+    for name in (f"page-{i}" for i in range(1_000)):  # 5 % of the names share their digest with an 18-digit number
         number = int(digest_ids(pa.chunked_array([[name]]))[0]) * pow(multiplier, -1, 1 << 64) % (1 << 64)
         if number < 10**18:
             break
     ids = [*map(str, range(ROWS - 2)), name, str(number)]
     assert len(np.unique(digest_ids(pa.chunked_array([ids])))) == ROWS - 1
-    np.save(tmp_path / "vectors.npy", vectors_of(ROWS))
+    np.save(tmp_path / "vectors.npy", draw_vectors(ROWS))
     ids[0], ids[-2] = ids[-2], ids[0]  # in different parts
     pq.write_table(pa.table({"id": ids, "text": ids}), tmp_path / "passages.parquet")
-    given = inspect_vectors([tmp_path / "vectors.npy"])
-    assert len(import_parts(store, f"{tmp_path}/passages.parquet", given, PART).passages) > 2
+    vector_input = inspect_vectors([tmp_path / "vectors.npy"])
+    assert len(import_parts(store, f"{tmp_path}/passages.parquet", vector_input, SMALL_PART).passages) > 2
 
 
-def test_what_does_not_fit_is_refused_in_one_sentence(store: Store, tmp_path: Path) -> None:
-    vectors = vectors_of(ROWS)
+def test_mismatched_and_damaged_files_are_refused(store: Store, tmp_path: Path) -> None:
+    vectors = draw_vectors(ROWS)
 
     def import_files(name: str, values: np.ndarray, **layout: tuple[int, ...]) -> None:
         passages = save_wiki_dpr(tmp_path / name, values, **layout)
-        run(passages)
+        inspect_and_import(passages)
 
-    def run(passages: str, paths: list[Path] | None = None) -> None:
+    def inspect_and_import(passages: str, paths: list[Path] | None = None) -> None:
         inspected = inspect_vectors(paths or list(map(Path, list_urls(passages))))
-        for task in plan_import(store, passages, inspected, part_bytes=PART):
+        for task in plan_import(store, passages, inspected, part_bytes=SMALL_PART):
             import_part(task, store)
 
-    broken = vectors.copy()
-    broken[33, 2] = np.nan
+    nan_vectors = vectors.copy()
+    nan_vectors[33, 2] = np.nan
     with pytest.raises(InputError, match=r"row 13 of .*train-00002.*holds a NaN or an infinity: correct it, or remove"):
-        import_files("nan", broken)
+        import_files("nan", nan_vectors)
     save_wiki_dpr(tmp_path / "wide", vectors)
     pq.write_table(
         pa.table(
@@ -251,15 +253,15 @@ def test_what_does_not_fit_is_refused_in_one_sentence(store: Store, tmp_path: Pa
         tmp_path / "wide" / "train-00001-of-00003.parquet",
     )
     with pytest.raises(InputError, match=r"has 9 dimensions and .* has 8: give vectors of one encoder"):
-        run(f"{tmp_path}/wide/*.parquet")
+        inspect_and_import(f"{tmp_path}/wide/*.parquet")
     save_wiki_dpr(tmp_path / "short", vectors)
     path = tmp_path / "short" / "train-00000-of-00003.parquet"
     path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(InputError, match="is not a complete Parquet file: copy it again"):
-        run(f"{tmp_path}/short/*.parquet")
+        inspect_and_import(f"{tmp_path}/short/*.parquet")
     np.save(tmp_path / "few.npy", vectors[:-1])
     with pytest.raises(InputError, match="holds 50 passages for 49 vectors: give one vector per passage"):
-        run(f"{tmp_path}/nan/*.parquet", [tmp_path / "few.npy"])
+        inspect_and_import(f"{tmp_path}/nan/*.parquet", [tmp_path / "few.npy"])
     for row, name in ((0, "first"), (25, "second")):  # the same files in another order than the passages
         (tmp_path / "mixed").mkdir(exist_ok=True)
         table = {"id": [str(row + 1)], "text": ["t"], "embeddings": [vectors[row].tolist()]}
@@ -269,9 +271,9 @@ def test_what_does_not_fit_is_refused_in_one_sentence(store: Store, tmp_path: Pa
             ),
             tmp_path / "mixed" / f"{name}.parquet",
         )
-    turned = [tmp_path / "mixed" / "second.parquet", tmp_path / "mixed" / "first.parquet"]
+    reversed_paths = [tmp_path / "mixed" / "second.parquet", tmp_path / "mixed" / "first.parquet"]
     with pytest.raises(InputError, match="of passage '26', but the passage there is '1'"):
-        run(f"{tmp_path}/mixed/*.parquet", turned)
+        inspect_and_import(f"{tmp_path}/mixed/*.parquet", reversed_paths)
     index = faiss.index_factory(DIM, "HNSW8", faiss.METRIC_INNER_PRODUCT)
     index.add(vectors)
     faiss.write_index(index, str(tmp_path / "graph.faiss"))
