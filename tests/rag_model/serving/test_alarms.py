@@ -39,7 +39,7 @@ def shared_store(bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Store:
 
 @pytest.fixture
 def store(shared_store: Store, tmp_path: Path) -> Store:
-    return Store.open(str(shutil.copytree(shared_store.url, tmp_path / "store")))
+    return Store.open(str(shutil.copytree(shared_store.files.local_path(""), tmp_path / "store")))
 
 
 @pytest.fixture

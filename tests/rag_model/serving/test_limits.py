@@ -1,8 +1,10 @@
 """Impossible settings are refused before anything starts, memory limits are respected, and secrets are masked."""
 
 import ctypes
+import math
 import mmap
 import os
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -14,21 +16,27 @@ from rag_model.serving.answering.loaded_snapshot import check_memory, fill_page_
 from rag_model.serving.settings import ServiceSettings
 from tests.fixtures.serving import Library, with_limits
 
+NUMBERS = [field.name for field in fields(ServiceSettings) if type(field.default) in (int, float)]
+
 
 @pytest.mark.parametrize(
-    "bounds",
-    [
-        {"retrievers": ("rrf(hnsw",)},
-        {"max_depth": 0},
-        {"max_k": 0},
-        {"poll_seconds": 0.0},
-        {"keep": -1},
-        {"batch_wait_ms": -1.0},
-    ],
+    "limits", [{"retrievers": ("rrf(hnsw",)}, {"max_depth": 0}, {"max_k": 0}, {"poll_seconds": 0.0}]
 )
-def test_settings_that_cannot_work_are_refused(bounds: dict[str, object]) -> None:
+def test_settings_that_cannot_work_are_refused(limits: dict[str, object]) -> None:
     with pytest.raises(UsageError, match=r"give|not closed"):
-        ServiceSettings(**bounds)  # type: ignore[arg-type]
+        with_limits(**limits)
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_invalid_limit_is_refused(name: str) -> None:
+    for value in (math.nan, math.inf, -math.inf, -1, True):
+        with pytest.raises(UsageError, match=f"{name} is "):
+            with_limits(**{name: value})
+
+
+def test_wait_has_an_upper_limit() -> None:
+    with pytest.raises(UsageError, match=r"poll_seconds is 1e\+300: give at most"):
+        with_limits(poll_seconds=1e300)
 
 
 def test_index_larger_than_memory_is_refused_unless_it_is_mapped(

@@ -60,7 +60,7 @@ class Clients:
     def __init__(self, url: str) -> None:
         # start, end, status, snapshot, colours of the hits
         self.replies: list[tuple[float, float, int, str, set[str]]] = []
-        self.pause, self._url, self._end = 0.01, url, threading.Event()
+        self.pause, self._url, self._end = 0.05, url, threading.Event()
         self._threads = [threading.Thread(target=self._search) for _ in range(CLIENTS)]
         for thread in self._threads:
             thread.start()
@@ -100,7 +100,7 @@ def test_workers_swap_together_and_are_restarted(library: Library, dest: Path, t
                 )
                 count = len(clients.replies)
                 until(lambda before=count: len(clients.replies) > before + 4 * CLIENTS)
-            swapped, clients.pause = len(clients.replies), 0.05  # seconds; leaves the cores to the workers that start
+            swapped, clients.pause = len(clients.replies), 0.25  # seconds; leaves the cores to the workers that start
             assert get_metric(url, 'bookwheel_swaps_total{outcome="ok"}') == 2
             assert get_metric(url, 'bookwheel_request_seconds_count{status="200",verb="search"}') >= swapped
             until(lambda: get_metric(url, "bookwheel_ref_number") == 5)
