@@ -1,4 +1,4 @@
-"""What a run may be given: the server refuses a form's secret before it is recorded, the run refuses the rest."""
+"""Parameters of flow runs: the server rejects secrets in a form before recording them; the run checks the rest."""
 
 import asyncio
 import re
@@ -50,11 +50,11 @@ SECRETS = [
     {"rows": f"abfs://container/d?sv=1&sig={S}"},
     {"report": [[[[f"https://host/?{S}"]]]]},
 ]
-ran: list[str] = []
+run_stores: list[str] = []
 
 
-@deployment_flow("admitted")
-def admitted(
+@deployment_flow("record-store")
+def record_store(
     store: Url,
     beam_options: list[str] | None = None,
     recipe: dict[str, Any] | None = None,
@@ -63,8 +63,8 @@ def admitted(
     rows: str | None = None,
     report: Any = None,
 ) -> None:
-    """Run if the parameters are admitted."""
-    ran.append(store)
+    """Record that a run with these parameters was allowed."""
+    run_stores.append(store)
 
 
 @pytest.mark.parametrize("flow", FLOWS, ids=lambda flow: flow.name)
@@ -76,7 +76,7 @@ def test_the_form_of_every_flow_refuses_secrets_in_every_parameter(flow: object)
             assert any("an address without user" in error.message for error in errors), (name, value)
 
 
-def test_the_pattern_agrees_with_the_check() -> None:
+def test_secret_pattern_agrees_with_the_check() -> None:
     find = re.compile(build_secret_pattern()).search
     embedded = NO_USER[:-1] + NO_QUERY
     quoted = [text for url in embedded for text in (f'--option={{"url": "{url}"}}', f"rrf(a, {url}, 5)")]
@@ -85,85 +85,87 @@ def test_the_pattern_agrees_with_the_check() -> None:
 
 
 @pytest.mark.parametrize("part", ["://", "http:/", "a:", "&page=1", "?", "%3A:", "@", "s3://::"])
-def test_the_pattern_takes_little_time(part: str) -> None:
+def test_secret_pattern_takes_little_time(part: str) -> None:
     text = ("https://host?dl=1" + part * 4_096)[:4_096]
     re.compile(build_secret_pattern()).search(text)  # a cubic search would not end within the tests' time limit
 
 
-def test_a_form_names_an_empty_dump_in_one_sentence() -> None:
+def test_form_rejects_an_empty_dump() -> None:
     schema = parameter_schema(reindex.fn).model_dump_for_openapi()
-    with pytest.raises(ValidationError) as refused:
+    with pytest.raises(ValidationError) as error:
         validate({"dump": "", "store": "s"}, schema, raise_on_error=True)
-    assert str(refused.value) == "Validation failed for field 'dump'. Failure reason: '' should be non-empty"
+    assert str(error.value) == "Validation failed for field 'dump'. Failure reason: '' should be non-empty"
 
 
-def test_a_form_takes_long_texts_but_none_without_end() -> None:
+def test_form_limits_the_length_of_texts() -> None:
     schema = parameter_schema(takedown.fn).model_dump_for_openapi()
     validate({"store": "s", "reason": "by order of a court; see https://host/order/7 and the letter"}, schema, True)
     with pytest.raises(ValidationError, match="a text of at most 4,096 characters"):
         validate({"store": "s", "reason": "x" * 5_000}, schema, True)
 
 
-def deployment(client: object) -> object:
-    flow = client.create_flow(admitted)  # type: ignore[attr-defined]
+def create_deployment(client: object) -> object:
+    flow = client.create_flow(record_store)  # type: ignore[attr-defined]
     return client.create_deployment(  # type: ignore[attr-defined]
         flow,
         "form",
         enforce_parameter_schema=True,
-        parameter_openapi_schema=parameter_schema(admitted.fn).model_dump_for_openapi(),
+        parameter_openapi_schema=parameter_schema(record_store.fn).model_dump_for_openapi(),
     )
 
 
-def test_a_run_of_a_deployment_is_admitted(prefect_server: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    ran.clear()
+def test_deployment_run_needs_permission_for_pipeline_options(
+    prefect_server: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_stores.clear()
     monkeypatch.delenv(ALLOWED_VARIABLE, raising=False)
-    given = {"store": "memory://x", "beam_options": ["--setup_file=/tmp/x"]}
+    parameters = {"store": "memory://x", "beam_options": ["--setup_file=/tmp/x"]}
     with get_client(sync_client=True) as client:
-        form = deployment(client)
+        deployment_id = create_deployment(client)
         for _ in range(2):
-            run = client.create_flow_run_from_deployment(form, parameters=given)
+            run = client.create_flow_run_from_deployment(deployment_id, parameters=parameters)
             with pytest.raises(UsageError, match="setup_file"):
-                run_engine(admitted, flow_run=run, parameters=given)
-        assert ran == []
+                run_engine(record_store, flow_run=run, parameters=parameters)
+        assert run_stores == []
         monkeypatch.setenv(ALLOWED_VARIABLE, "setup_file")
-        run = client.create_flow_run_from_deployment(form, parameters=given)
-        run_engine(admitted, flow_run=run, parameters=given)
-    assert ran == ["memory://x"]
+        run = client.create_flow_run_from_deployment(deployment_id, parameters=parameters)
+        run_engine(record_store, flow_run=run, parameters=parameters)
+    assert run_stores == ["memory://x"]
 
 
 def test_the_server_stores_no_secret_of_a_form(prefect_server: None) -> None:
     with get_client(sync_client=True) as client:
-        form = deployment(client)
+        deployment_id = create_deployment(client)
         for parameters in SECRETS:
-            with pytest.raises(PrefectHTTPStatusError) as refused:
-                client.create_flow_run_from_deployment(form, parameters={"store": "memory://x", **parameters})
-            assert refused.value.response.status_code == 409
-            assert "an address without user" in refused.value.response.text
-            assert S not in refused.value.response.text
-        runs = client.read_flow_runs(flow_run_filter=FlowRunFilter(deployment_id={"any_": [form]}), limit=200)
+            with pytest.raises(PrefectHTTPStatusError) as error:
+                client.create_flow_run_from_deployment(deployment_id, parameters={"store": "memory://x", **parameters})
+            assert error.value.response.status_code == 409
+            assert "an address without user" in error.value.response.text
+            assert S not in error.value.response.text
+        runs = client.read_flow_runs(flow_run_filter=FlowRunFilter(deployment_id={"any_": [deployment_id]}), limit=200)
     assert [run.parameters for run in runs if S in str(run.parameters)] == []
 
 
 @pytest.mark.parametrize("parameters", [SECRETS[1], SECRETS[6]])
-def test_a_call_of_a_flow_with_a_secret_is_not_recorded(prefect_server: None, parameters: dict[str, object]) -> None:
-    ran.clear()
-    before = asyncio.run(_count())
+def test_flow_call_with_a_secret_is_not_recorded(prefect_server: None, parameters: dict[str, object]) -> None:
+    run_stores.clear()
+    n_runs = asyncio.run(_count_flow_runs())
     with pytest.raises(UsageError, match="may be a secret"):
-        admitted(**{"store": "memory://x", **parameters})  # type: ignore[arg-type]
-    assert (ran, asyncio.run(_count())) == ([], before)
+        record_store(**{"store": "memory://x", **parameters})  # type: ignore[arg-type]
+    assert (run_stores, asyncio.run(_count_flow_runs())) == ([], n_runs)
 
 
-def test_a_run_of_the_command_line_is_free_and_records_no_secret(prefect_server: None) -> None:
-    ran.clear()
-    stage.run_flow(admitted, "memory://y", ["--setup_file=/tmp/x"])
-    assert ran == ["memory://y"]
-    before = asyncio.run(_count())
+def test_command_line_run_needs_no_permission_and_records_no_secret(prefect_server: None) -> None:
+    run_stores.clear()
+    stage.run_flow(record_store, "memory://y", ["--setup_file=/tmp/x"])
+    assert run_stores == ["memory://y"]
+    n_runs = asyncio.run(_count_flow_runs())
     with pytest.raises(UsageError, match="may be a secret"):
-        stage.run_flow(admitted, f"https://{S}@host")
-    assert asyncio.run(_count()) == before
+        stage.run_flow(record_store, f"https://{S}@host")
+    assert asyncio.run(_count_flow_runs()) == n_runs
 
 
-async def _count() -> int:
+async def _count_flow_runs() -> int:
     client: PrefectClient
     async with get_client() as client:
         return len(await client.read_flow_runs(limit=200))

@@ -1,4 +1,4 @@
-"""`bookwheel answer` over a real snapshot. The models are tiny and random: what they say means nothing."""
+"""`bookwheel answer` over a real snapshot. The models are tiny and random, so their answers have no meaning."""
 
 import json
 import shutil
@@ -18,7 +18,7 @@ from tests.fixtures.scripted_server import event, replies, scripted, streams
 from tests.fixtures.tiny_generators import save_bart, save_llama
 
 USAGE = {"prompt_tokens": 70, "completion_tokens": 5}
-ASKED = ["who wrote about anarchism?", "Où est 東京 🗼?"]
+QUESTIONS = ["who wrote about anarchism?", "Où est 東京 🗼?"]
 
 
 def save_model(folder: Path, encoder: Path, kind: str) -> Path:
@@ -31,64 +31,64 @@ def save_model(folder: Path, encoder: Path, kind: str) -> Path:
 
 @pytest.fixture(scope="module")
 def models(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    made: dict[str, Path] = {}
+    folders: dict[str, Path] = {}
 
-    def model(kind: str) -> Path:
-        if kind not in made:
-            made[kind] = save_model(tmp_path_factory.mktemp(kind), tiny, kind)
-        return made[kind]
+    def get_model_folder(kind: str) -> Path:
+        if kind not in folders:
+            folders[kind] = save_model(tmp_path_factory.mktemp(kind), tiny, kind)
+        return folders[kind]
 
-    return model
+    return get_model_folder
 
 
 @pytest.mark.parametrize("kind", ["sequence", "token"])
-def test_answers_come_with_their_passages(kind: str, library: Path, models: Callable, bookwheel: Callable) -> None:
-    result = bookwheel("answer", *ASKED, "--store", library, "--model", models(kind), "--json")
+def test_answers_list_their_passages(kind: str, library: Path, models: Callable, bookwheel: Callable) -> None:
+    result = bookwheel("answer", *QUESTIONS, "--store", library, "--model", models(kind), "--json")
     assert result.code == 0, result.err
     reply = result.json
     assert set(reply) == {"snapshot", "model", "answers"}
     assert reply["model"] == str(models(kind))
-    searched = bookwheel("search", *ASKED, "--store", library, "-k", 3, "--json").json
-    assert reply["snapshot"] == searched["snapshot"]
-    for one, question, hits in zip(reply["answers"], ASKED, searched["results"], strict=True):
-        assert one["question"] == question
-        assert isinstance(one["answer"], str)
-        assert [passage["id"] for passage in one["passages"]] == [hit["id"] for hit in hits["hits"]]
-        assert {"id", "title", "weight", "posterior", "licence"} <= set(one["passages"][0])
+    search_reply = bookwheel("search", *QUESTIONS, "--store", library, "-k", 3, "--json").json
+    assert reply["snapshot"] == search_reply["snapshot"]
+    for answer, question, hits in zip(reply["answers"], QUESTIONS, search_reply["results"], strict=True):
+        assert answer["question"] == question
+        assert isinstance(answer["answer"], str)
+        assert [passage["id"] for passage in answer["passages"]] == [hit["id"] for hit in hits["hits"]]
+        assert {"id", "title", "weight", "posterior", "licence"} <= set(answer["passages"][0])
         for key in ("weight", "posterior"):
-            assert sum(passage[key] for passage in one["passages"]) == pytest.approx(1, abs=1e-4)
-        assert bool(one["tokens"]) == (kind == "token")
-        assert "".join(token["text"] for token in one["tokens"]) == (one["answer"] if kind == "token" else "")
+            assert sum(passage[key] for passage in answer["passages"]) == pytest.approx(1, abs=1e-4)
+        assert bool(answer["tokens"]) == (kind == "token")
+        assert "".join(token["text"] for token in answer["tokens"]) == (answer["answer"] if kind == "token" else "")
 
 
-def test_words_say_which_passages_carry_the_answer(library: Path, models: Callable, bookwheel: Callable) -> None:
-    result = bookwheel("answer", ASKED[0], "--store", library, "--model", models("token"), "-k", 2, "--beams", 2)
+def test_text_output_names_the_passages_of_the_answer(library: Path, models: Callable, bookwheel: Callable) -> None:
+    result = bookwheel("answer", QUESTIONS[0], "--store", library, "--model", models("token"), "-k", 2, "--beams", 2)
     assert result.code == 0, result.err
-    assert result.out.startswith(ASKED[0])
+    assert result.out.startswith(QUESTIONS[0])
     assert result.out.count("% of it from ") == 2
     assert "CC BY-SA" in result.out
 
 
-def test_a_model_of_the_store_is_named_as_snapshots_are(
+def test_model_of_the_store_is_named_like_a_snapshot(
     library: Path, models: Callable, tiny: Path, bookwheel: Callable, tmp_path: Path
 ) -> None:
     url = shutil.copytree(library, tmp_path / "store")
     store = Store.open(str(url))
-    put = put_model(store, models("token"), ModelMetadata("rag-token", None, {}), "reader")
-    for name in ("reader", "reader@1", put.model, put.model[:16]):
-        result = bookwheel("answer", ASKED[0], "--store", url, "--model", name, "-k", 1, "--json")
+    model_version = put_model(store, models("token"), ModelMetadata("rag-token", None, {}), "reader")
+    for name in ("reader", "reader@1", model_version.model, model_version.model[:16]):
+        result = bookwheel("answer", QUESTIONS[0], "--store", url, "--model", name, "-k", 1, "--json")
         assert result.code == 0, result.err
-        assert result.json["model"] == put.model
-    put_model(store, tiny, ModelMetadata("dpr", None, {}), "asker")
-    result = bookwheel("answer", ASKED[0], "--store", url, "--model", "asker")
+        assert result.json["model"] == model_version.model
+    put_model(store, tiny, ModelMetadata("dpr", None, {}), "question-encoder")
+    result = bookwheel("answer", QUESTIONS[0], "--store", url, "--model", "question-encoder")
     assert (result.code, "is a dpr, which cannot generate answers" in result.complaint) == (2, True)
 
 
-def test_a_model_of_another_space_is_refused(
+def test_model_of_another_encoder_space_is_rejected(
     library: Path, other_tiny: Path, bookwheel: Callable, tmp_path: Path
 ) -> None:
     folder = save_model(tmp_path, other_tiny, "token")
-    result = bookwheel("answer", ASKED[0], "--store", library, "--model", folder)
+    result = bookwheel("answer", QUESTIONS[0], "--store", library, "--model", folder)
     assert (result.code, "weights differ" in result.complaint) == (3, True)
 
 
@@ -97,35 +97,31 @@ def generator(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_llama(tmp_path_factory.mktemp("llama"), chat=True, longest=1024)
 
 
-def test_all_passages_are_read_in_one_prompt(
+def test_concat_reader_puts_all_passages_into_one_prompt(
     library: Path, models: Callable, generator: Path, bookwheel: Callable, tmp_path: Path
 ) -> None:
     prompt = tmp_path / "prompt.txt"
     prompt.write_text("Be brief.\n---\n{context}\n\n{question}\n", encoding="utf-8")
-    given = ["--store", library, "--reader", "concat", "--order", "ends", "--budget", "150", "--prompt", prompt]
+    arguments = ["--store", library, "--reader", "concat", "--order", "ends", "--budget", "150", "--prompt", prompt]
     for model in (generator, models("token")):
-        result = bookwheel("answer", *ASKED, *given, "--model", model, "-k", "3", "--cite", "--json")
+        result = bookwheel("answer", *QUESTIONS, *arguments, "--model", model, "-k", "3", "--cite", "--json")
         assert result.code == 0, result.err
         assert result.json["model"] == str(model)
-        searched = bookwheel("search", *ASKED, "--store", library, "-k", 3, "--json").json
-        for one, hits in zip(result.json["answers"], searched["results"], strict=True):
-            assert [passage["id"] for passage in one["passages"]] == [hit["id"] for hit in hits["hits"]]
-            assert [passage["posterior"] for passage in one["passages"]] == [None] * 3
-            assert [entry["number"] for entry in one["context"]] == [*range(1, 1 + len(one["context"]))]
-            assert 0 < one["usage"]["prompt_tokens"] < 150 + 150
-            assert {"citations", "statements", "log_likelihood"} <= set(one)
-    said = bookwheel("answer", ASKED[0], *given, "--model", generator)
-    assert (said.code, "  [1] " in said.out, "CC BY-SA" in said.out) == (0, True, True)
+        search_reply = bookwheel("search", *QUESTIONS, "--store", library, "-k", 3, "--json").json
+        for answer, hits in zip(result.json["answers"], search_reply["results"], strict=True):
+            assert [passage["id"] for passage in answer["passages"]] == [hit["id"] for hit in hits["hits"]]
+            assert [passage["posterior"] for passage in answer["passages"]] == [None] * 3
+            assert [entry["number"] for entry in answer["context"]] == [*range(1, 1 + len(answer["context"]))]
+            assert 0 < answer["usage"]["prompt_tokens"] < 150 + 150
+            assert {"citations", "statements", "log_likelihood"} <= set(answer)
+    text = bookwheel("answer", QUESTIONS[0], *arguments, "--model", generator)
+    assert (text.code, "  [1] " in text.out, "CC BY-SA" in text.out) == (0, True, True)
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "says"),
+    ("options", "code", "message"),
     [
-        (
-            ["--order", "rank"],
-            2,
-            "--order only applies to a reader with one prompt for all passages: give --reader concat too",
-        ),
+        (["--order", "rank"], 2, "--order only applies to a reader with one prompt for all passages"),
         (["--reader", "concat", "--budget", "0"], 2, "the budget is 0 tokens"),
         (["--reader", "concat", "--budget", "5"], 2, "a budget of 5 tokens has no room for a passage"),
         (["--reader", "concat", "--prompt", "missing.txt"], 1, "missing.txt cannot be read"),
@@ -134,82 +130,80 @@ def test_all_passages_are_read_in_one_prompt(
         (["--model", "openai:any", "--beams", "2"], 2, "without beam search"),
     ],
 )
-def test_what_does_not_go_into_one_prompt_is_one_sentence(
-    words: list[str], code: int, says: str, library: Path, generator: Path, bookwheel: Callable
+def test_invalid_concat_option_fails_with_one_sentence(
+    options: list[str], code: int, message: str, library: Path, generator: Path, bookwheel: Callable
 ) -> None:
-    model = [] if "--model" in words else ["--model", generator]
-    result = bookwheel("answer", ASKED[0], "--store", library, *model, *words)
-    assert (result.code, says in result.complaint) == (code, True), result.err
+    model = [] if "--model" in options else ["--model", generator]
+    result = bookwheel("answer", QUESTIONS[0], "--store", library, *model, *options)
+    assert (result.code, message in result.complaint) == (code, True), result.err
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "says"),
+    ("options", "code", "message"),
     [
         (["-k", "100000"], 2, "k is 100000 but the snapshot holds"),
         (["-k", "0"], 2, "k is 0"),
         (["--beams", "0"], 2, "beams is 0"),
         (["--index", "bm25"], 2, "no index 'bm25'"),
-        (["--model", "nobody"], 1, "nobody"),
-        (["--model", "gen/nobody"], 1, "model gen/nobody is not a local folder, and the hub cannot be reached"),
+        (["--model", "missing"], 1, "missing"),
+        (["--model", "gen/missing"], 1, "model gen/missing is not a local folder, and the hub cannot be reached"),
     ],
 )
-def test_what_can_not_be_done_is_one_sentence(
-    words: list[str], code: int, says: str, library: Path, models: Callable, bookwheel: Callable
+def test_invalid_option_fails_with_one_sentence(
+    options: list[str], code: int, message: str, library: Path, models: Callable, bookwheel: Callable
 ) -> None:
-    model = [] if "--model" in words else ["--model", models("token")]
-    result = bookwheel("answer", ASKED[0], "--store", library, *model, *words)
-    assert (result.code, says in result.complaint) == (code, True), result.err
+    model = [] if "--model" in options else ["--model", models("token")]
+    result = bookwheel("answer", QUESTIONS[0], "--store", library, *model, *options)
+    assert (result.code, message in result.complaint) == (code, True), result.err
 
 
-def test_no_question_is_a_usage_error(library: Path, models: Callable, bookwheel: Callable) -> None:
+def test_missing_question_is_a_usage_error(library: Path, models: Callable, bookwheel: Callable) -> None:
     result = bookwheel("answer", "--store", library, "--model", models("token"))
     assert (result.code, "there is no question" in result.complaint) == (2, True)
     result = bookwheel("answer", " ", "--store", library, "--model", models("token"))
     assert (result.code, "is empty" in result.complaint) == (2, True)
 
 
-def test_questions_come_from_a_file_too(library: Path, models: Callable, bookwheel: Callable, tmp_path: Path) -> None:
+def test_questions_are_read_from_a_file(library: Path, models: Callable, bookwheel: Callable, tmp_path: Path) -> None:
     path = tmp_path / "questions.jsonl"
-    path.write_text("".join(json.dumps({"question": one, "answers": ["x"]}) + "\n" for one in ASKED))
-    given = ["--store", library, "--model", models("sequence"), "--json"]
-    from_file = bookwheel("answer", "--questions", path, *given)
+    path.write_text("".join(json.dumps({"question": question, "answers": ["x"]}) + "\n" for question in QUESTIONS))
+    arguments = ["--store", library, "--model", models("sequence"), "--json"]
+    from_file = bookwheel("answer", "--questions", path, *arguments)
     assert from_file.code == 0, from_file.err
-    assert from_file.json == bookwheel("answer", *ASKED, *given).json
+    assert from_file.json == bookwheel("answer", *QUESTIONS, *arguments).json
 
 
-def test_a_model_behind_an_endpoint_is_named_by_its_address(
+def test_endpoint_model_answers_with_citations_and_usage(
     library: Path, bookwheel: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    written = streams(event("a "), event("king [1]."), event("", "stop", usage=USAGE))
-    with scripted(written, replies(404, {"error": {"message": "no such model"}})) as server:
+    answer_stream = streams(event("a "), event("king [1]."), event("", "stop", usage=USAGE))
+    with scripted(answer_stream, replies(404, {"error": {"message": "no such model"}})) as server:
         monkeypatch.setenv("OPENAI_BASE_URL", server.url)
         monkeypatch.setenv("OPENAI_API_KEY", "sk-not-to-be-told")
         monkeypatch.setenv("BOOKWHEEL_LLM_PRICES", "1,2")
-        command = ("answer", ASKED[0], "--store", library, "--model", "openai:tiny", "--json")
-        (found,) = bookwheel(*command).json["answers"]
-        assert (found["answer"], found["citations"]) == ("a king [1].", [1])
-        assert found["usage"] == {"prompt_tokens": 70, "new_tokens": 5, "cost": 80e-6, "estimated": False}
-        assert found["passages"][0]["text"] in server.bodies[0]["messages"][-1]["content"]
-        assert (server.bodies[0]["max_tokens"], found["problem"]["kind"]) == (4096, "prompt_truncated")
-        failed = bookwheel(*command)
-    assert (failed.code, failed.json["exit_code"]) == (1, 1)
-    assert failed.err.strip().endswith("(no such model): check both")
-    assert "sk-not" not in failed.err + failed.out
+        command = ("answer", QUESTIONS[0], "--store", library, "--model", "openai:tiny", "--json")
+        (answer,) = bookwheel(*command).json["answers"]
+        assert (answer["answer"], answer["citations"]) == ("a king [1].", [1])
+        assert answer["usage"] == {"prompt_tokens": 70, "new_tokens": 5, "cost": 80e-6, "estimated": False}
+        assert answer["passages"][0]["text"] in server.bodies[0]["messages"][-1]["content"]
+        assert (server.bodies[0]["max_tokens"], answer["problem"]["kind"]) == (4096, "prompt_truncated")
+        failure = bookwheel(*command)
+    assert (failure.code, failure.json["exit_code"]) == (1, 1)
+    assert failure.err.strip().endswith("(no such model): check both")
+    assert "sk-not" not in failure.err + failure.out
     marginal = bookwheel(*command, "--reader", "marginal")
     assert (marginal.code, "does not give the likelihood" in marginal.err) == (2, True)
 
 
-def test_an_answer_that_is_missing_is_explained(
-    library: Path, bookwheel: Callable, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_answer_is_explained(library: Path, bookwheel: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
     reasoning = streams(event("<think>\nWho was it?"), event("", "length"))
     with scripted(reasoning) as server:
         monkeypatch.setenv("OPENAI_BASE_URL", server.url)
-        command = ("answer", ASKED[0], "--store", library, "--model", "openai:tiny", "--max-tokens", "60")
-        (found,) = bookwheel(*command, "--json").json["answers"]
-        shown = bookwheel(*command).out
+        command = ("answer", QUESTIONS[0], "--store", library, "--model", "openai:tiny", "--max-tokens", "60")
+        (answer,) = bookwheel(*command, "--json").json["answers"]
+        output = bookwheel(*command).out
         assert [body["max_tokens"] for body in server.bodies] == [60, 60]
     message = "the model reasoned for all of its 60 tokens: allow more with --max-tokens"
-    assert (found["answer"], found["problem"]) == ("", {"kind": "reasoning", "message": message})
-    assert f"({message})" in shown
+    assert (answer["answer"], answer["problem"]) == ("", {"kind": "reasoning", "message": message})
+    assert f"({message})" in output
     assert bookwheel(*command, "--max-tokens", "0").code == 2

@@ -1,4 +1,4 @@
-"""The ablations of the paper's table 6, as in docs/howto/train/rag.md: train arms, evaluate and compare them."""
+"""The ablations of the paper's table 6, as docs/howto/train/rag.md describes them: train, evaluate and compare arms."""
 
 import json
 import shutil
@@ -10,14 +10,14 @@ import pytest
 from tests.docs.blocks import ROOT, blocks
 from tests.fixtures.tiny_generators import save_bart
 
-WORDS = """
+BM25_RECIPE = """
 [index.bm25]
 factory = "BM25"
 
 [gate]
 floors = { hnsw = { mean = 0.0, p5 = 0.0 }, bm25 = { mean = 0.0, p5 = 0.0 } }
 """
-SMALL = """
+SMALL_TRAINING = """
 [loop]
 learning_rate = 1e-3
 cpu = true
@@ -29,7 +29,7 @@ answered = 0
 refuse_collapse = false
 """
 PAGE = ROOT / "docs" / "howto" / "train" / "rag.md"
-ROWS = [
+QUESTIONS = [
     {"question": "Who wrote What is Property?", "answers": ["Proudhon"]},
     {"question": "What is autism?", "answers": ["disorder"]},
 ]
@@ -37,39 +37,40 @@ ROWS = [
 
 @pytest.fixture
 def store(library: Path, tmp_path: Path, bookwheel: Any) -> Path:
-    """A copy of the library, with an index of words."""
+    """A copy of the library with a BM25 index."""
     store, recipe = Path(shutil.copytree(library, tmp_path / "store")), tmp_path / "recipe.toml"
-    recipe.write_text(WORDS)
+    recipe.write_text(BM25_RECIPE)
     result = bookwheel("add-index", "latest", "--recipe", recipe, "--index", "bm25", "--store", store)
     assert result.code == 0, result.err
     return store
 
 
-def arms(folder: Path) -> dict[str, Path]:
-    """Write the settings of each arm: the page's own, after those that make a training small."""
-    shown = {block.note.partition(".")[0]: block.text for block in blocks(PAGE) if block.mark == "file"}
-    found = {}
-    for name, text in {"whole": "", **shown}.items():
-        found[name] = folder / f"{name}.toml"
-        found[name].write_text(SMALL + text.replace("[rag]", ""))
-    return found
+def write_settings_of_arms(folder: Path) -> dict[str, Path]:
+    """Write the settings of each arm: settings for a small training, then those of the documentation page."""
+    texts = {block.note.partition(".")[0]: block.text for block in blocks(PAGE) if block.mark == "file"}
+    paths = {}
+    for name, text in {"whole": "", **texts}.items():
+        paths[name] = folder / f"{name}.toml"
+        paths[name].write_text(SMALL_TRAINING + text.replace("[rag]", ""))
+    return paths
 
 
-def test_each_arm_is_trained_evaluated_and_compared(store: Path, tmp_path: Path, bookwheel: Any) -> None:
-    asked, generator = tmp_path / "asked.jsonl", save_bart(tmp_path / "bart")
-    asked.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
-    settings = arms(tmp_path)
+def test_documented_arms_are_trained_evaluated_and_compared(store: Path, tmp_path: Path, bookwheel: Any) -> None:
+    questions, generator = tmp_path / "questions.jsonl", save_bart(tmp_path / "bart")
+    questions.write_text("".join(json.dumps(row) + "\n" for row in QUESTIONS))
+    settings = write_settings_of_arms(tmp_path)
     assert list(settings) == ["whole", "frozen", "words"]
-    kept = {}
+    evaluations = {}
     for name, training in settings.items():
-        given = ["--train", asked, "--dev", asked, "--generator", generator, "--training", training, "--name", name]
-        trained = bookwheel("finetune", "rag-sequence", "--store", store, *given, "--max-steps", 1)
+        data = ["--train", questions, "--dev", questions, "--generator", generator, "--training", training]
+        trained = bookwheel("finetune", "rag-sequence", "--store", store, *data, "--name", name, "--max-steps", 1)
         assert trained.code == 0, trained.err
-        by = ["--retriever", "bm25"] if name == "words" else []
-        result = bookwheel("evaluate", "--store", store, "--questions", asked, "--model", name, *by, "--json")
-        assert result.json["retriever"] == (by or ["", "hnsw"])[1]
-        kept[name] = f"evaluation:{result.json['evaluation'][:12]}"
-    for other in ("frozen", "words"):
-        beside = bookwheel("diff", kept[other], kept["whole"], "--store", store, "--json").json
-        (pairs,) = beside["retrievers"].values()
+        retriever = ["--retriever", "bm25"] if name == "words" else []
+        options = ["--questions", questions, "--model", name, *retriever, "--json"]
+        result = bookwheel("evaluate", "--store", store, *options)
+        assert result.json["retriever"] == (retriever or ["", "hnsw"])[1]
+        evaluations[name] = f"evaluation:{result.json['evaluation'][:12]}"
+    for arm in ("frozen", "words"):
+        comparison = bookwheel("diff", evaluations[arm], evaluations["whole"], "--store", store, "--json").json
+        (pairs,) = comparison["retrievers"].values()
         assert {"value", "low", "high"} <= set(pairs["EM"]["difference"])

@@ -1,4 +1,4 @@
-"""BM25 in a snapshot: built by Beam jobs, equal however parts are cut, searched, fused, pulled alone, taken down."""
+"""BM25 indexes of snapshots: independent of part sizes, searched, fused, pulled without vectors, and taken down."""
 
 from pathlib import Path
 from typing import Any
@@ -29,45 +29,45 @@ def recipe(tmp_path: Path) -> Path:
     return path
 
 
-def index_of(store: Path) -> Bm25Index:
+def open_bm25(store: Path) -> Bm25Index:
     with Snapshot.open(str(store)) as snapshot:
-        opened: Bm25Index = open_index(snapshot, "bm25")
-    return opened
+        index: Bm25Index = open_index(snapshot, "bm25")
+    return index
 
 
-def test_parts_do_not_show_and_questions_are_answered(
+def test_bm25_index_does_not_depend_on_parts_and_is_searched(
     reindex: Any, bookwheel: Any, recipe: Path, tmp_path: Path
 ) -> None:
-    store, other = tmp_path / "store", tmp_path / "other"
-    ran = reindex(store)
-    assert ran.code == 0, ran.err
-    assert ran.json["metrics"]["bm25"]["recall@20"] == 1.0
+    store, store_of_one_part = tmp_path / "store", tmp_path / "other"
+    build = reindex(store)
+    assert build.code == 0, build.err
+    assert build.json["metrics"]["bm25"]["recall@20"] == 1.0
     recipe.write_text(RECIPE.format(50_000_000))
-    assert reindex(other).code == 0
+    assert reindex(store_of_one_part).code == 0
     contents = []
-    for place in (store, other):
-        with Snapshot.open(str(place)) as snapshot:
+    for url in (store, store_of_one_part):
+        with Snapshot.open(str(url)) as snapshot:
             contents.append(snapshot.manifest.content)
     assert len(contents[0].parts) > 1 == len(contents[1].parts)
     assert contents[0].files["index/bm25.postings"] == contents[1].files["index/bm25.postings"]
 
-    asked = ("--store", store, "-k", 3, "--json")
-    plain = bookwheel("search", QUESTION, "???", *asked, "--retriever", "bm25")
-    assert plain.code == 0, plain.err
-    (first, *_), nothing = (result["hits"] for result in plain.json["results"])
-    assert (first["title"], nothing) == ("Anarchism", [])
-    fused = bookwheel("search", QUESTION, *asked, "--retriever", "rrf(bm25(k1=1.5, b=.75):50, hnsw(efSearch=40):50)")
+    options = ("--store", store, "-k", 3, "--json")
+    single = bookwheel("search", QUESTION, "???", *options, "--retriever", "bm25")
+    assert single.code == 0, single.err
+    (first_hit, *_), unmatched_hits = (result["hits"] for result in single.json["results"])
+    assert (first_hit["title"], unmatched_hits) == ("Anarchism", [])
+    fused = bookwheel("search", QUESTION, *options, "--retriever", "rrf(bm25(k1=1.5, b=.75):50, hnsw(efSearch=40):50)")
     legs = {leg["leg"] for hit in fused.json["results"][0]["hits"] for leg in hit["legs"]}
     assert legs == {"bm25(k1=1.5, b=.75)", "hnsw(efSearch=40)"}
-    said = bookwheel("search", "???", "--store", store, "--retriever", "bm25")
-    assert said.code == 0, said.err
-    assert said.out.splitlines() == ["???", "     nothing found"]
-    wrong = bookwheel("search", QUESTION, *asked, "--retriever", "bm25(b=2)")
-    assert wrong.code == 2
-    assert "b of BM25 is 2: give a number from 0 to 1" in wrong.complaint
+    text = bookwheel("search", "???", "--store", store, "--retriever", "bm25")
+    assert text.code == 0, text.err
+    assert text.out.splitlines() == ["???", "     nothing found"]
+    error = bookwheel("search", QUESTION, *options, "--retriever", "bm25(b=2)")
+    assert error.code == 2
+    assert "b of BM25 is 2: give a number from 0 to 1" in error.complaint
 
 
-def test_a_puller_of_words_needs_no_vectors_and_a_taken_page_leaves_no_word(
+def test_bm25_is_pulled_without_vectors_and_takedown_removes_terms(
     reindex: Any, bookwheel: Any, tmp_path: Path
 ) -> None:
     store, pulled = tmp_path / "store", tmp_path / "pulled"
@@ -76,9 +76,9 @@ def test_a_puller_of_words_needs_no_vectors_and_a_taken_page_leaves_no_word(
     assert result.code == 0, result.err
     with Snapshot.from_folder(pulled) as snapshot:
         assert open_index(snapshot, "bm25").search([QUESTION], 3)[1].min() >= 0
-    assert not index_of(store).find_missing_terms("proudhon")
+    assert not open_bm25(store).find_missing_terms("proudhon")
     result = bookwheel("takedown", "12", "--store", store, "--yes", "--json")
     assert result.code == 0, result.err
-    assert index_of(store).find_missing_terms("proudhon") == ["proudhon"]
+    assert open_bm25(store).find_missing_terms("proudhon") == ["proudhon"]
     assert bookwheel("verify", "--store", store, "--json").json["ok"]
     assert Store.open(str(store)).snapshots.list_ids()

@@ -1,4 +1,4 @@
-"""Deltas of a real rebuild: what pulls spare by them, that no build needs them, and that a takedown ends them."""
+"""Deltas of a real rebuild: pulls fetch fewer bytes with them, no build needs them, and takedowns delete them."""
 
 import random
 import shutil
@@ -31,7 +31,7 @@ from rag_model.store.versions.snapshot import Snapshot
 from tests.fixtures.blob_texts import told
 from tests.fixtures.tiny_splade import save_mlm
 
-LOOSE = RecallFloor(0.0, 0.0)  # the neighbours of random vectors are hard to find
+LOOSE = RecallFloor(0.0, 0.0)  # the encoder is random, so recall may be low
 INDEXES = {
     "hnsw": IndexRecipe("HNSW8"),
     "lists": IndexRecipe("IVF4,SQ8"),
@@ -39,12 +39,12 @@ INDEXES = {
     "bag": IndexRecipe("Impact1", over="bag"),
 }
 PAGES, EDITED = 100, 50
-SECRET = b"Xylophagous"  # the edit, of which no byte may be left
+SECRET = b"Xylophagous"  # the edit; a takedown must remove all its bytes
 
 
 @pytest.fixture(scope="module")
 def recipe(tmp_path_factory: pytest.TempPathFactory) -> Recipe:
-    """A recipe with an index of each kind that has deltas, or is derived."""
+    """A recipe with an index of each kind that has deltas or is derived from the parent's index."""
     bag = RepresentRecipe(kind="bag", encoder=str(save_mlm(tmp_path_factory.mktemp("mlm"))))
     gate = GateRecipe(queries=8, floors={"hnsw": LOOSE, "lists": LOOSE})
     return replace(Recipe(chunk=ChunkRecipe(words=10)), represent={"bag": bag}, index=INDEXES, gate=gate)
@@ -54,7 +54,7 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> Recipe:
 def dumps(
     tmp_path_factory: pytest.TempPathFactory, page_xml: Callable[..., str], export_xml: Callable[..., bytes]
 ) -> tuple[str, str]:
-    """A dump, and the one of a month later: one page of a hundred is edited."""
+    """A dump, and the dump of a month later, in which one page of a hundred is edited."""
     words = random.Random(1)
     texts = {page: " ".join(f"w{words.randrange(10**6)}" for _ in range(40)) for page in range(1, PAGES + 1)}
     folder = tmp_path_factory.mktemp("dumps")
@@ -68,103 +68,105 @@ def dumps(
 
 
 @pytest.fixture(scope="module")
-def first(dumps: tuple[str, str], tiny: Path, recipe: Recipe, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store with the first month."""
+def first_month(dumps: tuple[str, str], tiny: Path, recipe: Recipe, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store with the snapshot of the first month."""
     store = tmp_path_factory.mktemp("first") / "store"
     reindex.fn(dumps[0], str(store), str(tiny), recipe)
     return store
 
 
 @pytest.fixture
-def store(first: Path, tmp_path: Path) -> Path:
-    """A copy of it."""
-    return Path(shutil.copytree(first, tmp_path / "store"))
+def store(first_month: Path, tmp_path: Path) -> Path:
+    """A copy of the store with the first month."""
+    return Path(shutil.copytree(first_month, tmp_path / "store"))
 
 
-def deltas(store: Store) -> dict[str, str]:
-    """The blobs of all deltas, by the stage's key."""
+def list_deltas(store: Store) -> dict[str, str]:
+    """Return the blob of each delta by the key of its record."""
     keys = [name.partition(".")[0] for name in store.files.list_names(f"memo/{STAGE}")]
-    found = {key: store.memo.find(STAGE, key) for key in keys}
-    return {key: ref.path.rpartition("/")[2] for key, made in found.items() if made for ref in made.outputs.values()}
+    records = {key: record for key in keys if (record := store.memo.find(STAGE, key))}
+    return {key: ref.path.rpartition("/")[2] for key, record in records.items() for ref in record.outputs.values()}
 
 
-def test_a_takedown_ends_the_deltas_with_the_page(
+def test_takedown_deletes_the_deltas_that_contain_the_page(
     store: Path, dumps: tuple[str, str], tiny: Path, recipe: Recipe
 ) -> None:
-    """And before it a pull of the second month takes a part of the bytes, and gives the same files."""
-    opened, dest = Store.open(str(store)), store.with_name("dest")
-    old = opened.snapshots.resolve("latest")
-    pull(opened, old, dest)
-    new = reindex.fn(dumps[1], str(store), str(tiny), recipe).snapshot
-    files = opened.snapshots.get(new).content.files
-    select = select_files(opened.snapshots.get(new).content)
-    report = pull(opened, new, dest, select=select, derive=derive_index_file)
-    here = [path.relative_to(report.path).as_posix() for path in report.path.rglob("*.*") if path.name != MANIFEST]
-    assert len(here) >= 4
-    assert all(digest_file(report.path / path) == files[path].id for path in here)
-    made = {*deltas(opened).values()}
-    assert len(made) == 5, "passages, terms, lists, a graph with and without that of the old month"
-    with Snapshot.from_store(opened, old) as before, Snapshot.from_store(opened, new) as after:
-        told_bytes = {kind: its.fetched_bytes for kind, its in diff_snapshots(before, after).pull.items()}
-    assert 0 < told_bytes["index/bag"] < 0.1 * files["index/bag.postings"].size
-    assert report.fetched_bytes == sum(told_bytes.values()) - told_bytes["index/words"]
+    """Before the takedown, a pull of the second month fetches fewer bytes, and results in the same files."""
+    library, dest = Store.open(str(store)), store.with_name("dest")
+    old_snapshot = library.snapshots.resolve("latest")
+    pull(library, old_snapshot, dest)
+    new_snapshot = reindex.fn(dumps[1], str(store), str(tiny), recipe).snapshot
+    files = library.snapshots.get(new_snapshot).content.files
+    select = select_files(library.snapshots.get(new_snapshot).content)
+    report = pull(library, new_snapshot, dest, select=select, derive=derive_index_file)
+    paths = [path.relative_to(report.path).as_posix() for path in report.path.rglob("*.*") if path.name != MANIFEST]
+    assert len(paths) >= 4
+    assert all(digest_file(report.path / path) == files[path].id for path in paths)
+    blobs = {*list_deltas(library).values()}
+    assert len(blobs) == 5, "passages, terms, lists, and a graph with and without the old graph"
+    with Snapshot.from_store(library, old_snapshot) as parent, Snapshot.from_store(library, new_snapshot) as child:
+        fetched_bytes = {kind: plan.fetched_bytes for kind, plan in diff_snapshots(parent, child).pull.items()}
+    assert 0 < fetched_bytes["index/bag"] < 0.1 * files["index/bag.postings"].size
+    assert report.fetched_bytes == sum(fetched_bytes.values()) - fetched_bytes["index/words"]
 
-    for blob in made:  # as `verify` advises if deltas are damaged
+    for blob in blobs:  # as `verify` advises if deltas are damaged
         (store / "blobs" / blob[:2] / blob).unlink()
-    assert reindex.fn(dumps[1], str(store), str(tiny), recipe).snapshot == new
-    assert all((store / "blobs" / blob[:2] / blob).exists() for blob in made)
+    assert reindex.fn(dumps[1], str(store), str(tiny), recipe).snapshot == new_snapshot
+    assert all((store / "blobs" / blob[:2] / blob).exists() for blob in blobs)
 
-    assert {*told(store, SECRET)} & made, "or there is nothing to take down"
-    derived = len([*opened.memo.iter_inputs("derive")])
+    assert {*told(store, SECRET)} & blobs, "the deltas contain the edit"
+    derived = len([*library.memo.iter_inputs("derive")])
     takedown.fn(str(store), [str(EDITED)])
-    assert len([*opened.memo.iter_inputs("derive")]) == derived + 2, "words and terms are not built again"
-    collect_garbage(opened, 0.0)
+    assert len([*library.memo.iter_inputs("derive")]) == derived + 2, "both inverted indexes are derived"
+    collect_garbage(library, 0.0)
     assert told(store, SECRET) == []
-    assert deltas(opened) == {}
-    assert not made & {path.name for path in (store / "blobs").glob("??/*")}
+    assert list_deltas(library) == {}
+    assert not blobs & {path.name for path in (store / "blobs").glob("??/*")}
 
 
-def test_inverted_indexes_are_derived_from_the_parents(
+def test_inverted_indexes_are_derived_from_the_parent(
     store: Path, dumps: tuple[str, str], tiny: Path, recipe: Recipe
 ) -> None:
-    """No part is counted again, and the files are those of a store without a parent."""
-    opened, fresh = Store.open(str(store)), store.with_name("fresh")
+    """No part is scattered again, and the files equal those of a build without a parent."""
+    library, fresh = Store.open(str(store)), store.with_name("fresh")
 
-    def counted() -> int:
-        return sum(one["plan"]["kind"] in ("bm25", "impact") for one in opened.memo.iter_inputs("scatter"))
+    def count_inverted_scatters() -> int:
+        return sum(inputs["plan"]["kind"] in ("bm25", "impact") for inputs in library.memo.iter_inputs("scatter"))
 
-    before = counted()
-    made = [reindex.fn(dumps[1], str(url), str(tiny), recipe).snapshot for url in (store, fresh)]
-    files = [Store.open(str(url)).snapshots.get(one).content for url, one in zip((store, fresh), made, strict=True)]
+    n_scatters = count_inverted_scatters()
+    contents = []
+    for url in (store, fresh):
+        snapshot = reindex.fn(dumps[1], str(url), str(tiny), recipe).snapshot
+        contents.append(Store.open(str(url)).snapshots.get(snapshot).content)
     for name in ("words", "bag"):
-        assert len({content.files[content.index_file(name)] for content in files}) == 1
-        assert files[0].indexes[name] == files[1].indexes[name]
-    assert len([*opened.memo.iter_inputs("derive")]) == 2
-    assert counted() == before > 0
+        assert len({content.files[content.index_file(name)] for content in contents}) == 1
+        assert contents[0].indexes[name] == contents[1].indexes[name]
+    assert len([*library.memo.iter_inputs("derive")]) == 2
+    assert count_inverted_scatters() == n_scatters > 0
 
 
-def test_a_build_whose_deltas_cannot_be_made_is_published(
+def test_build_is_published_when_deltas_cannot_be_written(
     store: Path, dumps: tuple[str, str], tiny: Path, recipe: Recipe, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    opened = Store.open(str(store))
-    before = opened.snapshots.get(opened.snapshots.resolve("latest")).content
-    (store / before.files[before.index_file("lists")].path).unlink()  # what the new lists are compared with
-    made = reindex.fn(dumps[1], str(store), str(tiny), recipe).snapshot
-    assert opened.snapshots.resolve("latest") == made
+    library = Store.open(str(store))
+    content = library.snapshots.get(library.snapshots.resolve("latest")).content
+    (store / content.files[content.index_file("lists")].path).unlink()  # Deltas compare the new lists with it.
+    snapshot = reindex.fn(dumps[1], str(store), str(tiny), recipe).snapshot
+    assert library.snapshots.resolve("latest") == snapshot
     assert "deltas not written, so clients pull whole files: " in capfd.readouterr().err
 
 
-def test_updates_on_updates_after_a_rollback_equal_full_builds(
+def test_repeated_updates_after_a_rollback_equal_full_builds(
     store: Path, dumps: tuple[str, str], tiny: Path, recipe: Recipe, page_xml: Any, export_xml: Any, tmp_path: Path
 ) -> None:
-    """Half of the pages become duplicates, most pages go, and all rows are replaced, one after the other."""
-    opened = Store.open(str(store))
-    loose = replace(recipe, gate=replace(recipe.gate, max_passage_loss=1.0))
+    """Successive dumps turn half of the pages into duplicates, drop most pages, and replace all rows."""
+    library = Store.open(str(store))
+    loose_recipe = replace(recipe, gate=replace(recipe.gate, max_passage_loss=1.0))
     texts = {page: " ".join(f"v{page * number}" for number in range(40)) for page in range(1, PAGES + 1)}
-    first = opened.snapshots.resolve("latest")
-    reindex.fn(dumps[1], str(store), str(tiny), loose)
-    rollback(opened, "latest")
-    assert opened.snapshots.resolve("latest") == first
+    first_snapshot = library.snapshots.resolve("latest")
+    reindex.fn(dumps[1], str(store), str(tiny), loose_recipe)
+    rollback(library, "latest")
+    assert library.snapshots.resolve("latest") == first_snapshot
     states = {
         "duplicates": {page: texts[min(page, PAGES // 2)] for page in texts},
         "emptied": {page: texts[page] for page in range(1, 20)},
@@ -175,10 +177,10 @@ def test_updates_on_updates_after_a_rollback_equal_full_builds(
         dump.write_bytes(export_xml(*(page_xml(page, text, rev_id=9) for page, text in pages.items())))
         contents = []
         for url in (store, tmp_path / f"fresh-{name}"):
-            outcome = reindex.fn(str(dump), str(url), str(tiny), loose)
+            outcome = reindex.fn(str(dump), str(url), str(tiny), loose_recipe)
             contents.append(Store.open(str(url)).snapshots.get(outcome.snapshot).content)
         updated, fresh = contents
-        same = [updated.index_file("words"), updated.index_file("bag"), *map(passages_path, ["part-00000"])]
-        assert [updated.files[path] for path in same] == [fresh.files[path] for path in same], name
-        with Snapshot.from_store(opened, opened.snapshots.resolve("latest")) as snapshot:
+        paths = [updated.index_file("words"), updated.index_file("bag"), passages_path("part-00000")]
+        assert [updated.files[path] for path in paths] == [fresh.files[path] for path in paths], name
+        with Snapshot.from_store(library, library.snapshots.resolve("latest")) as snapshot:
             assert open_index(snapshot, "hnsw").n == snapshot.n == fresh.n

@@ -1,4 +1,4 @@
-"""A dump format of another package is recognized, planned and chunked on Beam's workers, by a chunker of a third."""
+"""Beam's workers chunk a dump whose format and chunker come from two other packages."""
 
 import os
 from pathlib import Path
@@ -24,33 +24,34 @@ def archive(tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_a_mail_archive_becomes_a_snapshot(
+def test_mail_archive_is_built_by_workers(
     tmp_path: Path, archive: Path, reindex: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install(tmp_path / "mail")
     offer(tmp_path / "chunker")
-    root = Path(__file__).parents[2]  # folder of `tests`, which contains the modules of both
+    root = Path(__file__).parents[2]  # Both packages import modules of `tests`.
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(root), str(tmp_path / "mail"), str(tmp_path / "chunker")]))
     monkeypatch.syspath_prepend(tmp_path / "mail")
     monkeypatch.syspath_prepend(tmp_path / "chunker")
     save_tokenizer(tmp_path / "tokenizer.json", "[UNK]")
-    chunk = f'chunker = "overlapping"\nsettings = {{ tokens = 60, tokenizer = "{tmp_path}/tokenizer.json" }}'
-    own = tmp_path / "recipe.toml"
-    own.write_text(f'[index.bm25]\nfactory = "BM25"\nover = "text"\n[chunk]\n{chunk}\n')  # a graph takes more jobs
+    chunk_settings = f'chunker = "overlapping"\nsettings = {{ tokens = 60, tokenizer = "{tmp_path}/tokenizer.json" }}'
+    recipe = tmp_path / "recipe.toml"
+    # A graph would need more jobs than a BM25 index.
+    recipe.write_text(f'[index.bm25]\nfactory = "BM25"\nover = "text"\n[chunk]\n{chunk_settings}\n')
     monkeypatch.setattr(FORMATS, "_loaded", {})
-    first = reindex(tmp_path / "store", dump=archive, recipe=own, beam=["--direct_num_workers=1"])
-    assert first.code == 0, first.err
+    first_build = reindex(tmp_path / "store", dump=archive, recipe=recipe, beam=["--direct_num_workers=1"])
+    assert first_build.code == 0, first_build.err
     with Snapshot.open(str(tmp_path / "store")) as snapshot:
         assert snapshot.n == 40
         titles = {passage.title for passage in snapshot.passages(range(40))}
         assert titles == {f"Letter {i}" for i in range(40)}
         assert snapshot.manifest.content.corpus["kind"] == "documents"
         assert snapshot.manifest.content.recipe["chunk"]["chunker"] == "overlapping"
-    again = reindex(tmp_path / "store", dump=archive, recipe=own)
-    assert again.json["snapshot"] == first.json["snapshot"]
+    second_build = reindex(tmp_path / "store", dump=archive, recipe=recipe)
+    assert second_build.json["snapshot"] == first_build.json["snapshot"]
 
 
-def test_without_the_package_the_accepted_dumps_are_listed(tmp_path: Path, archive: Path, reindex: Any) -> None:
-    refused = reindex(tmp_path / "store", dump=archive)
-    assert refused.code == 2
-    assert "archive.mbox is not a dump of a known format: give documents as JSONL (.jsonl, .ndjson)" in refused.err
+def test_unknown_format_is_rejected_with_the_accepted_formats(tmp_path: Path, archive: Path, reindex: Any) -> None:
+    result = reindex(tmp_path / "store", dump=archive)
+    assert result.code == 2
+    assert "archive.mbox is not a dump of a known format: give documents as JSONL (.jsonl, .ndjson)" in result.err

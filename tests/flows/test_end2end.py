@@ -1,4 +1,4 @@
-"""`bookwheel finetune rag-end2end` as a user runs it: rebuilds in child processes, and an index of the model's own."""
+"""`bookwheel finetune rag-end2end` as a user runs it: child processes rebuild the index, and the model gets its own."""
 
 import json
 import shutil
@@ -41,8 +41,8 @@ every = 2
 
 
 @pytest.fixture
-def words(store: Path, tmp_path: Path) -> list[object]:
-    """The words of a command that trains on questions about real passages."""
+def finetune_command(store: Path, tmp_path: Path) -> list[object]:
+    """A command that trains on questions about real passages."""
     passages = Snapshot.open(str(store)).passages(range(0, 120, 10))
     rows: list[dict[str, Any]] = [
         {
@@ -53,57 +53,58 @@ def words(store: Path, tmp_path: Path) -> list[object]:
         }
         for passage in passages
     ]
-    for name, some in (("train", rows[:8]), ("dev", rows[8:])):
-        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in some))
+    for name, split_rows in (("train", rows[:8]), ("dev", rows[8:])):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in split_rows))
     (tmp_path / "settings.toml").write_text(SETTINGS)
-    given = {"store": store, "train": tmp_path / "train.jsonl", "dev": tmp_path / "dev.jsonl"}
-    given |= {"training": tmp_path / "settings.toml", "generator": save_bart(tmp_path / "bart"), "name": "moved"}
-    given |= {"work": tmp_path / "work"}
-    return ["finetune", "rag-end2end", *(word for name, value in given.items() for word in (f"--{name}", value))]
+    options = {"store": store, "train": tmp_path / "train.jsonl", "dev": tmp_path / "dev.jsonl"}
+    options |= {"training": tmp_path / "settings.toml", "generator": save_bart(tmp_path / "bart"), "name": "moved"}
+    options |= {"work": tmp_path / "work"}
+    return ["finetune", "rag-end2end", *(word for name, value in options.items() for word in (f"--{name}", value))]
 
 
-def test_a_model_is_trained_beside_its_index_and_answers_with_its_own(
-    bookwheel: Bookwheel, words: list[object], store: Path, tmp_path: Path
+def test_model_is_trained_with_rebuilds_and_answers_from_its_own_index(
+    bookwheel: Bookwheel, finetune_command: list[object], store: Path, tmp_path: Path
 ) -> None:
-    result = bookwheel(*words, "--json")
+    result = bookwheel(*finetune_command, "--json")
     assert result.code == 0, result.err
-    reply, opened = result.json, Store.open(str(store))
+    reply, library = result.json, Store.open(str(store))
     rows = [row for row in read_metrics(tmp_path / "work") if row["kind"] == "train"]
     assert [row["snapshot_age"] for row in rows] == [0, 1, 0]
     assert rows[0]["snapshot"] == rows[1]["snapshot"] == reply["snapshot"] != rows[2]["snapshot"]
     assert rows[2]["encoding_seconds"] > 0 == rows[2]["refreshes_failed"]
 
-    folder, own = opened.get_model_folder("moved"), Snapshot.open(str(store), "moved")
-    assert own.id == reply["index"]
-    assert own.n == Snapshot.open(str(store), reply["snapshot"]).n
-    assert (opened.models.get(reply["model"]).content.space or {})["digest"] == (own.space or {})["digest"]
+    folder, own_snapshot = library.get_model_folder("moved"), Snapshot.open(str(store), "moved")
+    assert own_snapshot.id == reply["index"]
+    assert own_snapshot.n == Snapshot.open(str(store), reply["snapshot"]).n
+    assert (library.models.get(reply["model"]).content.space or {})["digest"] == (own_snapshot.space or {})["digest"]
     assert (folder / "passage" / "model.safetensors").is_file()
-    asked = bookwheel("answer", "who was king?", "--store", store, "--model", "moved", "--ref", "moved", "--json")
-    assert asked.code == 0, asked.err
-    other = bookwheel("answer", "who was king?", "--store", store, "--model", "moved")
-    assert (other.code, "weights differ" in other.complaint) == (3, True)
-    assert opened.refs.list_names() == ["latest", "moved"], "the rebuilds of the training are not named any more"
+    answers = bookwheel("answer", "who was king?", "--store", store, "--model", "moved", "--ref", "moved", "--json")
+    assert answers.code == 0, answers.err
+    mismatch = bookwheel("answer", "who was king?", "--store", store, "--model", "moved")
+    assert (mismatch.code, "weights differ" in mismatch.complaint) == (3, True)
+    assert library.refs.list_names() == ["latest", "moved"], "the refs of the training's rebuilds are deleted"
 
 
-def test_an_index_that_the_gate_refuses_leaves_the_model_and_the_same_command_builds_it_alone(
-    bookwheel: Bookwheel, words: list[object], store: Path, tiny: Path, other_tiny: Path, tmp_path: Path
+def test_same_command_builds_only_the_index_after_the_gate_rejected_it(
+    bookwheel: Bookwheel, finetune_command: list[object], store: Path, tiny: Path, other_tiny: Path, tmp_path: Path
 ) -> None:
-    run_flow(reencode, "latest", str(store), str(other_tiny), "moved")  # as of a training on a larger snapshot
-    opened, small = Store.open(str(store)), tmp_path / "small"
+    # The ref names a larger snapshot, as after an earlier training.
+    run_flow(reencode, "latest", str(store), str(other_tiny), "moved")
+    library, small = Store.open(str(store)), tmp_path / "small"
     small.mkdir()
-    publish_tiny(opened, tiny, ARTICLES, small, corpus=CORPUS)
-    short = SETTINGS.replace("max_steps = 3", "max_steps = 1").replace("[moving]\nevery = 2", "[moving]\nevery = 0")
-    (tmp_path / "settings.toml").write_text(short)
-    refused = bookwheel(*words)
-    assert (refused.code, "moved did not move: passages lost since the parent" in refused.complaint) == (3, True)
-    before, published = opened.refs.find_current("moved"), opened.models.refs.find_current("moved")
-    assert before is not None
-    assert published is not None, "the model is there, without its index"
+    publish_tiny(library, tiny, ARTICLES, small, corpus=CORPUS)
+    settings = SETTINGS.replace("max_steps = 3", "max_steps = 1").replace("[moving]\nevery = 2", "[moving]\nevery = 0")
+    (tmp_path / "settings.toml").write_text(settings)
+    rejected = bookwheel(*finetune_command)
+    assert (rejected.code, "moved did not move: passages lost since the parent" in rejected.complaint) == (3, True)
+    ref_move, model_move = library.refs.find_current("moved"), library.models.refs.find_current("moved")
+    assert ref_move is not None
+    assert model_move is not None, "the model is published without its index"
 
-    opened.refs.delete("moved", before.number, "the larger one is not asked any more")
+    library.refs.delete("moved", ref_move.number, "the larger snapshot is not needed")
     shutil.rmtree(tmp_path / "work")
-    again = bookwheel(*words, "--json")
-    assert again.code == 0, again.err
-    assert (again.json["model"], opened.models.refs.find_current("moved")) == (published.snapshot, published)
-    assert Snapshot.open(str(store), "moved").id == again.json["index"] != before.snapshot
+    second = bookwheel(*finetune_command, "--json")
+    assert second.code == 0, second.err
+    assert (second.json["model"], library.models.refs.find_current("moved")) == (model_move.snapshot, model_move)
+    assert Snapshot.open(str(store), "moved").id == second.json["index"] != ref_move.snapshot
     assert not (tmp_path / "work").exists(), "nothing is trained again"

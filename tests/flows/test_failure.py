@@ -1,4 +1,4 @@
-"""What a failed run leads to: tried again where that can help, and told to a webhook once it has failed for good."""
+"""Failed flow runs are retried if the error may be temporary; the final failure is reported to a webhook."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,72 +13,62 @@ from flows.stage import deployment_flow, notify_webhook
 from rag_model.errors import BookwheelError, InputError, RefusedError, StoreError, UnreachableError, UsageError
 from tests.fixtures.dump_server import Site, serving
 
-ERRORS = {
-    "gate": RefusedError,
-    "flag": UsageError,
-    "input": InputError,
-    "reach": UnreachableError,
-    "net": StoreError,
-}
-tries: list[str] = []
+ERRORS = {"gate": RefusedError, "flag": UsageError, "input": InputError, "reach": UnreachableError, "net": StoreError}
+attempts: list[str] = []
 
 
-@deployment_flow("stubborn")
-def stubborn(store: str, error: str) -> None:
+@deployment_flow("fail-always")
+def fail_always(store: str, error: str) -> None:
     """Fail every time."""
-    tries.append(store)
+    attempts.append(store)
     raise ERRORS[error](f"{error} said no")
 
 
 @pytest.fixture
 def site() -> Iterator[Site]:
-    tries.clear()
-    with serving() as of:
-        yield of
+    attempts.clear()
+    with serving() as server:
+        yield server
 
 
 @pytest.mark.usefixtures("prefect_server")
-@pytest.mark.parametrize(("error", "times"), [("gate", 1), ("flag", 1), ("input", 1), ("reach", 3), ("net", 3)])
-def test_only_what_may_pass_is_tried_again_and_the_end_is_told_once(
-    site: Site, monkeypatch: pytest.MonkeyPatch, error: str, times: int
+@pytest.mark.parametrize(("error", "n_runs"), [("gate", 1), ("flag", 1), ("input", 1), ("reach", 3), ("net", 3)])
+def test_temporary_errors_are_retried_and_the_webhook_is_called_once(
+    site: Site, monkeypatch: pytest.MonkeyPatch, error: str, n_runs: int
 ) -> None:
     monkeypatch.setenv("BOOKWHEEL_WEBHOOK", site.url + "alarm")
     with pytest.raises(BookwheelError, match="said no"):
-        stubborn.with_options(retries=2, retry_delay_seconds=0)("here", error)
-    assert len(tries) == times
-    (told,) = site.told
-    assert {name: told[name] for name in ("flow", "state", "store")} == {
-        "flow": "stubborn",
-        "state": "Failed",
-        "store": "here",
-    }
-    assert f"{error} said no" in told["error"]
+        fail_always.with_options(retries=2, retry_delay_seconds=0)("here", error)
+    assert len(attempts) == n_runs
+    (alarm,) = site.told
+    assert (alarm["flow"], alarm["state"], alarm["store"]) == ("fail-always", "Failed", "here")
+    assert f"{error} said no" in alarm["error"]
     with get_client(sync_client=True) as client:
-        run = client.read_flow_run(told["id"])
-    assert (run.name, run.run_count) == (told["run"], times)
+        run = client.read_flow_run(alarm["id"])
+    assert (run.name, run.run_count) == (alarm["run"], n_runs)
 
 
 @pytest.mark.usefixtures("prefect_server")
-@pytest.mark.parametrize("wrong", ["dump", "encoder"])
-def test_a_wrong_dump_or_encoder_is_not_tried_again(mini_dump: Path, tiny: Path, tmp_path: Path, wrong: str) -> None:
-    given = {"dump": str(mini_dump), "encoder": str(tiny), "store": str(tmp_path / "store")}
-    given[wrong] = str(tmp_path / "nothing.here")
-    state = reindex.with_options(retries=2, retry_delay_seconds=0)(**given, return_state=True)  # type: ignore[call-overload]
+@pytest.mark.parametrize("parameter", ["dump", "encoder"])
+def test_missing_dump_or_encoder_is_not_retried(mini_dump: Path, tiny: Path, tmp_path: Path, parameter: str) -> None:
+    parameters = {"dump": str(mini_dump), "encoder": str(tiny), "store": str(tmp_path / "store")}
+    parameters[parameter] = str(tmp_path / "nothing.here")
+    state = reindex.with_options(retries=2, retry_delay_seconds=0)(**parameters, return_state=True)  # type: ignore[call-overload]
     assert "nothing.here" in str(state.message)
     with get_client(sync_client=True) as client:
         assert client.read_flow_run(state.state_details.flow_run_id).run_count == 1
 
 
-def test_without_a_server_a_flow_is_its_function() -> None:
-    tries.clear()
+def test_flow_runs_as_a_function_without_a_server() -> None:
+    attempts.clear()
     with pytest.raises(RefusedError):
-        stubborn.fn("here", "gate")
-    assert tries == ["here"]
+        fail_always.fn("here", "gate")
+    assert attempts == ["here"]
 
 
-def test_a_webhook_that_is_no_address_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_for_an_invalid_webhook_hides_its_value(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BOOKWHEEL_WEBHOOK", "/etc/s3cret")
     run = FlowRun(flow_id="8b1a9953-c461-4a6c-9ad5-9e0a8e9bbd39", parameters={})
-    with pytest.raises(UsageError, match="BOOKWHEEL_WEBHOOK is not a web address") as refused:
-        notify_webhook(stubborn, run, Failed())
-    assert "s3cret" not in str(refused.value)
+    with pytest.raises(UsageError, match="BOOKWHEEL_WEBHOOK is not a web address") as error:
+        notify_webhook(fail_always, run, Failed())
+    assert "s3cret" not in str(error.value)

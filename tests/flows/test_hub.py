@@ -1,4 +1,4 @@
-"""Stores, dumps and exports on the Hub through the command: verbs that read do, those that write say where to go."""
+"""Stores, dumps and exports on the Hub: reading verbs work, and writing verbs say what to do instead."""
 
 import json
 from pathlib import Path
@@ -9,8 +9,8 @@ import pytest
 from tests.fixtures.hub import OWNER, Hub
 
 URL = "hf://datasets/me/library"
-READERS = ("log", "show", "verify")
-WRITERS = (
+READING_VERBS = ("log", "show", "verify")
+WRITING_COMMANDS = (
     ("gc",),
     ("expire", "--older-than", "1d"),
     ("tag", "latest", "new"),
@@ -22,72 +22,71 @@ WRITERS = (
 
 
 @pytest.fixture
-def there(hub: Hub, library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
-    """The hub, with the library in it."""
+def filled_hub(hub: Hub, library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
+    """The hub with the library as a repository."""
     monkeypatch.setenv("BOOKWHEEL_CACHE", str(tmp_path / "cache"))
     hub.add_folder("datasets/me/library", library)
     return hub
 
 
-def test_a_library_there_is_read(there: Hub, library: Path, bookwheel: Any, tmp_path: Path) -> None:
-    def results(*words: object, store: object) -> Any:
-        result = bookwheel(*words, "--store", store, "--json")
+def test_library_on_the_hub_is_read(filled_hub: Hub, library: Path, bookwheel: Any, tmp_path: Path) -> None:
+    def run_json(*arguments: object, store: object) -> Any:
+        result = bookwheel(*arguments, "--store", store, "--json")
         assert result.code == 0, result.err
         return result.json
 
-    for verb in READERS:
-        assert results(verb, store=URL) == results(verb, store=library)
-    asked = ("search", "Who wrote it?")
-    assert results(*asked, store=URL)["results"] == results(*asked, store=library)["results"]
-    pulled = results("pull", "latest", tmp_path / "pulled", store=URL)
+    for verb in READING_VERBS:
+        assert run_json(verb, store=URL) == run_json(verb, store=library)
+    query = ("search", "Who wrote it?")
+    assert run_json(*query, store=URL)["results"] == run_json(*query, store=library)["results"]
+    pulled = run_json("pull", "latest", tmp_path / "pulled", store=URL)
     assert (Path(pulled["path"]) / "index" / "hnsw.faiss").is_file()
-    (finding,) = [
-        one for one in bookwheel("doctor", "--store", URL, "--json").json["findings"] if "store" in one["what"]
-    ]
+    findings = bookwheel("doctor", "--store", URL, "--json").json["findings"]
+    (finding,) = [finding for finding in findings if "store" in finding["what"]]
     assert finding["ok"]
     assert "stores of this kind are never written" in finding["found"]
-    assert len(there.repositories["datasets/me/library"].commits) == 1
+    assert len(filled_hub.repositories["datasets/me/library"].commits) == 1
 
 
-@pytest.mark.parametrize("words", WRITERS, ids=lambda words: words[0])
-def test_a_verb_that_writes_says_where_to_go(
-    words: tuple[str, ...], there: Hub, tiny: Path, bookwheel: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("command", WRITING_COMMANDS, ids=lambda command: command[0])
+def test_writing_verb_is_rejected_with_advice(
+    command: tuple[str, ...], filled_hub: Hub, tiny: Path, bookwheel: Any, tmp_path: Path, monkeypatch: Any
 ) -> None:
     monkeypatch.setenv("HF_TOKEN", OWNER)
     monkeypatch.chdir(tmp_path)
     Path("recipe.toml").write_text('[index.small]\nfactory = "Flat"\n')
     Path("a.jsonl").write_text('{"question": "Who?", "answers": ["One"], "context": "One."}\n')
     Path("tiny").symlink_to(tiny)
-    result = bookwheel(*words, "--store", URL)
+    result = bookwheel(*command, "--store", URL)
     assert result.code == 1
     assert f"{URL} can be read as a store, but not written" in result.complaint
-    assert len(there.repositories["datasets/me/library"].commits) == 1
+    assert len(filled_hub.repositories["datasets/me/library"].commits) == 1
 
 
-def test_a_build_refuses_before_it_begins(there: Hub, reindex: Any) -> None:
-    there.add("datasets/me/empty", {})
+def test_build_into_the_hub_is_rejected_before_it_starts(filled_hub: Hub, reindex: Any) -> None:
+    filled_hub.add("datasets/me/empty", {})
     for url in (URL, "hf://datasets/me/empty"):
         result = reindex(url)
         assert "`bookwheel export --layout store` to a new place" in result.complaint
         assert len(result.err.splitlines()) == 1
 
 
-def test_it_is_exported_there_and_read_again(
-    there: Hub, library: Path, bookwheel: Any, monkeypatch: pytest.MonkeyPatch
+def test_store_is_exported_to_the_hub_and_read(
+    filled_hub: Hub, library: Path, bookwheel: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_TOKEN", OWNER)
-    given = ("--layout", "store", "--store", library)
-    made = bookwheel("export", "latest", "hf://datasets/me/new", *given, "--json")
-    assert (made.code, made.json["path"]) == (0, "hf://datasets/me/new")
+    options = ("--layout", "store", "--store", library)
+    exported = bookwheel("export", "latest", "hf://datasets/me/new", *options, "--json")
+    assert (exported.code, exported.json["path"]) == (0, "hf://datasets/me/new")
     assert bookwheel("verify", "--store", "hf://datasets/me/new").code == 0
-    again = bookwheel("export", "latest", "hf://datasets/me/new", *given)
-    assert (again.code, "is not empty" in again.complaint) == (2, True)
-    assert bookwheel("export", "latest", "hf://datasets/me/more", *given, "--no-embeddings").code == 2
+    second = bookwheel("export", "latest", "hf://datasets/me/new", *options)
+    assert (second.code, "is not empty" in second.complaint) == (2, True)
+    assert bookwheel("export", "latest", "hf://datasets/me/more", *options, "--no-embeddings").code == 2
     assert bookwheel("export", "latest", "hf://me/wiki", "--store", library).code == 2
-    assert set(there.repositories) == {"datasets/me/library", "datasets/me/new"}
+    assert set(filled_hub.repositories) == {"datasets/me/library", "datasets/me/new"}
 
 
-def test_a_branch_that_moved_does_not_change_the_encoder(
+def test_recorded_commit_of_the_encoder_is_used_after_the_branch_moved(
     hub: Hub, tiny: Path, other_tiny: Path, reindex: Any, bookwheel: Any, tmp_path: Path
 ) -> None:
     repository = hub.add_folder("models/me/tiny", tiny)
@@ -95,32 +94,31 @@ def test_a_branch_that_moved_does_not_change_the_encoder(
     assert first.code == 0, first.err
     commit = repository.branches["main"]
     repository.commit({path.name: path.read_bytes() for path in other_tiny.iterdir()})
-    again = reindex(tmp_path / "store", encoder="me/tiny")
-    assert (again.code, again.json["snapshot"]) == (0, first.json["snapshot"])
-    shown = bookwheel("show", "latest", "--store", tmp_path / "store", "--json").json
-    assert shown["provenance"]["commits"] == {"me/tiny": f"me/tiny@{commit}"}
+    second = reindex(tmp_path / "store", encoder="me/tiny")
+    assert (second.code, second.json["snapshot"]) == (0, first.json["snapshot"])
+    manifest = bookwheel("show", "latest", "--store", tmp_path / "store", "--json").json
+    assert manifest["provenance"]["commits"] == {"me/tiny": f"me/tiny@{commit}"}
     text = bookwheel("show", "latest", "--store", tmp_path / "store").out
     assert f"commit    me/tiny: me/tiny@{commit}" in text
-    moved = reindex(tmp_path / "store", encoder="me/tiny@main")
-    assert (moved.code, "encoder space" in moved.err) == (3, True)
+    mismatch = reindex(tmp_path / "store", encoder="me/tiny@main")
+    assert (mismatch.code, "encoder space" in mismatch.err) == (3, True)
     prefix = reindex(tmp_path / "store", encoder=f"me/tiny@{commit[:8]}")
     assert (prefix.code, prefix.json["snapshot"]) == (0, first.json["snapshot"])
     text = bookwheel("show", "latest", "--store", tmp_path / "store").out
     assert f"me/tiny@{commit}\n" in text
-    missing = reindex(tmp_path / "store", encoder="me/tiny@v9")
-    assert (missing.code, "model me/tiny has no revision v9 on the hub" in missing.complaint) == (1, True)
+    error = reindex(tmp_path / "store", encoder="me/tiny@v9")
+    assert (error.code, "model me/tiny has no revision v9 on the hub" in error.complaint) == (1, True)
 
 
-def test_what_is_exported_there_is_a_dump(
-    there: Hub, library: Path, reindex: Any, bookwheel: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_texts_exported_to_the_hub_are_a_dump(
+    filled_hub: Hub, library: Path, reindex: Any, bookwheel: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_TOKEN", OWNER)
-    exported = bookwheel(
-        "export", "latest", "hf://datasets/me/texts", "--layout", "jsonl", "--store", library, "--json"
-    )
-    made = reindex(tmp_path / "store", dump="hf://datasets/me/texts/corpus.jsonl")
-    assert made.code == 0, made.err
-    assert made.json["counts"]["passages"] >= exported.json["passages"] > 0
-    there.add("datasets/me/asked", {"questions.jsonl": json.dumps({"question": "Who?", "answers": ["One"]}).encode()})
-    given = ("--questions", "hf://datasets/me/asked/questions.jsonl", "--store", tmp_path / "store", "--json")
-    assert bookwheel("evaluate", *given).code == 0
+    layout = ("--layout", "jsonl")
+    exported = bookwheel("export", "latest", "hf://datasets/me/texts", *layout, "--store", library, "--json")
+    build = reindex(tmp_path / "store", dump="hf://datasets/me/texts/corpus.jsonl")
+    assert build.code == 0, build.err
+    assert build.json["counts"]["passages"] >= exported.json["passages"] > 0
+    filled_hub.add("datasets/me/qa", {"questions.jsonl": json.dumps({"question": "Who?", "answers": ["One"]}).encode()})
+    questions = "hf://datasets/me/qa/questions.jsonl"
+    assert bookwheel("evaluate", "--questions", questions, "--store", tmp_path / "store").code == 0

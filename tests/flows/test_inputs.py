@@ -1,6 +1,6 @@
-"""What is wrong with an input is told in one sentence, with the right exit code, and nothing is half published.
+"""Invalid inputs fail with one sentence and the right exit code, and leave the store unchanged.
 
-Of each kind of input there is an example; the others are in the tests of the modules that read them.
+There is one example for each kind of input; the tests of the modules that read the inputs have the others.
 """
 
 import shutil
@@ -12,80 +12,87 @@ import pytest
 
 from rag_model.store.store import Store
 
-Write = Callable[[Path, Path], Path]
+WriteDump = Callable[[Path, Path], Path]
 
 
-def truncated(folder: Path, dump: Path) -> Path:
+def write_truncated(folder: Path, dump: Path) -> Path:
     data = dump.read_bytes()
     (folder / "cut.xml.bz2").write_bytes(data[: len(data) // 2])
     return folder / "cut.xml.bz2"
 
 
-def absent(folder: Path, dump: Path) -> Path:
+def get_missing_path(folder: Path, dump: Path) -> Path:
     return folder / "absent.xml.bz2"
 
 
-def of_no_kind(folder: Path, dump: Path) -> Path:
+def write_png(folder: Path, dump: Path) -> Path:
     (folder / "photo.png").write_bytes(b"\x89PNG")
     return folder / "photo.png"
 
 
-DUMPS: list[tuple[Write, int, str]] = [
-    (truncated, 1, "cut.xml.bz2"),
-    (absent, 1, "absent.xml.bz2"),
-    (of_no_kind, 2, "photo.png"),
-]
-
-
 @pytest.fixture
-def unharmed(tmp_path: Path, library: Path, bookwheel: Any) -> Any:
-    """Give a store; afterwards nothing but what was there is named or published, and that is whole."""
+def unchanged_store(tmp_path: Path, library: Path, bookwheel: Any) -> Any:
+    """A store; after the test, its snapshots and refs must be unchanged and valid."""
     store = tmp_path / "store"
     shutil.copytree(library, store)
-    opened = Store.open(str(store))
-    before = opened.snapshots.list_ids(), opened.refs.read_history("latest")
+    library_store = Store.open(str(store))
+    old_state = library_store.snapshots.list_ids(), library_store.refs.read_history("latest")
     yield store
-    assert (opened.snapshots.list_ids(), opened.refs.read_history("latest")) == before
-    assert opened.refs.list_names() == ["latest"]
+    assert (library_store.snapshots.list_ids(), library_store.refs.read_history("latest")) == old_state
+    assert library_store.refs.list_names() == ["latest"]
     assert bookwheel("verify", "--store", store).code == 0
 
 
-@pytest.mark.parametrize(("write", "code", "named"), DUMPS, ids=[write.__name__ for write, _, _ in DUMPS])
-def test_a_bad_dump(
-    write: Write, code: int, named: str, tmp_path: Path, unharmed: Path, mini_dump: Path, reindex: Any
+@pytest.mark.parametrize(
+    ("write", "code", "message"),
+    [(write_truncated, 1, "cut.xml.bz2"), (get_missing_path, 1, "absent.xml.bz2"), (write_png, 2, "photo.png")],
+)
+def test_invalid_dump_is_rejected(
+    write: WriteDump, code: int, message: str, tmp_path: Path, unchanged_store: Path, mini_dump: Path, reindex: Any
 ) -> None:
-    result = reindex(unharmed, dump=write(tmp_path, mini_dump))
+    result = reindex(unchanged_store, dump=write(tmp_path, mini_dump))
     assert result.code == code, result.err
-    assert named in result.complaint
+    assert message in result.complaint
 
 
-def test_an_index_of_another_dump(
-    tmp_path: Path, unharmed: Path, mini_dump: Path, reindex: Any, make_multistream: Callable[..., str]
+def test_multistream_index_of_another_dump_is_rejected(
+    tmp_path: Path, unchanged_store: Path, mini_dump: Path, reindex: Any, make_multistream: Callable[..., str]
 ) -> None:
-    own, other = tmp_path / "own", tmp_path / "other"
-    for folder, pages in ((own, 10), (other, 7)):
+    dump_folder, other_folder = tmp_path / "dump", tmp_path / "other"
+    for folder, pages in ((dump_folder, 10), (other_folder, 7)):
         folder.mkdir()
         make_multistream(folder, mini_dump, pages_a_stream=pages)
-    (index,) = own.glob("*-index*")
-    index.write_bytes((other / index.name).read_bytes())
-    (dump,) = set(own.iterdir()) - {index}
-    result = reindex(unharmed, dump=dump)
+    (index,) = dump_folder.glob("*-index*")
+    index.write_bytes((other_folder / index.name).read_bytes())
+    (dump,) = set(dump_folder.iterdir()) - {index}
+    result = reindex(unchanged_store, dump=dump)
     assert result.code == 1
     assert "index" in result.complaint
 
 
-def test_an_encoder_that_lacks_a_file(tmp_path: Path, unharmed: Path, tiny: Path, reindex: Any) -> None:
+def test_encoder_without_tokenizer_is_rejected(tmp_path: Path, unchanged_store: Path, tiny: Path, reindex: Any) -> None:
     folder = Path(shutil.copytree(tiny, tmp_path / "encoder"))
     (folder / "tokenizer.json").unlink()
-    result = reindex(unharmed, encoder=folder)
+    result = reindex(unchanged_store, encoder=folder)
     assert result.code == 1
     assert str(folder) in result.complaint
 
 
-def test_no_encoder_of_that_name(unharmed: Path, reindex: Any) -> None:
-    result = reindex(unharmed, encoder="/nowhere/at-all")
-    assert result.code == 1
-    assert "/nowhere/at-all" in result.complaint
+@pytest.mark.parametrize(
+    ("option", "code", "message"),
+    [
+        ({"encoder": "/nowhere/at-all"}, 1, "/nowhere/at-all"),
+        ({"recipe": "/nowhere.toml"}, 2, "/nowhere.toml"),
+        ({"ref": "../escape"}, 2, "is not a ref name"),
+        ({"limit": 0}, 2, "limit"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, dict) else "",
+)
+def test_invalid_option_is_rejected_before_the_build(
+    option: dict[str, Any], code: int, message: str, unchanged_store: Path, reindex: Any
+) -> None:
+    result = reindex(unchanged_store, **option)
+    assert (result.code, message in result.complaint, "chunk" in result.err) == (code, True, False), result.err
 
 
 RECIPES = {
@@ -96,35 +103,18 @@ RECIPES = {
 }
 
 
-@pytest.mark.parametrize(("text", "code", "said"), RECIPES.values(), ids=RECIPES.keys())
-def test_a_bad_recipe(text: str, code: int, said: str, tmp_path: Path, unharmed: Path, reindex: Any) -> None:
+@pytest.mark.parametrize(("text", "code", "message"), RECIPES.values(), ids=RECIPES.keys())
+def test_invalid_recipe_is_rejected(
+    text: str, code: int, message: str, tmp_path: Path, unchanged_store: Path, reindex: Any
+) -> None:
     recipe = tmp_path / "recipe.toml"
     recipe.write_text(text)
-    result = reindex(unharmed, recipe=recipe)
+    result = reindex(unchanged_store, recipe=recipe)
     assert result.code == code, result.err
-    assert said in result.complaint
+    assert message in result.complaint
 
 
-def test_no_recipe_of_that_name(unharmed: Path, reindex: Any) -> None:
-    result = reindex(unharmed, recipe="/nowhere.toml")
-    assert result.code == 2
-    assert "/nowhere.toml" in result.complaint
-
-
-def test_a_name_that_no_ref_can_have_is_told_before_the_work(unharmed: Path, reindex: Any) -> None:
-    result = reindex(unharmed, ref="../escape")
-    assert result.code == 2
-    assert "is not a ref name" in result.complaint
-    assert "chunk" not in result.err
-
-
-def test_a_limit_of_no_articles(unharmed: Path, reindex: Any) -> None:
-    result = reindex(unharmed, limit=0)
-    assert result.code == 2
-    assert "limit" in result.complaint
-
-
-def test_a_store_that_cannot_be_written(tmp_path: Path, reindex: Any) -> None:
+def test_store_below_a_file_is_rejected(tmp_path: Path, reindex: Any) -> None:
     (tmp_path / "file").touch()
     result = reindex(tmp_path / "file" / "store")
     assert result.code == 1
@@ -132,7 +122,7 @@ def test_a_store_that_cannot_be_written(tmp_path: Path, reindex: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("argv", "code", "said"),
+    ("argv", "code", "message"),
     [
         (["search", "Who?", "-k", "1000"], 2, "1000"),
         (["search", "Who?", "-k", "0"], 2, "0"),
@@ -154,23 +144,23 @@ def test_a_store_that_cannot_be_written(tmp_path: Path, reindex: Any) -> None:
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_a_bad_request(argv: list[str], code: int, said: str, library: Path, bookwheel: Any) -> None:
+def test_invalid_request_is_rejected(argv: list[str], code: int, message: str, library: Path, bookwheel: Any) -> None:
     result = bookwheel(*argv, "--store", library)
     assert result.code == code, result.err
-    assert said.lower() in result.complaint.lower()
+    assert message.lower() in result.complaint.lower()
 
 
-def test_k_larger_than_the_corpus_is_one_sentence_that_says_how_many_there_are(library: Path, bookwheel: Any) -> None:
+def test_error_for_a_large_k_names_the_number_of_passages(library: Path, bookwheel: Any) -> None:
     assert "247" in bookwheel("search", "Who?", "-k", 248, "--store", library).complaint
 
 
-def test_a_question_from_another_space(library: Path, other_tiny: Path, bookwheel: Any) -> None:
+def test_question_encoder_of_another_space_is_rejected(library: Path, other_tiny: Path, bookwheel: Any) -> None:
     result = bookwheel("search", "Who?", "--question-encoder", other_tiny, "--store", library)
     assert result.code == 3
     assert "weights differ" in result.complaint
 
 
-def test_no_store(tmp_path: Path, bookwheel: Any) -> None:
+def test_missing_store_is_rejected(tmp_path: Path, bookwheel: Any) -> None:
     for argv in (["search", "Who?"], ["log"], ["show"], ["verify"], ["pull", "latest", tmp_path / "dest"]):
         result = bookwheel(*argv, "--store", tmp_path / "none")
         assert result.code == 1, argv
@@ -178,14 +168,14 @@ def test_no_store(tmp_path: Path, bookwheel: Any) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_a_dump_without_a_name_creates_no_store(tmp_path: Path, bookwheel: Any) -> None:
+def test_empty_dump_name_creates_no_store(tmp_path: Path, bookwheel: Any) -> None:
     result = bookwheel("reindex", "--dump", " ", "--store", tmp_path / "new")
     assert result.code == 2
     assert "the name of the dump is empty: give a path, a URL or a glob" in result.complaint
     assert not list(tmp_path.iterdir())
 
 
-def test_hostile_markup_costs_its_page_and_no_more(
+def test_malicious_markup_drops_at_most_its_page(
     tmp_path: Path, reindex: Any, page_xml: Callable[..., str], export_xml: Callable[..., bytes]
 ) -> None:
     deep = ["{{a|" * 40_000, "[[" * 40_000, "<div>" * 40_000, "{|\n|\n" * 20_000, "'''''" * 40_000, "<ref>" * 40_000]
@@ -196,4 +186,4 @@ def test_hostile_markup_costs_its_page_and_no_more(
     assert result.code == 0, result.err
     counts = result.json["counts"]
     assert counts["articles"] + sum(counts["dropped"].values()) == len(pages)
-    assert counts["articles"] >= 2  # those without
+    assert counts["articles"] >= 2, "the pages without markup are kept"
