@@ -1,4 +1,4 @@
-"""A chunker of another package, with a setting and a file, cuts a dump, and each decides the keys."""
+"""A chunker of another package cuts a dump; its settings and the content of its tokenizer file are part of the key."""
 
 import bz2
 import json
@@ -20,59 +20,57 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(tmp_path / "site")
 
 
-class Cuts:
-    """The parts that the runs on a store have cut, told as it goes."""
+class ChunkRecords:
+    """The chunk records of a store, read as runs add them."""
 
     def __init__(self, store: Path) -> None:
         self._store, self._known = store, set[str]()
 
-    def new(self) -> list[tuple[int, int]]:
-        """Return articles, and those inherited, of each part cut since the last call."""
+    def read_new(self) -> list[tuple[int, int]]:
+        """Return the articles and the reused articles of each part that was chunked since the last call."""
         paths = {path.name: path for path in (self._store / "memo" / "chunk").iterdir()}
         facts = [json.loads(paths[name].read_text())["facts"] for name in sorted({*paths} - self._known)]
         self._known = {*paths}
         return [(fact["articles"], fact["inherited"]) for fact in facts]
 
 
-def test_a_chunker_of_another_package(
+def test_chunker_of_another_package_and_its_settings_determine_reuse(
     package: None, tmp_path: Path, reindex: Any, bookwheel: Any, recipe: Path, mini_dump: Path
 ) -> None:
     store, tokenizer = tmp_path / "store", tmp_path / "tokenizer.json"
     save_tokenizer(tokenizer, "[UNK]")
-    cuts, text = Cuts(store), recipe.read_text()
+    records, text = ChunkRecords(store), recipe.read_text()
 
     def run(overlap: int, file: Path = tokenizer, *flags: str, **options: Any) -> Any:
-        own = tmp_path / "recipe.toml"
-        settings = f'tokens = 60, overlap = {overlap}, tokenizer = "{file}"'
-        own.write_text(f'{text}\n[chunk]\nchunker = "overlapping"\nsettings = {{ {settings} }}\n')
-        result = reindex(store, *flags, recipe=own, **options)
+        recipe_file = tmp_path / "recipe.toml"
+        chunk_settings = f'tokens = 300, overlap = {overlap}, tokenizer = "{file}"'
+        recipe_file.write_text(f'{text}\n[chunk]\nchunker = "overlapping"\nsettings = {{ {chunk_settings} }}\n')
+        result = reindex(store, *flags, recipe=recipe_file, **options)
         assert result.code == 0, result.err
         return result.json
 
     first = run(20)
-    assert sorted(cuts.new()) == [(1, 0), (2, 0)]
+    assert sorted(records.read_new()) == [(1, 0), (2, 0)]
     with Snapshot.open(str(store)) as snapshot:
-        kept = snapshot.manifest.content.recipe["chunk"]
-        assert kept["settings"] == {
-            "tokens": 60,
-            "overlap": 20,
-            "tokenizer": Store.open(str(store)).blobs.put_file(tokenizer).id,
-        }
-        one, two = snapshot.passages([0, 1])
-    assert one.text.split()[-5:] == [word for word in two.text.split() if word in one.text.split()[-5:]][:5]
-    assert two.start_word < one.start_word + one.n_words, "neighbours overlap"
+        settings = snapshot.manifest.content.recipe["chunk"]["settings"]
+        blob = Store.open(str(store)).blobs.put_file(tokenizer)
+        assert settings == {"tokens": 300, "overlap": 20, "tokenizer": blob.id}
+        passage, neighbour = snapshot.passages([0, 1])
+    last_words = passage.text.split()[-5:]
+    assert last_words == [word for word in neighbour.text.split() if word in last_words][:5]
+    assert neighbour.start_word < passage.start_word + passage.n_words, "neighbours overlap"
 
-    moved = Path(shutil.copy(tokenizer, tmp_path / "moved.json"))
-    assert run(20, moved)["snapshot"] == first["snapshot"]
-    assert cuts.new() == []
+    moved_tokenizer = Path(shutil.copy(tokenizer, tmp_path / "moved.json"))
+    assert run(20, moved_tokenizer)["snapshot"] == first["snapshot"]
+    assert records.read_new() == []
     edited = tmp_path / "edited.xml.bz2"
     edited.write_bytes(bz2.compress(bz2.decompress(mini_dump.read_bytes()).replace(b"'''Autism'''", b"Edited", 1)))
     run(20, dump=edited)
-    assert sorted(cuts.new()) == [(2, 1)], "the article that is as it was"
+    assert sorted(records.read_new()) == [(2, 1)], "the unchanged article is reused"
     run(18)
-    assert sorted(cuts.new()) == [(1, 0), (2, 0)], "another overlap"
+    assert sorted(records.read_new()) == [(1, 0), (2, 0)], "another overlap needs another key"
     save_tokenizer(tokenizer, "[OTHER]")
     run(18)
-    assert sorted(cuts.new()) == [(1, 0), (2, 0)], "another tokenizer under the same name"
+    assert sorted(records.read_new()) == [(1, 0), (2, 0)], "the key depends on the content of the tokenizer file"
     explained = {row["stage"]: row for row in run(18, tokenizer, "--explain")["stages"]}
     assert (explained["chunk"]["recorded"], explained["chunk"]["changed"]) == (2, {})

@@ -1,8 +1,8 @@
-"""A fault at every write of a whole `reindex`: run again, it ends as if undisturbed, and nothing is lost.
+"""Faults at the writes of a whole `reindex`: the next run ends with the same state as an undisturbed run.
 
-The flow is called as the function it is and does its small jobs in this process, so that all its writes come in turn.
-Faults are at the border of the operating system (a file's bytes, its name, its folder, a deletion) and, for a store
-that is no disk, at that of fsspec (a request, refused or carried out and its answer lost).
+The flow is called as a function and runs its jobs in this process, so its writes have a fixed order. On a disk, the
+faults are errors of system calls (`fsync`, `link`, `replace`, `remove`). In an object store, they are errors of fsspec
+requests, which the server either refused, or executed without the client receiving the response.
 """
 
 import errno
@@ -28,87 +28,88 @@ from rag_model.store.store import Store
 from rag_model.store.upkeep.verify import verify_version
 from tests.fixtures.monthly_dumps import NEW, OLD, RECIPE, Page
 
-LOOSE = RecallFloor(0.0, 0.0)  # the neighbours of random vectors are hard to find
+LOOSE = RecallFloor(0.0, 0.0)  # the encoder is random, so recall may be low
 SMALL = replace(
     RECIPE,
     part_bytes=5_000,
     index={"hnsw": IndexRecipe("HNSW8"), "lists": IndexRecipe("IVF4,Flat")},
     gate=GateRecipe(queries=8, floors={"hnsw": LOOSE, "lists": LOOSE}),
 )
-# An object store has the same faults with one index as with two, which a disk has.
+# Two indexes would add no other kinds of requests to an object store.
 ONE_INDEX = replace(SMALL, index={"hnsw": SMALL.index["hnsw"]}, gate=GateRecipe(queries=8, floors={"hnsw": LOOSE}))
 Faults = Callable[[int], AbstractContextManager[list[str]]]
 
 
 def _describe(operation: str, path: str) -> str:
-    """Return an operation with the folder of the store that it touches: `replace memo/embed`."""
+    """Return an operation with the folder of the store that it writes to, such as `replace memo/embed`."""
     folders = path.rpartition("/store/")[2].lstrip("/").split("/")[:-1]
-    return f"{operation} {'/'.join(folders[: 2 if folders[:1] == ['memo'] else 1])}"
+    # A record that is not synchronized leaves the same state as one that is not renamed, so one such fault is enough.
+    return f"{operation} {'/'.join(folders[: 2 if folders[:1] == ['memo'] and operation != 'fsync' else 1])}"
 
 
 @contextmanager
-def on_disk(fatal: int) -> Iterator[list[str]]:
-    """From operation `fatal` on no file reaches the disk, gets its name or goes; yields a list of operations."""
-    seen: list[str] = []
+def fail_disk_operations(fatal: int) -> Iterator[list[str]]:
+    """Fail all disk operations from number `fatal` on; yield the list of operations."""
+    operations: list[str] = []
 
-    def failing(name: str) -> Callable[..., Any]:
-        real = getattr(os, name)
+    def fail_from(name: str) -> Callable[..., Any]:
+        original = getattr(os, name)
 
         def operation(*args: Any, **kwargs: Any) -> Any:
             path = str(Path(f"/proc/self/fd/{args[0]}").readlink()) if name == "fsync" else str(args[-1])
             if name == "fsync" or "/store/" in path:
-                seen.append(_describe(name, path))
-                if len(seen) >= fatal:
+                operations.append(_describe(name, path))
+                if len(operations) >= fatal:
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            return real(*args, **kwargs)
+            return original(*args, **kwargs)
 
         return operation
 
     with pytest.MonkeyPatch.context() as patch:
         for name in ("fsync", "link", "replace", "remove"):
-            patch.setattr(os, name, failing(name))
-        yield seen
+            patch.setattr(os, name, fail_from(name))
+        yield operations
 
 
-def _by_request(fatal: int, *, carried_out: bool = False, once: bool = False) -> Iterator[list[str]]:
-    seen: list[str] = []
+def _fail_requests(fatal: int, *, executed: bool = False, once: bool = False) -> Iterator[list[str]]:
+    requests: list[str] = []
 
-    def failing(name: str) -> Callable[..., Any]:
-        real = getattr(MemoryFileSystem, name)
+    def fail_from(name: str) -> Callable[..., Any]:
+        original = getattr(MemoryFileSystem, name)
 
         def request(*args: Any, **kwargs: Any) -> Any:
-            path = str(args[2 if name == "put_file" else 1]).lstrip("/")  # begins with the store's own folder
-            seen.append(_describe(name, path.partition("/")[2]))
-            if len(seen) < fatal or (once and len(seen) > fatal):
-                return real(*args, **kwargs)
-            if carried_out and len(seen) == fatal:
-                real(*args, **kwargs)
+            path = str(args[2 if name == "put_file" else 1]).lstrip("/")  # begins with the folder of the store
+            requests.append(_describe(name, path.partition("/")[2]))
+            if len(requests) < fatal or (once and len(requests) > fatal):
+                return original(*args, **kwargs)
+            if executed and len(requests) == fatal:
+                original(*args, **kwargs)
             raise ConnectionResetError(errno.ECONNRESET, os.strerror(errno.ECONNRESET))
 
         return request
 
     with pytest.MonkeyPatch.context() as patch:
         for name in ("pipe_file", "put_file", "rm_file"):
-            patch.setattr(MemoryFileSystem, name, failing(name))
-        yield seen
+            patch.setattr(MemoryFileSystem, name, fail_from(name))
+        yield requests
 
 
 @contextmanager
-def refused(fatal: int) -> Iterator[list[str]]:
-    """From request `fatal` on the connection is reset before anything is done."""
-    yield from _by_request(fatal)
+def refuse_requests(fatal: int) -> Iterator[list[str]]:
+    """Reset the connection before request `fatal` and all later ones are executed."""
+    yield from _fail_requests(fatal)
 
 
 @contextmanager
-def refused_once(fatal: int) -> Iterator[list[str]]:
-    """Request `fatal` is refused, and the next ones are not: what goes on regardless must not rely on it."""
-    yield from _by_request(fatal, once=True)
+def refuse_one_request(fatal: int) -> Iterator[list[str]]:
+    """Reset the connection before request `fatal` is executed; later requests succeed."""
+    yield from _fail_requests(fatal, once=True)
 
 
 @contextmanager
-def unanswered(fatal: int) -> Iterator[list[str]]:
-    """Request `fatal` is carried out, and its answer is lost; then nobody answers any more."""
-    yield from _by_request(fatal, carried_out=True)
+def drop_responses(fatal: int) -> Iterator[list[str]]:
+    """Execute request `fatal` and lose its response; later requests are refused."""
+    yield from _fail_requests(fatal, executed=True)
 
 
 @pytest.fixture(scope="module")
@@ -138,89 +139,89 @@ def build(dumps: tuple[str, str], tiny: Path) -> Build:
 
 
 @pytest.fixture(scope="module")
-def month(build: Build, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store that holds last month's snapshot."""
+def old_store(build: Build, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store with last month's snapshot."""
     path = tmp_path_factory.mktemp("month") / "store"
     build(str(path), 0)
     return path
 
 
 @pytest.fixture
-def copied(month: Path, tmp_path: Path) -> Iterator[Callable[[str], str]]:
+def copy_store(old_store: Path, tmp_path: Path) -> Iterator[Callable[[str], str]]:
     """Return a function that copies the store to a disk or into memory and returns its URL."""
-    made: list[str] = []
+    urls: list[str] = []
 
     def remove_copies() -> None:
-        while made:
-            fsspec.filesystem("memory").rm(made.pop(), recursive=True)
+        while urls:
+            fsspec.filesystem("memory").rm(urls.pop(), recursive=True)
 
-    def copy(place: str) -> str:
-        if place == "disk":
-            return str(shutil.copytree(month, tmp_path / secrets.token_hex(4) / "store"))
-        remove_copies()  # this file system compares each path with those of all copies
-        made.append(f"memory://{secrets.token_hex(4)}")
-        fsspec.filesystem("memory").put(f"{month}/", made[-1], recursive=True)
-        return made[-1]
+    def copy(kind: str) -> str:
+        if kind == "disk":
+            return str(shutil.copytree(old_store, tmp_path / secrets.token_hex(4) / "store"))
+        remove_copies()  # The time of a request grows with the number of files in this file system.
+        urls.append(f"memory://{secrets.token_hex(4)}")
+        fsspec.filesystem("memory").put(f"{old_store}/", urls[-1], recursive=True)
+        return urls[-1]
 
     yield copy
     remove_copies()
 
 
-def state(url: str) -> tuple[list[str], dict[str, list[str]]]:
-    """What there is of snapshots, sound ones all, and where the refs have been."""
+State = tuple[list[str], dict[str, list[str]]]
+
+
+def read_state(url: str) -> State:
+    """Verify all snapshots of a store; return their ids and the history of each ref."""
     store = Store.open(url)
-    assert [problem for known in store.snapshots.list_ids() for problem in verify_version(store, known)] == []
+    assert [problem for snapshot in store.snapshots.list_ids() for problem in verify_version(store, snapshot)] == []
     return sorted(store.snapshots.list_ids()), {
         ref: [move.snapshot for move in store.refs.read_history(ref)] for ref in store.refs.list_names()
     }
 
 
-def records(url: str) -> dict[str, bytes | None]:
+def read_records(url: str) -> dict[str, bytes | None]:
     files = Store.open(url).files
     return {file.path: files.read(file.path) for file in files.iter_tree("memo")}
 
 
-def check(url: str, build: Build, faults: Faults, fatal: int, expected: Any) -> bool:
-    """Build with a fault, look, and build again; return whether there was a fault at all."""
-    before = state(url)
-    with faults(fatal) as seen, suppress(BookwheelError):  # nothing else is raised
+def build_with_fault(url: str, build: Build, faults: Faults, fatal: int, old_state: State, expected: State) -> bool:
+    """Build with a fault, check the state, and build again; return whether the fault occurred."""
+    with faults(fatal) as operations, suppress(BookwheelError):  # The build raises no other error.
         build(url, 1)
-    known = records(url)
-    snapshots, refs = state(url)
-    assert {*before[0]} <= {*snapshots} <= {*expected[0]}
-    assert refs in (before[1], expected[1])
-    made = build(url, 1)
-    assert state(url) == expected
-    assert made["snapshot"] == expected[1]["latest"][-1]
-    now = records(url)
-    assert all(now[path] == data for path, data in known.items()), "what was recorded is what counts"
-    return len(seen) >= fatal
+    records = read_records(url)
+    snapshots, refs = read_state(url)
+    assert {*old_state[0]} <= {*snapshots} <= {*expected[0]}
+    assert refs in (old_state[1], expected[1])
+    result = build(url, 1)
+    assert read_state(url) == expected
+    assert result["snapshot"] == expected[1]["latest"][-1]
+    final_records = read_records(url)
+    assert all(final_records[path] == data for path, data in records.items()), "records are never replaced"
+    return len(operations) >= fatal
 
 
-PLACES: dict[str, tuple[str, Faults]] = {
-    "a full disk": ("disk", on_disk),
-    "a request refused": ("memory", refused),
-    "one request refused": ("memory", refused_once),
-    "an answer lost": ("memory", unanswered),
+FAULTS: dict[str, tuple[str, Faults]] = {
+    "full disk": ("disk", fail_disk_operations),
+    "refused requests": ("memory", refuse_requests),
+    "one refused request": ("memory", refuse_one_request),
+    "lost response": ("memory", drop_responses),
 }
 
 
-def operations(url: str, build: Build, faults: Faults) -> tuple[list[str], Any]:
-    """Build undisturbed; return the operations that takes, and the state afterwards."""
-    with faults(1 << 30) as seen:
-        build(url, 1)
-    return list(seen), state(url)
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", PLACES)
-def test_a_write_of_a_reindex_fails(kind: str, copied: Callable[[str], str], build: Build) -> None:
-    place, faults = PLACES[kind]
-    writes, expected = operations(copied(place), build, faults)
-    last = {write: number for number, write in enumerate(writes, start=1)}
-    assert len(last) > 10, "one of each operation on each folder fails"
-    fatal = {1, *last.values()}
-    if kind == "one request refused":  # and the run goes on, to the next of its kind
-        fatal = {1 + writes.index(write) for write in last}
-    assert all(check(copied(place), build, faults, number, expected) for number in sorted(fatal))
-    assert not check(copied(place), build, faults, len(writes) + 1, expected)
+@pytest.mark.parametrize("kind", FAULTS)
+def test_reindex_recovers_from_a_failed_write(kind: str, copy_store: Callable[[str], str], build: Build) -> None:
+    filesystem, faults = FAULTS[kind]
+    url = copy_store(filesystem)
+    old_state = read_state(url)
+    with faults(1 << 30) as operations:  # the operations of a build without a fault
+        build(url, 1)
+    states = old_state, read_state(url)
+    last_of_kind = {operation: number for number, operation in enumerate(operations, start=1)}
+    assert len(last_of_kind) > 10, "each kind of operation in each folder fails once"
+    fatal_numbers = {1, *last_of_kind.values()}
+    if kind == "one refused request":  # The run goes on to later operations of this kind.
+        fatal_numbers = {1 + operations.index(operation) for operation in last_of_kind}
+    for number in sorted(fatal_numbers):
+        assert build_with_fault(copy_store(filesystem), build, faults, number, *states)
+    assert not build_with_fault(copy_store(filesystem), build, faults, len(operations) + 1, *states)

@@ -1,4 +1,4 @@
-"""A wiki is followed by the command and the scheduled flow: an edit becomes a snapshot, and nothing more is built."""
+"""The command and the scheduled flow follow a wiki: each edit becomes a snapshot, and only changed pages are built."""
 
 import bz2
 import gzip
@@ -40,38 +40,38 @@ def find_blobs_with(store: Path, text: bytes) -> list[Path]:
     return [path for path in (store / "blobs").rglob("*") if path.is_file() and text in read(path)]
 
 
-def test_an_edit_becomes_a_snapshot_and_a_takedown_reaches_the_kept_pages(
+def test_edit_becomes_a_snapshot_and_takedown_deletes_fetched_pages(
     wiki: Wiki, tmp_path: Path, tiny: Path, recipe: Path, bookwheel: Any
 ) -> None:
     store, settings = tmp_path / "store", read_recipe(recipe)
 
-    def look() -> Any:
+    def watch_once() -> Any:
         return watch.fn(wiki.dump, str(store), encoder=str(tiny), recipe=settings)
 
-    first = look()
+    first = watch_once()
     assert first.built.number == 1
     assert first.built.counts["articles"] == 41
     first_provenance = _read_provenance(store)
     assert (first_provenance["embedded"], first_provenance["history"]) == (41, [])
     wiki.queries.clear()
-    assert look().built is None, "nothing happened"
+    assert watch_once().built is None, "the wiki did not change"
     assert len(wiki.queries) == 1
 
     wiki.edit("Page 7", "Page seven is about zebras.")
     wiki.delete("Page 8")
     options = ["--dump", wiki.dump, "--encoder", tiny, "--recipe", recipe]
-    kept_files = sorted((store / "memo").rglob("*")) + sorted((store / "blobs").rglob("*"))
+    files = sorted((store / "memo").rglob("*")) + sorted((store / "blobs").rglob("*"))
     explained = bookwheel("reindex", *options, "--store", store, "--explain", "--json").json
     assert [(row["reused"], row["total"]) for row in explained["stages"] if row["stage"] == "chunk"] == [(39, 40)]
     forecast = explained["forecast"]
     assert (forecast["builds"], forecast["changed"]) == (1, 1)
     first_cpu = first_provenance["cpu"]["embed"]
     assert forecast["stages"]["embed"]["cpu"] == pytest.approx(first_cpu / 41, abs=1e-3)
-    assert sorted((store / "memo").rglob("*")) + sorted((store / "blobs").rglob("*")) == kept_files
-    second = look()
+    assert sorted((store / "memo").rglob("*")) + sorted((store / "blobs").rglob("*")) == files
+    second = watch_once()
     assert (second.built.counts["articles"], second.built.counts["embedded"]) == (40, 1)
-    (earlier,) = _read_provenance(store)["history"]
-    assert (earlier["snapshot"], earlier["changed"]) == (first.built.snapshot, 41)
+    (first_build,) = _read_provenance(store)["history"]
+    assert (first_build["snapshot"], first_build["changed"]) == (first.built.snapshot, 41)
     assert "The last builds" in (store / "reports" / f"{second.built.snapshot}.html").read_text()
     text = bookwheel("reindex", *options, "--store", store, "--explain").out
     assert "forecast  for 0 changed passages, from the cost of 2 builds" in text
@@ -92,10 +92,11 @@ def test_an_edit_becomes_a_snapshot_and_a_takedown_reaches_the_kept_pages(
     wiki.queries.clear()
     assert bookwheel("reindex", *options, "--store", store).code == 0
     assert find_blobs_with(store, b"about zebras") == []
-    assert not any("gapnamespace" in query or "pageids" in query for query in wiki.queries), "the rest is still there"
+    refetched = any("gapnamespace" in query or "pageids" in query for query in wiki.queries)
+    assert not refetched, "takedown keeps the other pages"
 
 
-def test_redirects_and_items_of_a_wiki_are_aliases_and_columns(
+def test_redirects_become_aliases_and_items_become_columns(
     wiki: Wiki, tmp_path: Path, tiny: Path, bookwheel: Any
 ) -> None:
     recipe = tmp_path / "recipe.toml"
@@ -107,12 +108,12 @@ def test_redirects_and_items_of_a_wiki_are_aliases_and_columns(
         assert result.code == 0, result.err
         return result.json
 
-    def find(question: str) -> list[str]:
+    def find_titles(question: str) -> list[str]:
         result = bookwheel("search", question, "--store", tmp_path / "store", "--retriever", "bm25", "--json")
         return [hit["title"] for hit in result.json["results"][0]["hits"]]
 
     build("store")
-    assert find("zanzibar quagga") == []
+    assert find_titles("zanzibar quagga") == []
     wiki.edit("Zanzibar", "#REDIRECT [[Page 30]]")
     wiki.edit("Quagga", "#REDIRECT [[Page 31#Part]]")
     wiki.edit("Template:Unused", "#REDIRECT [[Template:Zanzibar]]")
@@ -120,19 +121,19 @@ def test_redirects_and_items_of_a_wiki_are_aliases_and_columns(
     wiki.set_item("Page 33", "Q42")
     wiki.queries.clear()
     assert build("store")["counts"]["embedded"] == 2
-    assert not any("gapnamespace" in query for query in wiki.queries), "the pages were listed"
-    assert (find("zanzibar"), find("quagga"), find("page 32")[0]) == (["Page 30"], [], "Gnu")
+    assert not any("gapnamespace" in query for query in wiki.queries), "the refresh does not list all pages"
+    assert (find_titles("zanzibar"), find_titles("quagga"), find_titles("page 32")[0]) == (["Page 30"], [], "Gnu")
     (page,) = (p for p in _read_passages(tmp_path / "store") if p.title == "Page 30")
     assert page.text == "Zanzibar. Page number 30 is about the subject 30."
     wiki.edit("Zanzibar", "#REDIRECT [[Page 31]]")
     assert build("store")["counts"]["embedded"] == 2
-    assert find("zanzibar") == ["Page 31"]
+    assert find_titles("zanzibar") == ["Page 31"]
     wiki.delete("Zanzibar")
     build("store")
-    assert find("zanzibar") == []
+    assert find_titles("zanzibar") == []
     build("full")
-    rows = [[(p.id, p.title, p.text) for p in _read_passages(tmp_path / name)] for name in ("store", "full")]
-    assert rows[0] == rows[1]
+    passages = [[(p.id, p.title, p.text) for p in _read_passages(tmp_path / name)] for name in ("store", "full")]
+    assert passages[0] == passages[1]
     assert [(p.title, p.wikidata) for p in _read_passages(tmp_path / "full") if p.wikidata] == [("Page 33", "Q42")]
 
 
@@ -142,12 +143,12 @@ def copy_dump(wiki: Wiki, path: Path) -> Path:
     return path
 
 
-def test_a_wiki_is_followed_from_its_dump(wiki: Wiki, tmp_path: Path, tiny: Path, recipe: Path, bookwheel: Any) -> None:
+def test_wiki_is_followed_from_its_dump(wiki: Wiki, tmp_path: Path, tiny: Path, recipe: Path, bookwheel: Any) -> None:
     dump, options = copy_dump(wiki, tmp_path / "dump.xml.bz2"), ["--encoder", tiny, "--recipe", recipe, "--json"]
     assert bookwheel("reindex", "--dump", dump, *options, "--store", tmp_path / "store").code == 0
-    other = dump.with_name("other.xml.bz2")
-    other.write_bytes(bz2.compress(wiki.export().replace("<dbname>wiki<", "<dbname>another<").encode()))
-    assert bookwheel("reindex", "--dump", other, *options, "--store", tmp_path / "other").code == 0
+    other_dump = dump.with_name("other.xml.bz2")
+    other_dump.write_bytes(bz2.compress(wiki.export().replace("<dbname>wiki<", "<dbname>another<").encode()))
+    assert bookwheel("reindex", "--dump", other_dump, *options, "--store", tmp_path / "other").code == 0
     wiki.edit("Page 1", "Page one is about storks.")
     wiki.edit("A page since the dump", "This is about herons.")
     wiki.delete("Page 2")
@@ -156,31 +157,31 @@ def test_a_wiki_is_followed_from_its_dump(wiki: Wiki, tmp_path: Path, tiny: Path
     explained = bookwheel("reindex", "--dump", wiki.dump, *options, "--store", tmp_path / "store", "--explain").json
     assert [row["total"] - row["reused"] for row in explained["stages"] if row["stage"] == "embed"] == [2]
     wiki.queries.clear()
-    followed = bookwheel("reindex", "--dump", wiki.dump, *options, "--store", tmp_path / "store")
+    refresh = bookwheel("reindex", "--dump", wiki.dump, *options, "--store", tmp_path / "store")
     fetched = [page for query in wiki.queries for page in query.get("pageids", "").split("|") if page]
     assert (len(fetched), len(wiki.queries)) == (2, 4)
-    assert f"unchanged pages are taken from {dump}" in followed.err
-    assert followed.json["counts"]["embedded"] == 2
+    assert f"unchanged pages are taken from {dump}" in refresh.err
+    assert refresh.json["counts"]["embedded"] == 2
     wiki.queries.clear()
     assert bookwheel("reindex", "--dump", wiki.dump, *options, "--store", tmp_path / "store").code == 0
     assert len(wiki.queries) == 1, "later builds read the changes"
 
-    full = bookwheel("reindex", "--dump", wiki.dump, *options, "--store", tmp_path / "full")
-    assert full.code == 0
-    texts = [[(p.id, p.title, p.text) for p in _read_passages(tmp_path / name)] for name in ("store", "full")]
-    assert texts[0] == texts[1]
-    another = bookwheel("reindex", "--dump", wiki.dump, *options, "--store", tmp_path / "other")
-    assert "built from a dump of another one, another at" in another.err
+    full_build = bookwheel("reindex", "--dump", wiki.dump, *options, "--store", tmp_path / "full")
+    assert full_build.code == 0
+    passages = [[(p.id, p.title, p.text) for p in _read_passages(tmp_path / name)] for name in ("store", "full")]
+    assert passages[0] == passages[1]
+    mismatch = bookwheel("reindex", "--dump", wiki.dump, *options, "--store", tmp_path / "other")
+    assert "built from a dump of another one, another at" in mismatch.err
     dump.unlink()
     shutil.rmtree(tmp_path / "store" / "memo")
     move_back = bookwheel("rollback", "latest", "--to", "1", "--store", tmp_path / "store")
     assert move_back.code == 0, move_back.err
-    gone = bookwheel("reindex", "--dump", wiki.dump, *options, "--store", tmp_path / "store")
-    assert "the dump cannot be read, so its remaining pages are fetched" in gone.err
-    assert gone.json["snapshot"] == followed.json["snapshot"]
+    after_loss = bookwheel("reindex", "--dump", wiki.dump, *options, "--store", tmp_path / "store")
+    assert "the dump cannot be read, so its remaining pages are fetched" in after_loss.err
+    assert after_loss.json["snapshot"] == refresh.json["snapshot"]
 
 
-# Runs a command in forked children, and kills each at one of the moments at which it puts a file into the store.
+# Runs a command in forked children, and kills each child when it renames or links a certain file into the store.
 KILLER = """
 import json, os, shutil, signal, sys
 from contextlib import suppress
@@ -189,13 +190,14 @@ from flows import cli
 from flows.verbs import builds
 from rag_model.encoders import model
 from rag_model.index.graphs import kind
-import faiss, pyarrow.dataset, torch, transformers.models.bert.modeling_bert
+import faiss, numba, pyarrow.dataset, torch, transformers.models.bert.modeling_bert
+numba.njit("int64(int64)")(lambda number: number)  # Each child would otherwise take .8 s to initialize numba.
 command, base, folder, n_points = json.loads(sys.argv[1])
 count, last = 0, None
 
 def watch(event, arguments):
     global count
-    # numba renames files too, those of its cache, if no other process has compiled its functions
+    # The prefix excludes files that numba renames in its cache.
     if event in ("os.rename", "os.link") and str(arguments[1]).startswith(folder):
         count += 1
         if count == last:
@@ -214,7 +216,7 @@ def run(store, kill_at):
 sys.addaudithook(watch)
 assert run(shutil.copytree(base, f"{folder}/whole"), None) == 0
 total, names = json.load(open(f"{folder}/count"))
-for name in names:  # so that no later child imports what the command imports late
+for name in names:  # Children then need not import them again.
     with suppress(ImportError):
         import_module(name)
 for i in range(n_points):
@@ -225,7 +227,7 @@ for i in range(n_points):
 """
 
 
-def test_a_refresh_that_is_killed_anywhere_gives_the_same_snapshot(
+def test_killed_refresh_resumes_to_the_same_snapshot(
     wiki: Wiki, tmp_path: Path, tiny: Path, recipe: Path, bookwheel: Any
 ) -> None:
     options, n_points = ["--encoder", str(tiny), "--recipe", str(recipe)], 12
@@ -235,8 +237,8 @@ def test_a_refresh_that_is_killed_anywhere_gives_the_same_snapshot(
     wiki.move("Page 17", "Page 17, moved")
     command = ["reindex", "--dump", wiki.dump, *options]
     arguments = json.dumps([command, str(tmp_path / "base"), str(tmp_path), n_points])
-    ended = subprocess.run([sys.executable, "-c", KILLER, arguments], capture_output=True, text=True, check=False)
-    assert ended.returncode == 0, ended.stderr
+    result = subprocess.run([sys.executable, "-c", KILLER, arguments], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
     names = ["whole", *(f"killed-{i}" for i in range(n_points))]
     assert len({Store.open(str(tmp_path / name)).snapshots.resolve("latest") for name in names}) == 1
     texts = {p.title: p.text for p in _read_passages(tmp_path / "whole")}
@@ -254,7 +256,7 @@ def _read_passages(store: Path) -> list[Any]:
         return list(snapshot.passages(range(snapshot.n)))
 
 
-def test_the_command_follows_a_wiki_until_it_is_interrupted(
+def test_command_follows_a_wiki_until_it_is_interrupted(
     wiki: Wiki, tmp_path: Path, tiny: Path, recipe: Path, executable: Path
 ) -> None:
     store, out, err = tmp_path / "store", tmp_path / "out", tmp_path / "err"
