@@ -1,4 +1,4 @@
-"""Decoder-only generators: padding on either side, positions, and decoding beside teacher forcing."""
+"""Decoder-only generators: padding on either side, and decoding that equals teacher forcing."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -22,6 +22,7 @@ from rag_model.generate.prompts import InstructionTemplate
 from rag_model.generate.transformer import CausalGenerator
 from tests.fixtures.tiny_generators import save_llama
 
+TeacherForcing = tuple[Contexts, Targets, torch.Tensor]  # with the logits
 QUESTIONS = ["who was it?", "wo"]
 ANSWERS = ["the answer is 42", "né 日本"]
 TEXTS = [["the capital of x", ""], ["日本 the answer", "of"]]
@@ -30,25 +31,25 @@ PASSAGES = [[Passage("1", "1", 1, "A", "", text, 0, 1, "") for text in texts] fo
 
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory: pytest.TempPathFactory) -> CausalGenerator:
-    found = load_generator(save_llama(tmp_path_factory.mktemp("llama"), pad=True), device="cpu")
-    assert isinstance(found, CausalGenerator)
-    return found
+    generator = load_generator(save_llama(tmp_path_factory.mktemp("llama"), pad=True), device="cpu")
+    assert isinstance(generator, CausalGenerator)
+    return generator
 
 
-def gpt2(words: int) -> PreTrainedModel:
-    """Positions are learnt vectors."""
+def build_gpt2(words: int) -> PreTrainedModel:
+    """Return a model whose positions are learned vectors."""
     shape = {"n_embd": 32, "n_layer": 1, "n_head": 2, "n_positions": 256, "initializer_range": 0.3}
     return GPT2LMHeadModel(GPT2Config(vocab_size=words, **shape))
 
 
-def bloom(words: int) -> PreTrainedModel:
-    """ALiBi: the model counts positions by the mask and takes none."""
+def build_bloom(words: int) -> PreTrainedModel:
+    """Return a model with ALiBi, which counts positions by the mask and takes none."""
     return BloomForCausalLM(BloomConfig(vocab_size=words, hidden_size=32, n_layer=1, n_head=2, initializer_range=0.3))
 
 
 @pytest.fixture(
     scope="module",
-    params=["llama", "chat", "without pad", gpt2, bloom],
+    params=["llama", "chat", "without pad", build_gpt2, build_bloom],
     ids=["llama", "chat", "without pad", "gpt2", "bloom"],
 )
 def generator(
@@ -61,101 +62,102 @@ def generator(
     if request.param == "llama":
         return llama
     folder = save_llama(tmp_path_factory.mktemp("llama"), chat=request.param == "chat")
-    found = load_generator(folder, device="cpu")
-    assert isinstance(found, CausalGenerator)
-    return found
+    causal = load_generator(folder, device="cpu")
+    assert isinstance(causal, CausalGenerator)
+    return causal
 
 
 @pytest.fixture
-def asked(generator: CausalGenerator) -> tuple[Contexts, Targets, torch.Tensor]:
+def teacher_forcing(generator: CausalGenerator) -> TeacherForcing:
     contexts, targets = generator.encode_contexts(QUESTIONS, PASSAGES), generator.encode_targets(ANSWERS)
     with torch.no_grad():
         return contexts, targets, generator.logits(contexts, targets)
 
 
-Asked = tuple[Contexts, Targets, torch.Tensor]
-
-
-def test_logits_are_those_of_prompt_and_answer_alone(generator: CausalGenerator, asked: Asked) -> None:
-    contexts, targets, logits = asked
+def test_logits_equal_those_of_a_single_prompt_and_answer(
+    generator: CausalGenerator, teacher_forcing: TeacherForcing
+) -> None:
+    contexts, targets, logits = teacher_forcing
     assert not contexts.mask.all()
     assert not targets.mask.all()
     for row in range(4):
         prompt = contexts.tokens[row][contexts.mask[row]]
-        said = targets.tokens[row // 2][targets.mask[row // 2]]
+        answer = targets.tokens[row // 2][targets.mask[row // 2]]
         with torch.no_grad():
-            whole = generator.module(input_ids=torch.cat([prompt, said])[None]).logits[0, len(prompt) - 1 : -1]
-        found = logits.flatten(0, 1)[row, : len(said)]
-        torch.testing.assert_close(found, whole, atol=1e-4, rtol=1e-4)
+            expected = generator.module(input_ids=torch.cat([prompt, answer])[None]).logits[0, len(prompt) - 1 : -1]
+        actual = logits.flatten(0, 1)[row, : len(answer)]
+        torch.testing.assert_close(actual, expected, atol=1e-4, rtol=1e-4)
 
 
-def test_padding_on_the_right_is_padding_too(generator: CausalGenerator, asked: Asked) -> None:
-    contexts, targets, logits = asked
+def test_padding_may_be_on_the_right(generator: CausalGenerator, teacher_forcing: TeacherForcing) -> None:
+    contexts, targets, logits = teacher_forcing
     order = (~contexts.mask).long().argsort(dim=1, stable=True)
     right = Contexts(contexts.tokens.gather(1, order), contexts.mask.gather(1, order), 2)
     assert right.mask[:, 0].all()
     with torch.no_grad():
-        found = generator.logits(right, targets)
-    torch.testing.assert_close(found[targets_mask(targets)], logits[targets_mask(targets)], atol=1e-4, rtol=1e-4)
+        actual = generator.logits(right, targets)
+    torch.testing.assert_close(actual[expand_mask(targets)], logits[expand_mask(targets)], atol=1e-4, rtol=1e-4)
     torch.testing.assert_close(generator.prefill(right)[0], logits.flatten(0, 1)[:, 0], atol=1e-4, rtol=1e-4)
 
 
-def targets_mask(targets: Targets) -> torch.Tensor:
+def expand_mask(targets: Targets) -> torch.Tensor:
     return targets.mask[:, None].expand(-1, 2, -1)
 
 
-def test_token_by_token_as_by_teacher_forcing(generator: CausalGenerator, asked: Asked) -> None:
-    contexts, targets, logits = asked
-    said, mask = targets.tokens.repeat_interleave(2, 0), targets.mask.repeat_interleave(2, 0)
-    now, state = generator.prefill(contexts)
-    for place in range(said.shape[1]):
-        real = mask[:, place]
-        torch.testing.assert_close(now[real], logits.flatten(0, 1)[real, place], atol=1e-4, rtol=1e-4)
-        now, state = generator.step(state, said[:, place])
+def test_steps_equal_teacher_forcing(generator: CausalGenerator, teacher_forcing: TeacherForcing) -> None:
+    contexts, targets, logits = teacher_forcing
+    answers, mask = targets.tokens.repeat_interleave(2, 0), targets.mask.repeat_interleave(2, 0)
+    current, state = generator.prefill(contexts)
+    for step in range(answers.shape[1]):
+        real = mask[:, step]
+        torch.testing.assert_close(current[real], logits.flatten(0, 1)[real, step], atol=1e-4, rtol=1e-4)
+        current, state = generator.step(state, answers[:, step])
 
 
 @pytest.mark.parametrize("rows", [[3, 0, 0], [2], [1, 0, 3, 2]])
-def test_a_choice_of_rows_goes_on_by_itself(generator: CausalGenerator, asked: Asked, rows: list[int]) -> None:
-    contexts, targets, logits = asked
-    said, expected = targets.tokens.repeat_interleave(2, 0)[:, :4], logits.flatten(0, 1)
+def test_selected_rows_continue_independently(
+    generator: CausalGenerator, teacher_forcing: TeacherForcing, rows: list[int]
+) -> None:
+    contexts, targets, logits = teacher_forcing
+    answers, expected = targets.tokens.repeat_interleave(2, 0)[:, :4], logits.flatten(0, 1)
     assert targets.mask[:, :4].all()
     _, state = generator.prefill(contexts)
-    _, state = generator.step(state, said[:, 0])
-    some = generator.select_rows(state, torch.tensor(rows))
-    for place in range(1, 3):
-        now, some = generator.step(some, said[rows, place])
-        torch.testing.assert_close(now, expected[rows, place + 1], atol=1e-4, rtol=1e-4)
-    found = generator.extend(state, said[:, 1:3])  # as if nothing had been chosen
-    torch.testing.assert_close(found, expected[:, 2:4], atol=1e-4, rtol=1e-4)
+    _, state = generator.step(state, answers[:, 0])
+    selected = generator.select_rows(state, torch.tensor(rows))
+    for step in range(1, 3):
+        current, selected = generator.step(selected, answers[rows, step])
+        torch.testing.assert_close(current, expected[rows, step + 1], atol=1e-4, rtol=1e-4)
+    extended = generator.extend(state, answers[:, 1:3])  # selecting rows does not change the state
+    torch.testing.assert_close(extended, expected[:, 2:4], atol=1e-4, rtol=1e-4)
 
 
-def test_an_answer_follows_the_prompt_as_one_text(llama: CausalGenerator) -> None:
-    """The blank belongs to the answer: `Answer:` and ` the` are cut as `Answer: the` is."""
+def test_answer_continues_the_text_of_the_prompt(llama: CausalGenerator) -> None:
+    """The space belongs to the answer: the tokens of `Answer:` and ` the` are those of `Answer: the`."""
     (row,) = llama.encode_contexts(["q"], [[PASSAGES[0][0]]]).tokens
-    (said,) = llama.encode_targets(["the"]).tokens
-    whole = llama.prompt_template.render("q", PASSAGES[0][0]).text + " the"
-    assert [*row.tolist(), *said.tolist()[:-1]] == llama.tokenizer(whole)["input_ids"]
+    (answer,) = llama.encode_targets(["the"]).tokens
+    text = llama.prompt_template.render("q", PASSAGES[0][0]).text + " the"
+    assert [*row.tolist(), *answer.tolist()[:-1]] == llama.tokenizer(text)["input_ids"]
 
 
-def test_a_chat_is_written_as_its_template_does(tmp_path: Path) -> None:
+def test_chat_prompt_equals_the_chat_template(tmp_path: Path) -> None:
     generator = load_generator(save_llama(tmp_path, chat=True), device="cpu")
     assert isinstance(generator, CausalGenerator)
-    asked = generator.prompt_template.render("who?", PASSAGES[0][0]).text
-    words = asked.removeprefix(generator.prompt_template.before).removesuffix(generator.prompt_template.after)
-    said = [{"role": "user", "content": words}]
-    opened = generator.tokenizer.apply_chat_template(said, add_generation_prompt=True, tokenize=False)
-    assert asked == f"{opened}Answer:", "the answer's first word is in the model's mouth"
-    assert words.endswith("Question: who?")
+    prompt = generator.prompt_template.render("who?", PASSAGES[0][0]).text
+    message = prompt.removeprefix(generator.prompt_template.before).removesuffix(generator.prompt_template.after)
+    messages = [{"role": "user", "content": message}]
+    expected = generator.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    assert prompt == f"{expected}Answer:", "the reply of the model begins with `Answer:`"
+    assert message.endswith("Question: who?")
     (target,) = generator.encode_targets(["the"]).tokens
     assert generator.tokenizer.decode(target[:-1]) == " the"
     assert generator.decode(target.tolist()) == "the"
 
 
-def test_an_empty_prompt_is_something_to_begin_with(llama: CausalGenerator) -> None:
-    bare = replace(llama, prompt_template=InstructionTemplate("{question}"))
-    contexts = bare.encode_contexts(["", "the"], [[PASSAGES[0][0]]] * 2)
+def test_empty_prompt_has_one_token(llama: CausalGenerator) -> None:
+    question_only = replace(llama, prompt_template=InstructionTemplate("{question}"))
+    contexts = question_only.encode_contexts(["", "the"], [[PASSAGES[0][0]]] * 2)
     assert contexts.mask.tolist() == [[True], [True]]
-    assert torch.isfinite(bare.prefill(contexts)[0]).all()
+    assert torch.isfinite(question_only.prefill(contexts)[0]).all()
 
 
 def test_prompt_and_answer_together_fit_the_model(llama: CausalGenerator) -> None:

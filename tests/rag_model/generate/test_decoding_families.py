@@ -1,4 +1,4 @@
-"""What decoding says of its answer is what teacher forcing says of it: two ways through every family of generators."""
+"""Decoding in every family of generators: likelihoods equal teacher forcing, and both searches find equal answers."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -37,32 +37,30 @@ def generator(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 
 @pytest.mark.parametrize("kind", ["token", "sequence"])
 @pytest.mark.parametrize(
-    "how",
+    "settings",
     [DecodingSettings(), DecodingSettings(beams=3), DecodingSettings(sampling=Sampling(seed=3))],
     ids=["1", "3", "s"],
 )
-def test_likelihood_and_posterior_are_those_of_teacher_forcing(
-    generator: Generator, kind: Variant, how: DecodingSettings
+def test_likelihood_and_posterior_equal_teacher_forcing(
+    generator: Generator, kind: Variant, settings: DecodingSettings
 ) -> None:
     passages = [[Passage("", "", 1, "T", "", text, 0, 1, "") for text in TEXTS]] * len(QUESTIONS)
-    contexts = generator.encode_contexts(QUESTIONS, passages)  # of many lengths, so padded
-    short = DecodingSettings(how.beams, 7, sampling=how.sampling)
+    contexts = generator.encode_contexts(QUESTIONS, passages)  # of different lengths, so padded
+    short = DecodingSettings(settings.beams, 7, sampling=settings.sampling)
     with torch.no_grad():
-        found = DECODE[kind](generator, contexts, SCORES.log_softmax(-1), short, range(len(QUESTIONS)))
-        rows = [[*one.tokens, *[generator.pad_token] * (7 - len(one.tokens))] for one in found]
-        said = torch.arange(7) < torch.tensor([[len(one.tokens)] for one in found])
+        answers = DECODE[kind](generator, contexts, SCORES.log_softmax(-1), short, range(len(QUESTIONS)))
+        rows = [[*answer.tokens, *[generator.pad_token] * (7 - len(answer.tokens))] for answer in answers]
+        mask = torch.arange(7) < torch.tensor([[len(answer.tokens)] for answer in answers])
         rag = Rag(nn.Identity(), generator, RagSettings(kind=kind, k=3))
-        expected = rag.log_likelihood(SCORES, contexts, Targets(torch.tensor(rows), said))
-    assert [one.log_likelihood for one in found] == pytest.approx(expected.log_p.tolist(), abs=1e-3)
-    for one, posterior in zip(found, expected.posterior.exp().tolist(), strict=True):
-        assert one.posterior == pytest.approx(posterior, abs=1e-3)
+        expected = rag.log_likelihood(SCORES, contexts, Targets(torch.tensor(rows), mask))
+    assert [answer.log_likelihood for answer in answers] == pytest.approx(expected.log_p.tolist(), abs=1e-3)
+    for answer, posterior in zip(answers, expected.posterior.exp().tolist(), strict=True):
+        assert answer.posterior == pytest.approx(posterior, abs=1e-3)
 
 
 @pytest.mark.parametrize("sampling", [None, Sampling(seed=3)], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("k", [1, 3])
-def test_a_search_that_reads_tokens_block_by_block_finds_the_same_answers(
-    generator: Generator, sampling: Sampling | None, k: int
-) -> None:
+def test_greedy_search_in_blocks_equals_beam_search(generator: Generator, sampling: Sampling | None, k: int) -> None:
     passages = [[Passage("", "", 1, "T", "", text, 0, 1, "") for text in TEXTS[:k]]] * len(QUESTIONS)
     contexts = generator.encode_contexts(QUESTIONS, passages)
     prior, settings = SCORES[:, :k].log_softmax(-1), DecodingSettings(max_new_tokens=11, sampling=sampling)
@@ -71,16 +69,16 @@ def test_a_search_that_reads_tokens_block_by_block_finds_the_same_answers(
         streams = create_random_streams(range(len(QUESTIONS)))
         return propose_sampled(sampling, streams) if sampling else propose_most_likely(1)
 
-    # Answers of many lengths: each token that an answer contains ends another search.
+    # Each token of the longest answer is the end token of one search, so that answers have many lengths.
     prefilled = generator.prefill(contexts)
     (longest, *_), *_ = beam_search(generator, prefilled, prior, settings, propose(), n_answers=1)
     for end in {generator.end_token, *longest.tokens}:
-        ending = replace(generator, end_token=end)  # type: ignore[type-var]
-        expected = beam_search(ending, prefilled, prior, settings, propose(), n_answers=1)
+        ending_generator = replace(generator, end_token=end)  # type: ignore[type-var]
+        expected = beam_search(ending_generator, prefilled, prior, settings, propose(), n_answers=1)
         for block in (1, 3, 8):
-            found = search_greedily(ending, prefilled, prior, settings, propose(), block)
-            for (one,), (other,) in zip(found, expected, strict=True):
-                assert one.tokens == other.tokens
-                assert one.log_p == pytest.approx(other.log_p, abs=1e-4)
-                for shares, other_shares in zip(one.shares, other.shares, strict=True):
+            actual = search_greedily(ending_generator, prefilled, prior, settings, propose(), block)
+            for (answer,), (reference,) in zip(actual, expected, strict=True):
+                assert answer.tokens == reference.tokens
+                assert answer.log_p == pytest.approx(reference.log_p, abs=1e-4)
+                for shares, other_shares in zip(answer.shares, reference.shares, strict=True):
                     assert shares == pytest.approx(other_shares, abs=1e-4)

@@ -1,4 +1,4 @@
-"""Encoder-decoder generators: what they are given, and that decoding token by token says what teacher forcing does."""
+"""Encoder-decoder generators: decoding token by token equals teacher forcing."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +11,7 @@ from rag_model.generate.generator import Contexts, Generator, Targets
 from rag_model.generate.load import load_generator
 from tests.fixtures.tiny_generators import save_bart, save_t5
 
+TeacherForcing = tuple[Contexts, Targets, torch.Tensor]  # with the logits
 QUESTIONS = ["who was it?", "wo"]
 ANSWERS = ["the answer is 42", "né 日本"]
 FAMILIES = [save_bart, save_t5]
@@ -33,14 +34,14 @@ def generator(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 
 
 @pytest.fixture
-def asked(generator: Generator) -> tuple[Contexts, Targets, torch.Tensor]:
+def teacher_forcing(generator: Generator) -> TeacherForcing:
     contexts, targets = generator.encode_contexts(QUESTIONS, PASSAGES), generator.encode_targets(ANSWERS)
     with torch.no_grad():
         return contexts, targets, generator.logits(contexts, targets)
 
 
-def test_shapes(generator: Generator, asked: tuple[Contexts, Targets, torch.Tensor]) -> None:
-    contexts, targets, logits = asked
+def test_shapes_of_contexts_targets_and_logits(generator: Generator, teacher_forcing: TeacherForcing) -> None:
+    contexts, targets, logits = teacher_forcing
     assert contexts.k == 3
     assert len(contexts.tokens) == 6
     assert logits.shape == (2, 3, targets.tokens.shape[1], generator.vocabulary_size)
@@ -48,75 +49,68 @@ def test_shapes(generator: Generator, asked: tuple[Contexts, Targets, torch.Tens
     assert {int(row[0]) for row in targets.tokens} == {generator.first_token} or generator.first_token is None
 
 
-def test_every_text_comes_back(generator: Generator) -> None:
-    for answer, tokens, mask in zip(ANSWERS, *vars_of(generator.encode_targets(ANSWERS)), strict=True):
+def test_encoded_answers_decode_to_their_text(generator: Generator) -> None:
+    targets = generator.encode_targets(ANSWERS)
+    for answer, tokens, mask in zip(ANSWERS, targets.tokens, targets.mask, strict=True):
         assert generator.decode(tokens[mask].tolist()) == answer
 
 
-def vars_of(targets: Targets) -> tuple[torch.Tensor, torch.Tensor]:
-    return targets.tokens, targets.mask
-
-
-def test_padding_changes_nothing(generator: Generator, asked: tuple[Contexts, Targets, torch.Tensor]) -> None:
-    _, targets, logits = asked
+def test_padding_does_not_change_logits(generator: Generator, teacher_forcing: TeacherForcing) -> None:
+    _, targets, logits = teacher_forcing
     for row in range(2):
-        for place in range(3):
-            alone = generator.encode_contexts([QUESTIONS[row]], [[PASSAGES[row][place]]])
-            said = generator.encode_targets([ANSWERS[row]])
+        for k in range(3):
+            contexts = generator.encode_contexts([QUESTIONS[row]], [[PASSAGES[row][k]]])
+            answer = generator.encode_targets([ANSWERS[row]])
             with torch.no_grad():
-                expected = generator.logits(alone, said)[0, 0]
-            torch.testing.assert_close(logits[row, place, targets.mask[row]], expected, atol=1e-4, rtol=1e-4)
+                expected = generator.logits(contexts, answer)[0, 0]
+            torch.testing.assert_close(logits[row, k, targets.mask[row]], expected, atol=1e-4, rtol=1e-4)
 
 
-def test_token_by_token_as_by_teacher_forcing(
-    generator: Generator, asked: tuple[Contexts, Targets, torch.Tensor]
-) -> None:
-    contexts, targets, logits = asked
-    said = targets.tokens.repeat_interleave(3, 0)
-    now, state = generator.prefill(contexts)
-    for place in range(said.shape[1]):
-        torch.testing.assert_close(now, logits.flatten(0, 1)[:, place], atol=1e-4, rtol=1e-4)
-        now, state = generator.step(state, said[:, place])
+def test_steps_equal_teacher_forcing(generator: Generator, teacher_forcing: TeacherForcing) -> None:
+    contexts, targets, logits = teacher_forcing
+    answers = targets.tokens.repeat_interleave(3, 0)
+    current, state = generator.prefill(contexts)
+    for step in range(answers.shape[1]):
+        torch.testing.assert_close(current, logits.flatten(0, 1)[:, step], atol=1e-4, rtol=1e-4)
+        current, state = generator.step(state, answers[:, step])
 
 
 @pytest.mark.parametrize("rows", [[5, 0, 0, 3], [2], [0, 1, 2, 3, 4, 5], [1, 0, 2, 3, 5, 4]])
-def test_a_choice_of_rows_goes_on_by_itself(
-    generator: Generator, asked: tuple[Contexts, Targets, torch.Tensor], rows: list[int]
+def test_selected_rows_continue_independently(
+    generator: Generator, teacher_forcing: TeacherForcing, rows: list[int]
 ) -> None:
-    contexts, targets, logits = asked
-    said, expected = targets.tokens.repeat_interleave(3, 0), logits.flatten(0, 1)
+    contexts, targets, logits = teacher_forcing
+    answers, expected = targets.tokens.repeat_interleave(3, 0), logits.flatten(0, 1)
     _, state = generator.prefill(contexts)
-    _, state = generator.step(state, said[:, 0])
-    some = generator.select_rows(state, torch.tensor(rows))
-    for place in range(1, said.shape[1] - 1):
-        now, some = generator.step(some, said[rows, place])
-        torch.testing.assert_close(now, expected[rows, place + 1], atol=1e-4, rtol=1e-4)
-    now, _ = generator.step(state, said[:, 1])  # as if nothing had been chosen
-    torch.testing.assert_close(now, expected[:, 2], atol=1e-4, rtol=1e-4)
+    _, state = generator.step(state, answers[:, 0])
+    selected = generator.select_rows(state, torch.tensor(rows))
+    for step in range(1, answers.shape[1] - 1):
+        unselected, selected = generator.step(selected, answers[rows, step])
+        torch.testing.assert_close(unselected, expected[rows, step + 1], atol=1e-4, rtol=1e-4)
+    unselected, _ = generator.step(state, answers[:, 1])  # selecting rows does not change the state
+    torch.testing.assert_close(unselected, expected[:, 2], atol=1e-4, rtol=1e-4)
 
 
-def test_rows_of_one_context_change_places(generator: Generator, asked: tuple[Contexts, Targets, torch.Tensor]) -> None:
-    contexts, _, _ = asked
+def test_rows_of_one_context_can_be_swapped(generator: Generator, teacher_forcing: TeacherForcing) -> None:
+    contexts, _, _ = teacher_forcing
     words = generator.encode_targets(["the answer", "who is it"]).tokens[:, :4]
     first = generator.encode_contexts(QUESTIONS[:1], [PASSAGES[0][:1]])
     _, state = generator.prefill(contexts)
     state = generator.select_rows(state, torch.tensor([0, 0]))
-    for place in range(3):
-        _, state = generator.step(state, words[:, place])
+    for step in range(3):
+        _, state = generator.step(state, words[:, step])
     swapped, _ = generator.step(generator.select_rows(state, torch.tensor([1, 0])), words[[1, 0], 3])
     targets = Targets(torch.cat([words, words[:, :1]], 1), torch.ones(2, 5, dtype=torch.bool))
     for row in range(2):
-        said = Targets(targets.tokens[row : row + 1], targets.mask[row : row + 1])
+        target = Targets(targets.tokens[row : row + 1], targets.mask[row : row + 1])
         with torch.no_grad():
-            expected = generator.logits(first, said)[0, 0, 4]
+            expected = generator.logits(first, target)[0, 0, 4]
         torch.testing.assert_close(swapped[1 - row], expected, atol=1e-4, rtol=1e-4)
 
 
-def test_whole_continuations_are_followed_in_one_pass(
-    generator: Generator, asked: tuple[Contexts, Targets, torch.Tensor]
-) -> None:
-    contexts, targets, logits = asked
-    said, rows = targets.tokens.repeat_interleave(3, 0), [4, 4, 0]
+def test_extend_equals_teacher_forcing(generator: Generator, teacher_forcing: TeacherForcing) -> None:
+    contexts, targets, logits = teacher_forcing
+    answers, rows = targets.tokens.repeat_interleave(3, 0), [4, 4, 0]
     _, state = generator.prefill(contexts)
-    found = generator.extend(generator.select_rows(state, torch.tensor(rows)), said[rows, :-1])
-    torch.testing.assert_close(found, logits.flatten(0, 1)[rows, 1:], atol=1e-4, rtol=1e-4)
+    extended = generator.extend(generator.select_rows(state, torch.tensor(rows)), answers[rows, :-1])
+    torch.testing.assert_close(extended, logits.flatten(0, 1)[rows, 1:], atol=1e-4, rtol=1e-4)

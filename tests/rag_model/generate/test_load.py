@@ -1,4 +1,4 @@
-"""Opening generators: families, forms, and what is refused with a sentence."""
+"""Loading generators: families, prompt templates, and what is refused."""
 
 import json
 import re
@@ -19,16 +19,16 @@ from rag_model.generate.transformer import CausalGenerator, Seq2SeqGenerator
 from tests.fixtures.tiny import save_bert, write_json
 from tests.fixtures.tiny_generators import save_bart, save_gguf, save_llama, save_t5
 
-BESIDE = [[Passage("1", "1", 1, "T", "", "text", 0, 1, "")]]
+PASSAGES = [[Passage("1", "1", 1, "T", "", "text", 0, 1, "")]]
 
 
-def settings_of(folder: Path, name: str, **changes: object) -> None:
+def change_settings(folder: Path, name: str, **changes: object) -> None:
     path = folder / name
-    found = {**json.loads(path.read_text()), **changes}
-    write_json(path, {key: value for key, value in found.items() if value is not None})
+    settings = {**json.loads(path.read_text()), **changes}
+    write_json(path, {key: value for key, value in settings.items() if value is not None})
 
 
-def test_the_config_says_which_family(tmp_path: Path) -> None:
+def test_config_determines_the_family(tmp_path: Path) -> None:
     bart = load_generator(save_bart(tmp_path / "bart"), device="cpu")
     llama = load_generator(str(save_llama(tmp_path / "llama")), device="cpu")
     assert isinstance(bart, Seq2SeqGenerator)
@@ -40,45 +40,45 @@ def test_the_config_says_which_family(tmp_path: Path) -> None:
     assert next(llama.module.parameters()).dtype == torch.float32
 
 
-def test_t5_reads_more_than_it_was_trained_on(tmp_path: Path) -> None:
+def test_t5_reads_prompts_longer_than_its_config(tmp_path: Path) -> None:
     t5 = load_generator(save_t5(tmp_path), PaperTemplate(max_length=600), device="cpu")
-    contexts = t5.encode_contexts(["q" * 590], BESIDE)
+    contexts = t5.encode_contexts(["q" * 590], PASSAGES)
     assert contexts.tokens.shape == (1, 600)
     assert torch.isfinite(t5.prefill(contexts)[0]).all()
 
 
-def test_a_generator_without_a_pad_token_fills_up_with_its_end(tmp_path: Path) -> None:
+def test_generator_without_a_pad_token_pads_with_its_end_token(tmp_path: Path) -> None:
     llama = load_generator(save_llama(tmp_path), device="cpu")
     assert llama.tokenizer.pad_token_id is None  # type: ignore[attr-defined]
     assert llama.pad_token == llama.end_token
     targets = llama.encode_targets(["a", "the answer is"])
-    assert targets.tokens[0, -2:].tolist() == [llama.end_token] * 2  # one is said, one fills up
+    assert targets.tokens[0, -2:].tolist() == [llama.end_token] * 2  # the first ends the answer, the second is padding
     assert targets.mask.tolist() == [[True, True, True, False], [True] * 4]
 
 
-def test_the_form_is_the_folder_s_own_where_it_has_one(tmp_path: Path) -> None:
-    own = InstructionTemplate("{text} {question}", max_answer=7)
-    write_json(save_llama(tmp_path, chat=True) / RECORD_FILE, {"form": template_to_json(own)})
-    assert load_generator(tmp_path, device="cpu").prompt_template == own  # type: ignore[attr-defined]
+def test_prompt_template_of_the_folder_is_the_default(tmp_path: Path) -> None:
+    template = InstructionTemplate("{text} {question}", max_answer=7)
+    write_json(save_llama(tmp_path, chat=True) / RECORD_FILE, {"form": template_to_json(template)})
+    assert load_generator(tmp_path, device="cpu").prompt_template == template  # type: ignore[attr-defined]
     assert load_generator(tmp_path, InstructionTemplate(), device="cpu").prompt_template == InstructionTemplate()  # type: ignore[attr-defined]
 
 
-def test_a_chat_template_without_room_for_a_prompt_is_refused(tmp_path: Path) -> None:
-    settings_of(save_llama(tmp_path, chat=True), "tokenizer_config.json", chat_template="hello")
+def test_chat_template_without_the_message_is_refused(tmp_path: Path) -> None:
+    change_settings(save_llama(tmp_path, chat=True), "tokenizer_config.json", chat_template="hello")
     with pytest.raises(UsageError, match="does not contain the message: give a template"):
         load_generator(tmp_path, device="cpu")
     assert load_generator(tmp_path, InstructionTemplate(), device="cpu").decode([]) == ""
 
 
-def test_a_chat_form_keeps_the_words_of_another(tmp_path: Path) -> None:
+def test_chat_template_keeps_the_text_of_a_prompt_template(tmp_path: Path) -> None:
     llama = load_generator(save_llama(tmp_path, chat=True), device="cpu")
-    form = apply_chat_template(llama.tokenizer, InstructionTemplate("{question}!", max_length=99))  # type: ignore[attr-defined]
-    assert form.template == "{question}!"
-    assert form.max_length == 99
-    assert form.after.endswith("<|im_start|>assistant\n")
+    template = apply_chat_template(llama.tokenizer, InstructionTemplate("{question}!", max_length=99))  # type: ignore[attr-defined]
+    assert template.template == "{question}!"
+    assert template.max_length == 99
+    assert template.after.endswith("<|im_start|>assistant\n")
 
 
-def test_a_decoder_only_model_reads_prompts(tmp_path: Path) -> None:
+def test_decoder_only_model_needs_an_instruction_template_with_room(tmp_path: Path) -> None:
     save_llama(tmp_path)
     with pytest.raises(UsageError, match="give an InstructionTemplate"):
         load_generator(tmp_path, PaperTemplate(), device="cpu")
@@ -86,7 +86,7 @@ def test_a_decoder_only_model_reads_prompts(tmp_path: Path) -> None:
         load_generator(tmp_path, InstructionTemplate(max_answer=256), device="cpu")
 
 
-def test_what_is_no_generator_is_refused(tmp_path: Path) -> None:
+def test_folder_without_a_generator_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="is a BertModel, which cannot generate"):
         load_generator(save_bert(tmp_path / "bert"), device="cpu")
     with pytest.raises(InputError, match="there is no model folder"):
@@ -96,7 +96,7 @@ def test_what_is_no_generator_is_refused(tmp_path: Path) -> None:
         load_generator(tmp_path / "empty")
 
 
-def test_a_part_that_is_missing_is_named(tmp_path: Path) -> None:
+def test_missing_tensor_is_named(tmp_path: Path) -> None:
     weights = save_llama(tmp_path) / "model.safetensors"
     tensors = load_file(weights)
     del tensors["model.norm.weight"]
@@ -116,19 +116,19 @@ def test_truncated_and_pickled_weights_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json"])
-def test_a_corrupt_file_is_named_or_its_folder(tmp_path: Path, name: str) -> None:
+def test_corrupt_file_is_refused_with_its_folder(tmp_path: Path, name: str) -> None:
     (save_bart(tmp_path) / name).write_text('{"model_type": ')
     with pytest.raises(InputError, match=str(tmp_path)):
         load_generator(tmp_path, device="cpu")
 
 
-def test_a_tokenizer_that_never_ends_is_refused(tmp_path: Path) -> None:
-    settings_of(save_llama(tmp_path), "tokenizer_config.json", eos_token=None)
+def test_tokenizer_without_an_end_token_is_refused(tmp_path: Path) -> None:
+    change_settings(save_llama(tmp_path), "tokenizer_config.json", eos_token=None)
     with pytest.raises(InputError, match="has no eos_token"):
         load_generator(tmp_path, device="cpu")
 
 
-def test_devices_and_dtypes(tmp_path: Path) -> None:
+def test_dtype_is_applied_and_unknown_ones_are_refused(tmp_path: Path) -> None:
     save_llama(tmp_path)
     assert next(load_generator(tmp_path, device="cpu", dtype="bfloat16").module.parameters()).dtype == torch.bfloat16
     with pytest.raises(UsageError, match="dtype 'float17' is unknown"):
@@ -137,28 +137,28 @@ def test_devices_and_dtypes(tmp_path: Path) -> None:
         load_generator(tmp_path, device="gpu")
 
 
-def test_a_gguf_file_holds_all_that_is_needed(tmp_path: Path) -> None:
+def test_gguf_file_alone_is_a_generator(tmp_path: Path) -> None:
     generator = load_generator(save_gguf(tmp_path), device="cpu")
     assert isinstance(generator, CausalGenerator)
     assert generator.max_tokens == 256
-    contexts, targets = generator.encode_contexts(["who"], BESIDE), generator.encode_targets(["the é 日本"])
+    contexts, targets = generator.encode_contexts(["who"], PASSAGES), generator.encode_targets(["the é 日本"])
     assert generator.decode(targets.tokens[0].tolist()) == "the é 日本"
     expected = generator.logits(contexts, targets)[:, 0, 0]
     torch.testing.assert_close(generator.prefill(contexts)[0], expected, atol=1e-4, rtol=1e-4)
 
 
-def test_what_was_a_gguf_file_is_saved_as_any_model(tmp_path: Path) -> None:
+def test_generator_from_a_gguf_file_can_be_saved(tmp_path: Path) -> None:
     (tmp_path / "gguf").mkdir()
     generator = load_generator(save_gguf(tmp_path / "gguf"), InstructionTemplate(), device="cpu")
     assert isinstance(generator, CausalGenerator)
     generator.module.save_pretrained(str(tmp_path / "saved"))
     generator.tokenizer.save_pretrained(str(tmp_path / "saved"))
-    again = load_generator(tmp_path / "saved", InstructionTemplate(), device="cpu")
-    contexts, targets = generator.encode_contexts(["who"], BESIDE), generator.encode_targets(["the"])
-    torch.testing.assert_close(again.logits(contexts, targets), generator.logits(contexts, targets))
+    saved = load_generator(tmp_path / "saved", InstructionTemplate(), device="cpu")
+    contexts, targets = generator.encode_contexts(["who"], PASSAGES), generator.encode_targets(["the"])
+    torch.testing.assert_close(saved.logits(contexts, targets), generator.logits(contexts, targets))
 
 
-def test_one_gguf_file_a_folder(tmp_path: Path) -> None:
+def test_several_and_truncated_gguf_files_are_refused(tmp_path: Path) -> None:
     for name in ("a.gguf", "b.gguf"):
         (tmp_path / name).write_bytes(b"GGUF")
     with pytest.raises(InputError, match="has 2 GGUF files"):
@@ -168,18 +168,18 @@ def test_one_gguf_file_a_folder(tmp_path: Path) -> None:
         load_generator(tmp_path, device="cpu")
 
 
-def with_number(folder: Path, key: str, number: int) -> Path:
-    """Write a small GGUF file whose 32-bit number `key` is another one."""
+def write_gguf(folder: Path, key: str, number: int) -> Path:
+    """Write a small GGUF file whose 32-bit number `key` is changed."""
     path = save_gguf(folder) / "tiny.gguf"
-    data = bytearray(path.read_bytes())
-    place = data.index(key.encode()) + len(key) + 4
-    data[place : place + 4] = number.to_bytes(4, "little")
-    path.write_bytes(data)
+    content = bytearray(path.read_bytes())
+    start = content.index(key.encode()) + len(key) + 4
+    content[start : start + 4] = number.to_bytes(4, "little")
+    path.write_bytes(content)
     return folder
 
 
 @pytest.mark.parametrize(
-    ("key", "number", "words"),
+    ("key", "number", "message"),
     [
         ("llama.block_count", 100_000, "its 'llama.block_count' is 100,000; at most 12 are possible"),
         ("llama.attention.head_count", 1 << 30, "at most 10,000 are possible"),
@@ -187,16 +187,16 @@ def with_number(folder: Path, key: str, number: int) -> Path:
         ("llama.embedding_length", 1 << 31, "at most 16,777,216 are possible"),
     ],
 )
-def test_a_gguf_file_that_describes_too_much_is_refused_before_it_is_built(
-    tmp_path: Path, key: str, number: int, words: str
+def test_gguf_file_with_huge_numbers_is_refused_before_loading(
+    tmp_path: Path, key: str, number: int, message: str
 ) -> None:
     for read in (load_generator, load_generator_tokenizer, read_architecture):
-        with pytest.raises(InputError, match=re.escape(words)):
-            read(with_number(tmp_path, key, number))
+        with pytest.raises(InputError, match=re.escape(message)):
+            read(write_gguf(tmp_path, key, number))
 
 
 @pytest.mark.parametrize(
-    ("header", "words"),
+    ("header", "message"),
     [
         (struct.pack("<IQQ", 3, 1 << 60, 1), "tensors and 1 keys"),
         (struct.pack("<IQQ", 3, 0, 1 << 60), "keys"),
@@ -207,7 +207,7 @@ def test_a_gguf_file_that_describes_too_much_is_refused_before_it_is_built(
         (struct.pack(">IQQ", 3, 0, 0), "not a GGUF file of version 2 or 3"),
     ],
 )
-def test_lengths_of_a_gguf_file_are_checked_against_the_file(tmp_path: Path, header: bytes, words: str) -> None:
+def test_gguf_file_with_wrong_lengths_is_refused(tmp_path: Path, header: bytes, message: str) -> None:
     (tmp_path / "a.gguf").write_bytes(b"GGUF" + header)
-    with pytest.raises(InputError, match=f"is corrupt .*{words}"):
+    with pytest.raises(InputError, match=f"is corrupt .*{message}"):
         load_generator(tmp_path, device="cpu")

@@ -1,4 +1,4 @@
-"""The forms of a context, and what is cut of one that is too long."""
+"""Prompt templates, and how prompts that are too long are truncated."""
 
 from typing import Any
 
@@ -36,37 +36,37 @@ def passage(title: str, text: str) -> Passage:
     return Passage("1", "1", 1, title, "", text, 0, 1, "")
 
 
-def words(tokenizer: Any, form: PromptTemplate, question: str, title: str, text: str, longest: int) -> str:
-    (row,) = tokenize_prompts(tokenizer, [form.render(question, passage(title, text))], longest)
-    assert len(row) <= longest
+def render_tokens(tokenizer: Any, template: PromptTemplate, question: str, title: str, text: str, limit: int) -> str:
+    (row,) = tokenize_prompts(tokenizer, [template.render(question, passage(title, text))], limit)
+    assert len(row) <= limit
     return str(tokenizer.decode(row))
 
 
 @given(title=TEXT, text=TEXT, question=TEXT, prefix=st.sampled_from(["", "answer:  "]))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60)
-def test_the_paper_s_form_is_transformers_own(title: str, text: str, question: str, prefix: str) -> None:
-    """`RagRetriever.postprocess_docs`, asked for the strings that it tokenises."""
-    seen: list[str] = []
+def test_paper_template_equals_transformers(title: str, text: str, question: str, prefix: str) -> None:
+    """Compare with the strings that `RagRetriever.postprocess_docs` tokenizes."""
+    rendered: list[str] = []
 
-    class Listening:
+    class RecordingRetriever:
         config = RagConfig.from_dict({"question_encoder": {"model_type": "dpr"}, "generator": {"model_type": "bart"}})
 
         def generator_tokenizer(self, strings: list[str], **_: Any) -> dict[str, list[int]]:
-            seen.extend(strings)
+            rendered.extend(strings)
             return {"input_ids": [], "attention_mask": []}
 
     docs = [{"title": [title], "text": [text]}]
-    RagRetriever.postprocess_docs(Listening(), docs, [question], prefix, 1)  # type: ignore[arg-type]
-    assert [PaperTemplate(prefix).render(question, passage(title, text)).text] == seen
+    RagRetriever.postprocess_docs(RecordingRetriever(), docs, [question], prefix, 1)  # type: ignore[arg-type]
+    assert [PaperTemplate(prefix).render(question, passage(title, text)).text] == rendered
 
 
-def test_what_fits_is_left_as_it_is(tokenizer: Any) -> None:
-    whole = words(tokenizer, PaperTemplate(), "who?", "Ti", "some text", 300)
-    assert whole == "<s>Ti / some text // who?</s>"
+def test_short_prompt_is_not_truncated(tokenizer: Any) -> None:
+    prompt = render_tokens(tokenizer, PaperTemplate(), "who?", "Ti", "some text", 300)
+    assert prompt == "<s>Ti / some text // who?</s>"
 
 
 @pytest.mark.parametrize(
-    ("longest", "left"),
+    ("limit", "expected"),
     [
         (34, "<s>title / abcdefghij // 0123456789</s>"),
         (33, "<s>title / abcdefghi // 0123456789</s>"),
@@ -78,45 +78,44 @@ def test_what_fits_is_left_as_it_is(tokenizer: Any) -> None:
         (9, "<s> /  // </s>"),
     ],
 )
-def test_the_passage_is_cut_first_then_the_title_then_the_question(tokenizer: Any, longest: int, left: str) -> None:
-    assert words(tokenizer, PaperTemplate(), "0123456789", "title", "abcdefghij", longest) == left
+def test_passage_is_truncated_first_then_title_then_question(tokenizer: Any, limit: int, expected: str) -> None:
+    assert render_tokens(tokenizer, PaperTemplate(), "0123456789", "title", "abcdefghij", limit) == expected
 
 
-def test_places_are_counted_after_two_blanks_are_made_one(tokenizer: Any) -> None:
-    form = PaperTemplate("a  b  c  ", title_sep="/")
-    whole = words(tokenizer, form, "01  23", "", "xyz  vw", 300)
-    assert whole == "<s>a b c /xyz vw // 01 23</s>"
-    assert words(tokenizer, form, "01  23", "", "xyz  vw", 20) == "<s>a b c /xy // 01 23</s>"
-    assert words(tokenizer, form, "01  23", "", "xyz  vw", 15) == "<s>a b c / // 01</s>"
+def test_double_spaces_are_merged_before_truncation(tokenizer: Any) -> None:
+    template = PaperTemplate("a  b  c  ", title_sep="/")
+    prompt = render_tokens(tokenizer, template, "01  23", "", "xyz  vw", 300)
+    assert prompt == "<s>a b c /xyz vw // 01 23</s>"
+    assert render_tokens(tokenizer, template, "01  23", "", "xyz  vw", 20) == "<s>a b c /xy // 01 23</s>"
+    assert render_tokens(tokenizer, template, "01  23", "", "xyz  vw", 15) == "<s>a b c / // 01</s>"
 
 
-def test_a_prompt_keeps_its_instructions(tokenizer: Any) -> None:
-    assert words(tokenizer, PROMPT, "0123", "title", "abcdef", 21) == "<s>Q 0123 P title: a A</s>"
-    assert words(tokenizer, PROMPT, "0123", "title", "abcdef", 13) == "<s>Q 01 P :  A</s>"
+def test_truncated_prompt_keeps_its_instructions(tokenizer: Any) -> None:
+    assert render_tokens(tokenizer, PROMPT, "0123", "title", "abcdef", 21) == "<s>Q 0123 P title: a A</s>"
+    assert render_tokens(tokenizer, PROMPT, "0123", "title", "abcdef", 13) == "<s>Q 01 P :  A</s>"
 
 
-def test_a_form_that_alone_is_too_long_is_refused(tokenizer: Any) -> None:
+def test_template_longer_than_the_limit_is_refused(tokenizer: Any) -> None:
     with pytest.raises(UsageError, match="max_length 8 is too small for the template alone: use 10 or more"):
-        words(tokenizer, PaperTemplate(), "xyz", "a", "b", 8)
+        render_tokens(tokenizer, PaperTemplate(), "xyz", "a", "b", 8)
 
 
-@pytest.mark.parametrize("form", [PaperTemplate(), PROMPT], ids=["paper", "prompt"])
-@given(title=TEXT, text=TEXT, question=TEXT, longest=st.integers(12, 60))
+@pytest.mark.parametrize("template", [PaperTemplate(), PROMPT], ids=["paper", "prompt"])
+@given(title=TEXT, text=TEXT, question=TEXT, limit=st.integers(12, 60))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=100)
-def test_any_text_is_cut_between_its_characters(
-    tokenizer: Any, form: PromptTemplate, title: str, text: str, question: str, longest: int
+def test_truncation_never_splits_a_character(
+    tokenizer: Any, template: PromptTemplate, title: str, text: str, question: str, limit: int
 ) -> None:
-    """No character is cut in two: what is left of every text reads as its beginning."""
-    found = words(tokenizer, form, question, title, text, longest)
-    assert "\N{REPLACEMENT CHARACTER}" not in found or "\N{REPLACEMENT CHARACTER}" in title + text + question
+    prompt = render_tokens(tokenizer, template, question, title, text, limit)
+    assert "\N{REPLACEMENT CHARACTER}" not in prompt or "\N{REPLACEMENT CHARACTER}" in title + text + question
 
 
-def test_all_tokens_of_a_character_go_together(tokenizer: Any) -> None:
-    for longest in range(9, 24):
-        assert "\N{REPLACEMENT CHARACTER}" not in words(tokenizer, PaperTemplate(), "é", "", "日本語🎉", longest)
+def test_tokens_of_a_character_are_removed_together(tokenizer: Any) -> None:
+    for limit in range(9, 24):
+        assert "\N{REPLACEMENT CHARACTER}" not in render_tokens(tokenizer, PaperTemplate(), "é", "", "日本語🎉", limit)
 
 
-def test_rows_are_filled_up_on_either_side() -> None:
+def test_rows_are_padded_on_either_side() -> None:
     tokens, mask = pad_rows([[1, 2, 3], [4]], 9)
     assert tokens.tolist() == [[1, 2, 3], [4, 9, 9]]
     assert mask.tolist() == [[True] * 3, [True, False, False]]
@@ -126,52 +125,51 @@ def test_rows_are_filled_up_on_either_side() -> None:
     assert tokens.dtype == torch.int64
 
 
-def test_an_answer_ends_however_it_is_cut() -> None:
+def test_truncated_answer_has_an_end_token() -> None:
     assert truncate_with_end_token([5, 6, 7, 2], 9, 2) == [5, 6, 7, 2]
     assert truncate_with_end_token([5, 6, 7], 9, 2) == [5, 6, 7, 2]
     assert truncate_with_end_token([5, 6, 7, 2], 3, 2) == [5, 6, 2]
     assert truncate_with_end_token([], 3, 2) == [2]
 
 
-@pytest.mark.parametrize("template", ["no place", "{question} {who}", "{question", "{question} {}"])
-def test_a_template_says_where_the_question_goes(template: str) -> None:
+@pytest.mark.parametrize("template", ["no field", "{question} {who}", "{question", "{question} {}"])
+def test_template_without_a_valid_question_field_is_refused(template: str) -> None:
     with pytest.raises(UsageError, match="prompt template"):
         InstructionTemplate(template)
 
 
-def test_braces_in_texts_are_texts() -> None:
+def test_braces_in_texts_are_kept() -> None:
     assert InstructionTemplate("{{x}} {question}").render("{text}", passage("", "")).text == "{x} {text}"
 
 
-@pytest.mark.parametrize("form", [PaperTemplate("answer: ", max_length=64), PROMPT])
-def test_a_form_is_read_back(form: PromptTemplate) -> None:
-    assert template_from_json(template_to_json(form)) == form
+@pytest.mark.parametrize("template", [PaperTemplate("answer: ", max_length=64), PROMPT])
+def test_template_is_restored_from_json(template: PromptTemplate) -> None:
+    assert template_from_json(template_to_json(template)) == template
 
 
 @pytest.mark.parametrize(
     "value", [{}, {"form": "poem"}, {"form": "paper", "colour": 1}, {"form": "paper", "max_length": "long"}]
 )
-def test_what_is_no_form_is_refused(value: dict[str, Any]) -> None:
+def test_invalid_json_of_a_template_is_refused(value: dict[str, Any]) -> None:
     with pytest.raises(InputError, match="is not a generator's prompt template"):
         template_from_json(value)
 
 
 @pytest.mark.parametrize("changes", [{"max_length": 0}, {"max_answer": -1}, {"max_length": 2.5}, {"max_answer": None}])
-def test_fields_of_a_form_have_types_and_bounds(changes: dict[str, Any]) -> None:
-    for form in (PaperTemplate, InstructionTemplate):
+def test_invalid_field_of_a_template_is_refused(changes: dict[str, Any]) -> None:
+    for template in (PaperTemplate, InstructionTemplate):
         with pytest.raises(UsageError, match="of a prompt template is invalid"):
-            form(**changes)
+            template(**changes)
 
 
 @pytest.mark.parametrize("counts", [[2, 3], [1, 0], [0, 0], [1]])
-def test_questions_read_together_have_as_many_passages(counts: list[int]) -> None:
+def test_questions_of_a_batch_must_have_equal_passage_counts(counts: list[int]) -> None:
     with pytest.raises(UsageError, match="cannot be read together"):
         render_prompts(PaperTemplate(), ["a", "b"], [[passage("", "")] * count for count in counts])
 
 
-def test_contexts_are_written_question_by_question() -> None:
-    written, k = render_prompts(
-        PaperTemplate(), ["a", "b"], [[passage("1", "")] * 2, [passage("2", ""), passage("3", "")]]
-    )
+def test_prompts_are_ordered_by_question() -> None:
+    passages = [[passage("1", "")] * 2, [passage("2", ""), passage("3", "")]]
+    prompts, k = render_prompts(PaperTemplate(), ["a", "b"], passages)
     assert k == 2
-    assert [one.text for one in written] == ["1 / // a", "1 / // a", "2 / // b", "3 / // b"]
+    assert [prompt.text for prompt in prompts] == ["1 / // a", "1 / // a", "2 / // b", "3 / // b"]

@@ -1,4 +1,4 @@
-"""Citations in answers: every way in which models write them, and brackets that are none."""
+"""Citations in answers in the notations of models, and brackets that are not citations."""
 
 import pytest
 from hypothesis import given
@@ -8,7 +8,7 @@ from rag_model.reading.answer import Statement, remove_citations, split_statemen
 
 
 @pytest.mark.parametrize(
-    ("text", "cited"),
+    ("text", "expected"),
     [
         ("Orwell [1]", [1]),
         ("Orwell[2].", [2]),
@@ -19,23 +19,23 @@ from rag_model.reading.answer import Statement, remove_citations, split_statemen
         ("Orwell [ 2 \N{EN DASH} 3 ].", [2, 3]),
         ("[1] Orwell", [1]),
         ("Orwell\n[3]", [3]),
-        ('"George Orwell [1]"', [1]),  # the whole answer stands in quotation marks
+        ('"George Orwell [1]"', [1]),  # quotation marks around the whole answer
         ("Orwell (1) {2} [a] [] [one]", []),
         ("in [2024] and [100]", []),
         ("a[i] = [0]", []),
         ('He wrote "as shown in [2]" there.', []),
         ("Er schrieb „siehe [2]“ dort.", []),
-        ('5" [1] and 6" [2]', [1, 2]),  # inches are no quotation marks
+        ('5" [1] and 6" [2]', [1, 2]),  # inch marks
     ],
 )
-def test_numbers_in_brackets_are_citations(text: str, cited: list[int]) -> None:
-    found = [number for one in split_statements(text, 5) for number in one.cited]
-    assert found == cited
-    if not cited:
+def test_numbers_in_brackets_are_citations(text: str, expected: list[int]) -> None:
+    numbers = [number for statement in split_statements(text, 5) for number in statement.cited]
+    assert numbers == expected
+    if not expected:
         assert remove_citations(text, 5) == text
 
 
-def test_a_citation_belongs_to_the_statement_before_it() -> None:
+def test_citation_belongs_to_the_statement_before_it() -> None:
     text = "It is by Orwell [1]. It was published in Aug. 1945. [2][4] The U.S. edition [3] came later.\n- A list [1-2]"
     assert split_statements(text, 4) == (
         Statement("It is by Orwell.", (1,)),
@@ -45,26 +45,28 @@ def test_a_citation_belongs_to_the_statement_before_it() -> None:
     )
 
 
-def test_scripts_without_spaces_have_statements_too() -> None:
+def test_scripts_without_spaces_are_split_into_statements() -> None:
     text = "ジョージ・オーウェルの小説である[1]。一九四五年に出版された作品である。[2]"
-    assert [(one.text[-1], one.cited) for one in split_statements(text, 2)] == [("。", (1,)), ("。", (2,))]
+    statements = split_statements(text, 2)
+    assert [(each.text[-1], each.cited) for each in statements] == [("。", (1,)), ("。", (2,))]
 
 
-def test_numbers_that_the_context_does_not_have_are_told_apart() -> None:
+def test_numbers_outside_the_context_are_unknown() -> None:
     assert split_statements("Orwell [2, 7].", 3) == (Statement("Orwell.", (2,), (7,)),)
     assert split_statements("Orwell [7].", 3) == (Statement("Orwell.", (), (7,)),)
     assert split_statements("Orwell [1-2024].", 3) == (Statement("Orwell [1-2024].", ()),)
 
 
-def test_without_a_context_nothing_is_a_citation() -> None:
+def test_nothing_is_a_citation_without_a_context() -> None:
     assert split_statements("Orwell [1].", 0) == (Statement("Orwell [1].", ()),)
     assert split_statements("", 3) == ()
-    assert split_statements("[1]", 3) == ()  # cites, and states nothing
+    assert split_statements("[1]", 3) == ()  # has no statement
 
 
 @given(st.text(alphabet='ab.A[]12,-"“”\n 。', max_size=60), st.integers(0, 5))
-def test_no_text_is_lost_and_no_number_invented(text: str, most: int) -> None:
-    found = split_statements(text, most)
-    assert "".join("".join(one.text for one in found).split()) == "".join(remove_citations(text, most).split())
-    assert all(1 <= number <= most for one in found for number in one.cited)
+def test_statements_keep_all_text_and_have_valid_numbers(text: str, count: int) -> None:
+    statements = split_statements(text, count)
+    text_of_statements = "".join(statement.text for statement in statements)
+    assert "".join(text_of_statements.split()) == "".join(remove_citations(text, count).split())
+    assert all(1 <= number <= count for statement in statements for number in statement.cited)
     assert remove_citations(remove_citations("Orwell [1]", 5), 5) == "Orwell"

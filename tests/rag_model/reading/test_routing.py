@@ -1,4 +1,4 @@
-"""The reader `auto` over a writer whose likelihoods are known: 4 nats closed book, half a nat from a passage."""
+"""The reader `auto` with a writer whose log-likelihoods are known: -4 closed book, -0.5 with a passage."""
 
 import json
 import math
@@ -24,13 +24,13 @@ from rag_model.retrieve.hits import Hit
 from tests.fixtures.citing_writer import Quoting
 from tests.fixtures.tiny_generators import save_llama
 
-QUESTIONS = ["what is Rome?", "who wrote it?"]  # the writer is surer of a word that the prompt has
-CLOSED_BOOK_SCORES = [-0.5 / 2, -4.0 / 2]  # nats by the two tokens of each answer
+QUESTIONS = ["what is Rome?", "who wrote it?"]  # the writer's answer to the first is in the prompt
+CLOSED_BOOK_SCORES = [-0.5 / 2, -4.0 / 2]  # per token
 PASSAGE = "by George Orwell"
 
 
-class Shelf:
-    """A retriever that records its queries, and finds the same passage for all."""
+class RecordingRetriever:
+    """Records its queries and returns the same passage for each."""
 
     def __init__(self) -> None:
         self.queries: list[str] = []
@@ -43,19 +43,19 @@ class Shelf:
         return [[Hit(1, 0.5, 0, passage, "", "")] for _ in queries]
 
 
-class Streaming(Quoting):
-    """A writer that passes on each text."""
+class StreamingWriter(Quoting):
+    """A writer that calls `on_text`."""
 
     def write(self, prompts: Sequence[Prompt], should_stop: Any = None, on_text: Any = None) -> list[Completion]:
-        written = super().write(prompts)
-        for row, completion in enumerate(written if on_text else []):
+        completions = super().write(prompts)
+        for row, completion in enumerate(completions if on_text else []):
             on_text(row, completion.text)
-        return written
+        return completions
 
 
-def auto(route: Route, writer: Quoting | None = None) -> tuple[AutoReader, Shelf]:
-    shelf: Any = Shelf()
-    return AutoReader(ConcatReader(shelf, writer or Streaming(), k=1), route), shelf
+def build_auto_reader(route: Route, writer: Quoting | None = None) -> tuple[AutoReader, RecordingRetriever]:
+    retriever: Any = RecordingRetriever()
+    return AutoReader(ConcatReader(retriever, writer or StreamingWriter(), k=1), route), retriever
 
 
 @pytest.mark.parametrize(
@@ -68,24 +68,20 @@ def auto(route: Route, writer: Quoting | None = None) -> tuple[AutoReader, Shelf
         (Route("difference", 0.1), ["passages", "passages"], QUESTIONS),
     ],
 )
-def test_a_likely_answer_of_the_weights_needs_no_passages(
-    route: Route, memories: list[str], searched: list[str]
-) -> None:
-    reader, shelf = auto(route)
+def test_likely_closed_book_answer_needs_no_passages(route: Route, memories: list[str], searched: list[str]) -> None:
+    reader, retriever = build_auto_reader(route)
     texts: list[tuple[int, str]] = []
-    shown: list[list[list[Hit]]] = []
-    answers = reader.answer(
-        QUESTIONS, callbacks=AnswerCallbacks(on_text=lambda row, text: texts.append((row, text)), on_hits=shown.append)
-    )
+    hit_lists: list[list[list[Hit]]] = []
+    callbacks = AnswerCallbacks(on_text=lambda row, text: texts.append((row, text)), on_hits=hit_lists.append)
+    answers = reader.answer(QUESTIONS, callbacks=callbacks)
     assert [answer.memory for answer in answers] == memories
-    assert shelf.queries == searched
-    assert [bool(hits) for hits in shown[0]] == [question in searched for question in QUESTIONS]
-    assert [answer.text for answer in answers] == [
-        "Rome" if memory == "weights" else "Orwell [1]." for memory in memories
-    ]
+    assert retriever.queries == searched
+    assert [bool(hits) for hits in hit_lists[0]] == [question in searched for question in QUESTIONS]
+    expected = {"weights": "Rome", "passages": "Orwell [1]."}
+    assert [answer.text for answer in answers] == [expected[memory] for memory in memories]
     assert sorted(texts) == [(row, answer.text) for row, answer in enumerate(answers)]
-    hits = Shelf().search(QUESTIONS, 1)
-    assert [one.text for one in reader.answer_from(QUESTIONS, hits)] == [answer.text for answer in answers]
+    hits = RecordingRetriever().search(QUESTIONS, 1)
+    assert [each.text for each in reader.answer_from(QUESTIONS, hits)] == [answer.text for answer in answers]
     difference = [score + 0.5 / 2 for score in CLOSED_BOOK_SCORES]
     scores = CLOSED_BOOK_SCORES if route.signal == "weights" else difference
     assert [answer.route and answer.route.score for answer in answers] == pytest.approx(scores)
@@ -93,61 +89,62 @@ def test_a_likely_answer_of_the_weights_needs_no_passages(
         assert bool(answer.support) == (memory == "passages")
         assert json.loads(json.dumps(answer_json(answer)))["memory"] == memory
         assert answer.usage is not None
-        assert answer.usage.new_tokens == (2 if answer.question not in searched else 4)  # those of both answers
+        assert answer.usage.new_tokens == (2 if answer.question not in searched else 4)  # tokens of both answers
         assert ("search" in answer.seconds) == (answer.question in searched)
         assert "weights" in answer.seconds
 
 
 @pytest.mark.parametrize(("k", "searched_k"), [(None, 1), (3, 3), (0, 0)])
-def test_the_number_of_passages_reaches_the_retriever_which_refuses_0(k: int | None, searched_k: int) -> None:
-    reader, shelf = auto(Route("weights", None))
-    shelf.k = -1
+def test_k_reaches_the_retriever(k: int | None, searched_k: int) -> None:
+    reader, retriever = build_auto_reader(Route("weights", None))
+    retriever.k = -1
     reader.answer(QUESTIONS, k)
-    assert shelf.k == searched_k
+    assert retriever.k == searched_k
 
 
-def test_every_reader_names_the_memory() -> None:
+def test_answers_name_the_memory() -> None:
     reader = ConcatReader(None, Quoting())
-    hits = Shelf().search(["who?"], 1)
-    (read,), (closed_book,) = reader.answer_from(["who?"], hits), reader.answer_from(["who?"], [()])
-    assert (read.memory, closed_book.memory) == ("passages", "weights")
+    hits = RecordingRetriever().search(["who?"], 1)
+    (with_passage,), (closed_book,) = reader.answer_from(["who?"], hits), reader.answer_from(["who?"], [()])
+    assert (with_passage.memory, closed_book.memory) == ("passages", "weights")
     blank = [replace(hits[0][0], passage=replace(hits[0][0].passage, text=" "))]
     assert reader.answer_from(["who?"], [blank])[0].memory == "weights"  # the prompt has no passage
     (withheld,) = AbstainingReader(reader, Threshold("likelihood", 0.0)).answer_from(["who?"], hits)
     assert withheld.memory is None
 
 
-def test_a_withheld_answer_of_the_weights_is_not_searched() -> None:
-    reader, shelf = auto(Route("weights", -9.0))
+def test_withheld_closed_book_answer_is_not_searched() -> None:
+    reader, retriever = build_auto_reader(Route("weights", -9.0))
     answers = AbstainingReader(reader, Threshold("likelihood", -1.0)).answer(QUESTIONS)
     assert [answer.abstained for answer in answers] == [False, True]
-    assert shelf.queries == []
+    assert retriever.queries == []
 
 
-class Silent(Quoting):
-    """A writer like an endpoint without log probabilities."""
-
-    def write(self, prompts: Sequence[Prompt], *arguments: Any) -> list[Completion]:
-        return [replace(one, log_likelihood=None) for one in super().write(prompts)]
-
-
-class Mute(Quoting):
-    """A writer that says nothing without passages."""
+class WriterWithoutLikelihoods(Quoting):
+    """Returns no likelihoods, like an endpoint without log probabilities."""
 
     def write(self, prompts: Sequence[Prompt], *arguments: Any) -> list[Completion]:
-        written = super().write(prompts)
-        pairs = zip(prompts, written, strict=True)
-        return [one if "[1]" in prompt.user else replace(one, text="") for prompt, one in pairs]
+        return [replace(completion, log_likelihood=None) for completion in super().write(prompts)]
+
+
+class ClosedBookMuteWriter(Quoting):
+    """Returns an empty text without passages."""
+
+    def write(self, prompts: Sequence[Prompt], *arguments: Any) -> list[Completion]:
+        completions = super().write(prompts)
+        pairs = zip(prompts, completions, strict=True)
+        return [completion if "[1]" in prompt.user else replace(completion, text="") for prompt, completion in pairs]
 
 
 @pytest.mark.parametrize("signal", ["weights", "difference"])
-def test_an_answer_needs_a_text_and_a_likelihood(signal: Any) -> None:
+def test_closed_book_answer_needs_a_text_and_a_likelihood(signal: Any) -> None:
     with pytest.raises(UsageError, match="does not give the likelihood of its answers"):
-        auto(Route(signal, -9.0), Silent())[0].answer(QUESTIONS)
-    assert [one.memory for one in auto(Route(signal, -9.0), Mute())[0].answer(QUESTIONS)] == ["passages"] * 2
+        build_auto_reader(Route(signal, -9.0), WriterWithoutLikelihoods())[0].answer(QUESTIONS)
+    reader, _ = build_auto_reader(Route(signal, -9.0), ClosedBookMuteWriter())
+    assert [answer.memory for answer in reader.answer(QUESTIONS)] == ["passages"] * 2
 
 
-def test_a_route_is_kept_in_a_file_and_belongs_to_its_model(tmp_path: Path) -> None:
+def test_route_is_saved_and_belongs_to_its_model(tmp_path: Path) -> None:
     folder = save_llama(tmp_path / "llama")
     route, path = Route("weights", -0.25, identify_model(str(folder)), "concat"), tmp_path / "route.json"
     route.write(path, n=7)
@@ -159,10 +156,10 @@ def test_a_route_is_kept_in_a_file_and_belongs_to_its_model(tmp_path: Path) -> N
     settings = ReaderSettings("auto", route=route)
     with pytest.raises(UsageError, match="chosen for a model other than"):
         check_route(settings, str(folder))
-    never = Route("weights", None)
-    never.write(path)
-    assert Route.read(path) == never
-    assert not never.chooses_weights(math.inf)
+    always_passages = Route("weights", None)
+    always_passages.write(path)
+    assert Route.read(path) == always_passages
+    assert not always_passages.chooses_weights(math.inf)
 
 
 @pytest.mark.parametrize(
@@ -172,7 +169,7 @@ def test_a_route_is_kept_in_a_file_and_belongs_to_its_model(tmp_path: Path) -> N
      '{"signal": "weights", "least": 1e999, "model": "", "reader": ""}',
      '{"signal": "weights", "least": 1%s, "model": "", "reader": ""}' % ("0" * 400)],
 )  # fmt: skip
-def test_a_file_without_a_route_is_refused(tmp_path: Path, text: str) -> None:
+def test_file_without_a_route_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "route.json"
     path.write_text(text, encoding="latin-1")
     with pytest.raises(InputError, match="contains no route"):
@@ -181,7 +178,7 @@ def test_a_file_without_a_route_is_refused(tmp_path: Path, text: str) -> None:
         Route.read(tmp_path / "nowhere.json")
 
 
-def test_auto_reads_passages_as_the_model_does(tmp_path: Path) -> None:
+def test_auto_uses_the_reader_of_the_model(tmp_path: Path) -> None:
     folder = str(save_llama(tmp_path / "llama"))
     settings = ReaderSettings("auto", DecodingSettings(max_new_tokens=2))
     assert settings.reader_for(folder) == settings.reader_for("openai:small") == "concat"

@@ -1,4 +1,4 @@
-"""What the stages of an answer take: one clock, so that nothing between two of them is lost."""
+"""Seconds of the stages of an answer, measured without gaps."""
 
 from itertools import count
 
@@ -8,26 +8,26 @@ from rag_model.reading.answer import Answer
 from rag_model.reading.reader import ASSEMBLY, CONFIDENCE, GENERATION, SEARCH, AnswerTimer, add_stage_seconds
 
 
-def ticking() -> AnswerTimer:
-    """Return timer of a clock on which each look takes a second."""
+def build_timer() -> AnswerTimer:
+    """Return a timer whose clock advances one second at each reading."""
     ticks = count(0.0)
     return AnswerTimer(lambda: next(ticks))
 
 
-def test_stages_add_up_to_the_whole() -> None:
-    timer = ticking()
+def test_stages_add_up_to_the_total() -> None:
+    timer = build_timer()
     for stage in (ASSEMBLY, GENERATION, ASSEMBLY, GENERATION, GENERATION):
         timer.end_stage(stage)
     assert timer.seconds == {ASSEMBLY: 2.0, GENERATION: 3.0}
     assert sum(timer.seconds.values()) == 5.0
 
 
-def test_answers_of_a_batch_share_its_time_and_keep_what_they_have() -> None:
-    inner, outer = ticking(), ticking()
+def test_answers_of_a_batch_share_its_seconds() -> None:
+    inner, outer = build_timer(), build_timer()
     inner.end_stage(GENERATION)
     for stage in (CONFIDENCE, SEARCH):
         outer.end_stage(stage)
-    answers = add_stage_seconds(add_stage_seconds([Answer(one, "", None, ()) for one in "ab"], inner), outer)
+    answers = add_stage_seconds(add_stage_seconds([Answer(text, "", None, ()) for text in "ab"], inner), outer)
     assert [list(answer.seconds.items()) for answer in answers] == [
         [(SEARCH, 0.5), (GENERATION, 0.5), (CONFIDENCE, 0.5)]
     ] * 2

@@ -1,4 +1,4 @@
-"""Examples of a small world, and the tiny encoders that learn it."""
+"""Training examples about kings and their cities, and a tiny encoder to train on them."""
 
 from pathlib import Path
 
@@ -18,11 +18,11 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def kings() -> list[Example]:
-    """Two questions a king; the passages of the other kings are in the way."""
-    found = []
+    """Return two questions for each king; each example has a passage about a war as its negative."""
+    examples = []
     for number, (king, city) in enumerate(zip(KINGS, CITIES, strict=True)):
         passage = build_passage(king, f"the king {king} was born in the city of {city}.")
-        other = build_passage(king, f"the war of {king} was a war in the river.")
+        war_passage = build_passage(king, f"the war of {king} was a war in the river.")
         for kind, question in (("a", f"who was born in {city}?"), ("b", f"king of {city}?")):
-            found.append(Example(f"{number}{kind}", question, (king,), (passage,), (other,)))
-    return found
+            examples.append(Example(f"{number}{kind}", question, (king,), (passage,), (war_passage,)))
+    return examples

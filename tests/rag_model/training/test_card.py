@@ -1,4 +1,4 @@
-"""Model cards: a head that the hub reads, and a body that says where a model comes from."""
+"""Model cards: a YAML header for the hub, and a body with the origin of the model."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -27,36 +27,36 @@ CARD = ModelCard(
 
 
 @pytest.mark.parametrize("kind", list_objective_names())
-def test_the_head_is_yaml_and_the_body_has_the_lineage(kind: str) -> None:
+def test_header_is_yaml_and_body_has_the_lineage(kind: str) -> None:
     text = render_card(replace(CARD, inputs=INPUTS | {"kind": kind}, result=get_objective(kind).result))
-    _, head, body = text.split("---\n", 2)
-    read = yaml.safe_load(head)
-    assert (read["library_name"], read["language"]) == ("bookwheel", "en")
-    assert kind in read["tags"]
-    for said in ("f" * 64, "sha256:aa", "sha256:cc", "CC BY-SA 4.0", "1,200 steps", '"batch_size": 8'):
-        assert said in body
+    _, header, body = text.split("---\n", 2)
+    metadata = yaml.safe_load(header)
+    assert (metadata["library_name"], metadata["language"]) == ("bookwheel", "en")
+    assert kind in metadata["tags"]
+    for text_part in ("f" * 64, "sha256:aa", "sha256:cc", "CC BY-SA 4.0", "1,200 steps", '"batch_size": 8'):
+        assert text_part in body
     assert "| loss | 3.25 | 1.5 |" in body
-    assert "| Success@20 |  | 0.5 |" in body, "a measure that is known of one side alone leaves the other empty"
+    assert "| Success@20 |  | 0.5 |" in body, "a measure without an initial value has an empty cell"
 
 
-def test_no_text_breaks_the_table() -> None:
+def test_text_is_escaped_in_the_table() -> None:
     text = render_card(replace(CARD, corpus={"base": "a | b\nc", "licence": "d"}))
     assert "| its text | a \\| b c, d |" in text
 
 
-def test_snapshots_that_were_asked_later_are_named() -> None:
+def test_card_names_the_snapshots_of_later_steps() -> None:
     searched = SearchedSnapshot(0, "f" * 64), SearchedSnapshot(1500, "e" * 64)
     text = render_card(replace(CARD, trained=replace(CARD.trained, searched_snapshots=searched)))
     assert f"| asked from step 1,500 | {'e' * 64} |" in text
     assert "asked from step 0" not in text
 
 
-def test_the_commit_of_a_model_from_the_hub_is_named() -> None:
+def test_card_names_the_commit_of_a_hub_model() -> None:
     sources = {"question": f"me/tiny@{'c' * 40}", "passage": "/models/tiny"}
     text = render_card(replace(CARD, sources=sources))
     assert f"| began as (question) | me/tiny@{'c' * 40}, sha256:aa |" in text
-    assert "| began as (passage) | sha256:bb |" in text, "a path means nothing to others"
+    assert "| began as (passage) | sha256:bb |" in text, "a local path is left out"
 
 
-def test_equal_cards_give_equal_texts() -> None:
+def test_equal_cards_render_equally() -> None:
     assert render_card(CARD) == render_card(replace(CARD))

@@ -1,4 +1,4 @@
-"""One fine-tuning by an objective of one file: its key, what it publishes, and an objective that breaks its word."""
+"""One fine-tuning with a toy objective: its key, the published model, and an objective that saves too little."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -26,38 +26,38 @@ def job(tiny: Path, kings: list[Example], tmp_path: Path) -> Job[ToyTraining]:
     return Job(store, snapshot, InitialModels({}), settings, {"train": kings[:8], "dev": kings[8:]})
 
 
-def test_what_is_published_is_known_by_its_inputs(job: Job[ToyTraining], tmp_path: Path) -> None:
+def test_published_result_is_found_by_its_inputs(job: Job[ToyTraining], tmp_path: Path) -> None:
     first = Finetuning(TOY, job)
     assert first.find_result() is None
-    found, put = first.publish(first.run(tmp_path / "one"), tmp_path / "one", "toy", {})
-    assert Finetuning(TOY, job).find_result() == found
-    manifest = job.store.models.get(put.model)
+    result, publication = first.publish(first.run(tmp_path / "one"), tmp_path / "one", "toy", {})
+    assert Finetuning(TOY, job).find_result() == result
+    manifest = job.store.models.get(publication.model)
     assert (manifest.content.kind, manifest.content.space) == ("toy", None), "it has no question encoder"
-    assert [one["snapshot"] for one in manifest.provenance["asked"]] == [job.snapshot.id]
+    assert [searched["snapshot"] for searched in manifest.provenance["asked"]] == [job.snapshot.id]
     assert "train loss by steps" in (tmp_path / "one" / "training.html").read_text()
-    other = replace(job, settings=replace(job.settings, loop=LoopSettings(max_steps=3, cpu=True)))
-    assert Finetuning(TOY, other).find_result() is None
+    other_job = replace(job, settings=replace(job.settings, loop=LoopSettings(max_steps=3, cpu=True)))
+    assert Finetuning(TOY, other_job).find_result() is None
 
 
-def test_an_objective_whose_code_changed_looks_nothing_up(job: Job[ToyTraining]) -> None:
-    class Newer(Toy):
+def test_new_version_of_an_objective_has_another_key(job: Job[ToyTraining]) -> None:
+    class NewerToy(Toy):
         version = 1
 
-    assert Finetuning(Newer(), job).key != Finetuning(TOY, job).key
+    assert Finetuning(NewerToy(), job).key != Finetuning(TOY, job).key
 
 
-def test_a_part_that_is_promised_and_not_saved_is_refused(job: Job[ToyTraining], tmp_path: Path) -> None:
-    class Boastful(Toy):
+def test_declared_part_that_is_not_saved_is_refused(job: Job[ToyTraining], tmp_path: Path) -> None:
+    class IncompleteToy(Toy):
         result = replace(Toy.result, parts=frozenset({"words", "question"}))
 
-    broken = Finetuning(Boastful(), job)
-    trained = broken.run(tmp_path / "one")
+    finetuning = Finetuning(IncompleteToy(), job)
+    trained = finetuning.run(tmp_path / "one")
     with pytest.raises(UsageError, match=r"objective 'toy' saved no question in .*: write them in its `save`"):
-        broken.publish(trained, tmp_path / "one", "toy", {})
+        finetuning.publish(trained, tmp_path / "one", "toy", {})
     assert job.store.models.list_ids() == []
 
 
-def test_the_curves_of_a_training_that_was_refused_are_drawn(job: Job[ToyTraining], tmp_path: Path) -> None:
+def test_curves_of_a_refused_training_are_drawn(job: Job[ToyTraining], tmp_path: Path) -> None:
     (tmp_path / "one").mkdir()
     (tmp_path / "one" / "metrics.jsonl").write_text('{"kind": "dev", "step": 0, "error": 2.0}\n')
     (tmp_path / "one" / "training.json").write_text("{}")

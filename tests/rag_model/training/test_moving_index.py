@@ -1,4 +1,4 @@
-"""When a rebuild begins, when the trainer moves to it, and what it asks where a rebuild fails or a run was killed."""
+"""The index moves during training: when rebuilds start, and which snapshot is searched after a failure or a restart."""
 
 import json
 import logging
@@ -22,13 +22,13 @@ NOW = ExpirePolicy(keep=1, older_than=0)
 LOW = "recall is 0.100, wanted at least 0.950"
 
 
-class Kept:
-    """A store of three snapshots of the same passages, and a learner that asks one of them."""
+class MovingSetup:
+    """A store with three snapshots of the same passages, and hooks that record the searched snapshot."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.store = folder, Store.open(str(folder / "store"), create=True)
-        self.work, self.weights, self.asks = folder / "training", "first", ""
-        self.made = [self.publish(seed) for seed in (1, 2, 3)]
+        self.work, self.weights, self.searched = folder / "training", "first", ""
+        self.snapshots = [self.publish(seed) for seed in (1, 2, 3)]
         self.rebuild = ByHand()
 
     def publish(self, seed: int) -> str:
@@ -39,171 +39,169 @@ class Kept:
     def save(self, folder: Path) -> None:
         (folder / "passage.txt").write_text(self.weights)
 
-    def turn_to(self, snapshot: Snapshot) -> None:
-        self.asks = snapshot.id
+    def search(self, snapshot: Snapshot) -> None:
+        self.searched = snapshot.id
 
     def index(self, mode: Any = "asynchronous", every: int = 2) -> MovingIndex:
-        first = Snapshot.from_store(self.store, self.made[0])
-        learner, settings = MovingIndexHooks(self.save, self.turn_to), MovingSettings(every, mode)
-        return MovingIndex(self.store, first, settings, self.rebuild, self.work, learner)
+        first = Snapshot.from_store(self.store, self.snapshots[0])
+        hooks, settings = MovingIndexHooks(self.save, self.search), MovingSettings(every, mode)
+        return MovingIndex(self.store, first, settings, self.rebuild, self.work, hooks)
 
 
 @pytest.fixture
-def kept(tmp_path: Path) -> Kept:
-    return Kept(tmp_path)
+def setup(tmp_path: Path) -> MovingSetup:
+    return MovingSetup(tmp_path)
 
 
-def test_the_trainer_goes_on_while_a_rebuild_runs_and_moves_at_a_boundary(kept: Kept) -> None:
-    index = kept.index()
+def test_training_continues_during_a_rebuild_and_swaps_when_it_ends(setup: MovingSetup) -> None:
+    index = setup.index()
     ages = [index.move_index(step)["snapshot_age"] for step in (1, 2)]
-    kept.weights = "after two steps"
+    setup.weights = "after two steps"
     ages += [index.move_index(step)["snapshot_age"] for step in (3, 4)]
-    assert (ages, index.searched_snapshot, kept.asks) == ([0, 1, 2, 3], kept.made[0], "")
-    (order,) = kept.rebuild.orders
-    assert (order.step, order.snapshot) == (2, kept.made[0])
+    assert (ages, index.searched_snapshot, setup.searched) == ([0, 1, 2, 3], setup.snapshots[0], "")
+    (order,) = setup.rebuild.orders
+    assert (order.step, order.snapshot) == (2, setup.snapshots[0])
     assert (order.encoders / "passage.txt").read_text() == "after two steps"
-    kept.rebuild.end(2, kept.made[1])
-    said = index.move_index(5)
-    assert index.searched_snapshot == kept.asks == kept.made[1]
-    assert (said["snapshot_age"], said["encoding_seconds"], said["rebuild_seconds"]) == (2, 2.0, 3.0)
-    assert said["swap_seconds"] > 0 == said["refreshes_failed"]
-    assert [order.step for order in kept.rebuild.orders] == [2, 4], (
-        "what was due meanwhile begins now, with new weights"
-    )
-    assert not order.encoders.exists(), "the trainer is past them"
+    setup.rebuild.end(2, setup.snapshots[1])
+    metrics = index.move_index(5)
+    assert index.searched_snapshot == setup.searched == setup.snapshots[1]
+    assert (metrics["snapshot_age"], metrics["encoding_seconds"], metrics["rebuild_seconds"]) == (2, 2.0, 3.0)
+    assert metrics["swap_seconds"] > 0 == metrics["refreshes_failed"]
+    # The rebuild of step 4 was due during the first one.
+    assert [order.step for order in setup.rebuild.orders] == [2, 4]
+    assert not order.encoders.exists(), "the saved encoders are no longer needed"
 
 
-def test_the_trainer_waits_in_synchronous_mode(kept: Kept) -> None:
-    index = kept.index("synchronous")
-    kept.rebuild.end(2, kept.made[1])
-    kept.rebuild.end(4, kept.made[2])
-    told = [(index.move_index(step)["snapshot_age"], index.searched_snapshot) for step in range(1, 6)]
-    first, second, third = kept.made
-    assert told == [(0, first), (1, first), (0, second), (1, second), (0, third)]
+def test_synchronous_mode_waits_for_each_rebuild(setup: MovingSetup) -> None:
+    index = setup.index("synchronous")
+    setup.rebuild.end(2, setup.snapshots[1])
+    setup.rebuild.end(4, setup.snapshots[2])
+    ages = [(index.move_index(step)["snapshot_age"], index.searched_snapshot) for step in range(1, 6)]
+    first, second, third = setup.snapshots
+    assert ages == [(0, first), (1, first), (0, second), (1, second), (0, third)]
 
 
 @pytest.mark.parametrize(
-    ("error", "how"), [(GateRefusedError(LOW), "was refused by the gate"), (StoreError(LOW), "failed")]
+    ("error", "outcome"), [(GateRefusedError(LOW), "was refused by the gate"), (StoreError(LOW), "failed")]
 )
 @pytest.mark.parametrize("mode", ["synchronous", "asynchronous"])
-def test_a_rebuild_that_fails_leaves_the_snapshot_and_says_so(
-    kept: Kept, mode: str, error: BookwheelError, how: str, caplog: pytest.LogCaptureFixture
+def test_failed_rebuild_keeps_the_snapshot_and_logs_a_warning(
+    setup: MovingSetup, mode: str, error: BookwheelError, outcome: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    index = kept.index(mode)
-    kept.rebuild.ended[2] = error
-    kept.rebuild.end(4, kept.made[1])
+    index = setup.index(mode)
+    setup.rebuild.ended[2] = error
+    setup.rebuild.end(4, setup.snapshots[1])
     with caplog.at_level(logging.WARNING):
-        failed = [index.move_index(step)["refreshes_failed"] for step in range(1, 5)]
-    assert (failed[-1], index.searched_snapshot) == (1, kept.made[0])
-    assert f"the rebuild of step 2 {how}; the training stays at snapshot {kept.made[0][:12]}: {LOW}" in caplog.text
+        failure_counts = [index.move_index(step)["refreshes_failed"] for step in range(1, 5)]
+    assert (failure_counts[-1], index.searched_snapshot) == (1, setup.snapshots[0])
+    stays = f"the training stays at snapshot {setup.snapshots[0][:12]}: {LOW}"
+    assert f"the rebuild of step 2 {outcome}; {stays}" in caplog.text
     index.move_index(5)
     index.move_index(6)
-    assert index.searched_snapshot == kept.made[1], "the next one is tried"
+    assert index.searched_snapshot == setup.snapshots[1], "the next rebuild is used"
 
 
-def test_a_snapshot_that_cannot_be_opened_leaves_the_one_before(kept: Kept) -> None:
-    def broken(snapshot: Snapshot) -> None:
+def test_snapshot_that_cannot_be_opened_keeps_the_previous_one(setup: MovingSetup) -> None:
+    def fail_to_open(snapshot: Snapshot) -> None:
         raise StoreError("its index is damaged")
 
-    kept.turn_to = broken  # type: ignore[method-assign]
-    index = kept.index("synchronous")
-    kept.rebuild.end(2, kept.made[1])
+    setup.search = fail_to_open  # type: ignore[method-assign]
+    index = setup.index("synchronous")
+    setup.rebuild.end(2, setup.snapshots[1])
     assert index.move_index(3)["refreshes_failed"] == 1
-    assert index.searched_snapshot == kept.made[0]
-    expire_store(kept.store, NOW)
-    assert {kept.made[0], kept.made[2]} == {*kept.store.snapshots.list_ids()}, "asked, and named by latest"
+    assert index.searched_snapshot == setup.snapshots[0]
+    expire_store(setup.store, NOW)
+    assert {setup.snapshots[0], setup.snapshots[2]} == {*setup.store.snapshots.list_ids()}, "searched, and latest"
 
 
 @pytest.mark.parametrize("finished", [False, True])
-def test_a_run_that_was_killed_asks_its_snapshot_and_finishes_what_was_begun(kept: Kept, finished: bool) -> None:
-    index = kept.index()
+def test_resumed_run_searches_its_snapshot_and_finishes_the_started_rebuild(setup: MovingSetup, finished: bool) -> None:
+    index = setup.index()
     for step in (1, 2, 3):
         index.move_index(step)
     if finished:
-        kept.rebuild.end(2, kept.made[1])
+        setup.rebuild.end(2, setup.snapshots[1])
         index.move_index(4)
-    kept.rebuild = ByHand()
-    again = kept.index()
-    again.search_snapshot(kept.made[0])  # of the checkpoint after step 3
-    said = again.move_index(4)
+    setup.rebuild = ByHand()
+    resumed = setup.index()
+    resumed.search_snapshot(setup.snapshots[0])  # in the checkpoint of step 3
+    metrics = resumed.move_index(4)
     if finished:
-        assert (again.searched_snapshot, said["snapshot_age"], kept.rebuild.orders) == (kept.made[1], 1, [])
+        assert (resumed.searched_snapshot, metrics["snapshot_age"], setup.rebuild.orders) == (setup.snapshots[1], 1, [])
     else:
-        assert (again.searched_snapshot, [order.step for order in kept.rebuild.orders]) == (kept.made[0], [2])
-        kept.rebuild.end(2, kept.made[1])
-        again.move_index(5)
-        assert again.searched_snapshot == kept.made[1]
+        assert (resumed.searched_snapshot, [order.step for order in setup.rebuild.orders]) == (setup.snapshots[0], [2])
+        setup.rebuild.end(2, setup.snapshots[1])
+        resumed.move_index(5)
+        assert resumed.searched_snapshot == setup.snapshots[1]
 
 
-def test_a_run_that_goes_on_where_a_rebuild_was_begun_makes_it_once(kept: Kept) -> None:
-    kept.index().move_index(3)
-    again = kept.index()
-    again.search_snapshot(kept.made[0])  # of the checkpoint after step 2
-    again.move_index(3)
-    kept.rebuild.end(2, kept.made[1])
-    again.move_index(4)
-    assert (again.searched_snapshot, [order.step for order in kept.rebuild.orders]) == (kept.made[1], [2, 2])
+def test_run_that_resumes_where_a_rebuild_started_orders_it_again(setup: MovingSetup) -> None:
+    setup.index().move_index(3)
+    resumed = setup.index()
+    resumed.search_snapshot(setup.snapshots[0])  # in the checkpoint of step 2
+    resumed.move_index(3)
+    setup.rebuild.end(2, setup.snapshots[1])
+    resumed.move_index(4)
+    assert (resumed.searched_snapshot, [order.step for order in setup.rebuild.orders]) == (setup.snapshots[1], [2, 2])
 
 
-def test_a_run_that_goes_on_with_a_finished_rebuild_begins_the_one_that_is_due(kept: Kept) -> None:
-    index = kept.index()
+def test_run_that_resumes_with_a_finished_rebuild_starts_the_next_one(setup: MovingSetup) -> None:
+    index = setup.index()
     index.move_index(3)
-    kept.rebuild.end(2, kept.made[1])
-    index.move_index(4)  # and is killed before it has a checkpoint that asks the new snapshot
-    again = kept.index()
-    again.search_snapshot(kept.made[0])  # of a checkpoint after step 4
-    again.move_index(5)
-    assert (again.searched_snapshot, [order.step for order in kept.rebuild.orders]) == (kept.made[1], [2, 4])
+    setup.rebuild.end(2, setup.snapshots[1])
+    index.move_index(4)  # It is killed before a checkpoint contains the new snapshot.
+    resumed = setup.index()
+    resumed.search_snapshot(setup.snapshots[0])  # in a checkpoint after step 4
+    resumed.move_index(5)
+    assert (resumed.searched_snapshot, [order.step for order in setup.rebuild.orders]) == (setup.snapshots[1], [2, 4])
 
 
-def test_a_run_that_resumes_knows_the_age_of_what_it_asks(kept: Kept) -> None:
-    index = kept.index("synchronous")
-    kept.rebuild.end(2, kept.made[1])
+def test_resumed_run_knows_the_age_of_its_snapshot(setup: MovingSetup) -> None:
+    index = setup.index("synchronous")
+    setup.rebuild.end(2, setup.snapshots[1])
     index.move_index(3)
-    again = kept.index("synchronous")
-    again.search_snapshot(kept.made[1])
-    assert again.move_index(4)["snapshot_age"] == 1
-    record = kept.work / "refreshes" / "step-00000002.json"
-    assert json.loads(record.read_text())["snapshot"] == kept.made[1]
+    resumed = setup.index("synchronous")
+    resumed.search_snapshot(setup.snapshots[1])
+    assert resumed.move_index(4)["snapshot_age"] == 1
+    record = setup.work / "refreshes" / "step-00000002.json"
+    assert json.loads(record.read_text())["snapshot"] == setup.snapshots[1]
     record.write_text("{")
     with pytest.raises(InputError, match="is corrupt"):
-        kept.index().search_snapshot(kept.made[1])
+        setup.index().search_snapshot(setup.snapshots[1])
 
 
-def test_what_is_asked_is_not_deleted_and_what_was_asked_may_be(kept: Kept) -> None:
-    first, second, third = kept.made  # only the third has a ref
-    index = kept.index("synchronous")
-    assert expire_store(kept.store, NOW).snapshots == (second,)
-    collect_garbage(kept.store, 0)
-    assert Snapshot.from_store(kept.store, first).passages([0])
-    kept.rebuild.end(2, third)
+def test_expire_keeps_the_searched_snapshot_and_deletes_earlier_ones(setup: MovingSetup) -> None:
+    first, second, third = setup.snapshots  # only the third has a ref
+    index = setup.index("synchronous")
+    assert expire_store(setup.store, NOW).snapshots == (second,)
+    collect_garbage(setup.store, 0)
+    assert Snapshot.from_store(setup.store, first).passages([0])
+    setup.rebuild.end(2, third)
     index.move_index(3)
-    assert expire_store(kept.store, NOW).snapshots == (first,)
+    assert expire_store(setup.store, NOW).snapshots == (first,)
     with pytest.raises(StoreError, match="missing"):
         index.search_snapshot(first)
     assert index.searched_snapshot == third
 
 
-def test_a_training_that_ends_lets_its_snapshot_go(kept: Kept) -> None:
-    index = kept.index()
+def test_expire_deletes_the_snapshot_of_a_finished_training(setup: MovingSetup) -> None:
+    index = setup.index()
     assert index.searched_snapshot
     del index
-    assert {*expire_store(kept.store, NOW).snapshots} == {*kept.made[:2]}
+    assert {*expire_store(setup.store, NOW).snapshots} == {*setup.snapshots[:2]}
 
 
-def test_settings_are_checked() -> None:
+def test_rebuilds_are_counted_and_settings_checked() -> None:
     assert [MovingSettings(2).count_rebuilds(steps) for steps in (1, 2, 3, 4, 5)] == [0, 0, 1, 1, 2]
-    assert (MovingSettings(0).count_rebuilds(9), MovingSettings(0).is_due(4), MovingSettings(4).is_due(0)) == (
-        0,
-        False,
-        False,
-    )
+    assert MovingSettings(0).count_rebuilds(9) == 0
+    assert not MovingSettings(0).is_due(4)
+    assert not MovingSettings(4).is_due(0)
     with pytest.raises(UsageError, match=r"every of \[moving\] is -1: use 0 or more"):
         MovingSettings(-1)
 
 
-def test_without_anything_that_rebuilds_only_a_training_without_rebuilds_begins(kept: Kept) -> None:
-    kept.rebuild = None  # type: ignore[assignment]
+def test_training_without_a_rebuilder_cannot_have_rebuilds(setup: MovingSetup) -> None:
+    setup.rebuild = None  # type: ignore[assignment]
     with pytest.raises(UsageError, match="cannot rebuild an index"):
-        kept.index()
-    assert kept.index(every=0).move_index(9)["snapshot_age"] == 8
+        setup.index()
+    assert setup.index(every=0).move_index(9)["snapshot_age"] == 8

@@ -1,4 +1,4 @@
-"""Two processes that share a training do what one does. How a launcher starts them is in `tests/flows`."""
+"""Two processes that share a training compute what one process does. `tests/flows` tests how a launcher starts them."""
 
 import json
 import os
@@ -72,54 +72,54 @@ ARTICLES = {
     for x, y in zip("abcdefghijklmnop", "ponmlkjihgfedcba", strict=True)
 }
 CHOICES = ("h", "7")  # A random generator answers with one or the other, which depends on the passage.
-JUDGED = [Example(f"q{x}", f"who was the king of city {x}?", (CHOICES[x in "aceg"],)) for x in "abcdefgh"]
+JUDGED_QUESTIONS = [Example(f"q{x}", f"who was the king of city {x}?", (CHOICES[x in "aceg"],)) for x in "abcdefgh"]
 # An epoch of 7 questions or 15 lists ends with a smaller batch.
-ANSWERED = [Example(f"q{x}", f"who was the king of city {x}?", (x * 3,)) for x in "abcdefg"]
+QUESTIONS = [Example(f"q{x}", f"who was the king of city {x}?", (x * 3,)) for x in "abcdefg"]
 STEPS = settings(max_steps=3, evaluate_every=3, checkpoint_every=3, learning_rate=1e-3)  # the third begins an epoch
 
 
-def without_dropout(module: nn.Module) -> None:
+def disable_dropout(module: nn.Module) -> None:
     for part in module.modules():
         if isinstance(part, nn.Dropout):
             part.p = 0.0
 
 
-def build_dpr(given: Path, processes: int) -> Task[Any]:
+def build_dpr(inputs: Path, processes: int) -> Task[Any]:
     recipe = DprRecipe(batch_size=8 // processes, temperature=0.1)
-    return DprTask(recipe.load_encoders(given / "tiny"), LISTS, LISTS, recipe)
+    return DprTask(recipe.load_encoders(inputs / "tiny"), LISTS, LISTS, recipe)
 
 
-def build_colbert(given: Path, processes: int) -> Task[Any]:
+def build_colbert(inputs: Path, processes: int) -> Task[Any]:
     recipe = ColbertRecipe(dim=16, question_length=12, passage_length=24, batch_size=8 // processes, ways=3)
-    return ColbertTask(InitialColbert.load(given / "marked", recipe, device="cpu"), LISTS, LISTS, recipe)
+    return ColbertTask(InitialColbert.load(inputs / "marked", recipe, device="cpu"), LISTS, LISTS, recipe)
 
 
-def build_cross_encoder(given: Path, processes: int) -> Task[Any]:
+def build_cross_encoder(inputs: Path, processes: int) -> Task[Any]:
     recipe = CrossEncoderRecipe(batch_size=8 // processes, negatives=2)
-    return CrossEncoderTask(TrainableCrossEncoder.load(given / "cross"), LISTS, LISTS, recipe)
+    return CrossEncoderTask(TrainableCrossEncoder.load(inputs / "cross"), LISTS, LISTS, recipe)
 
 
-def build_margin_mse(given: Path, processes: int) -> Task[Any]:
+def build_margin_mse(inputs: Path, processes: int) -> Task[Any]:
     recipe = MarginMseRecipe(batch_size=8 // processes, negatives=2, temperature=0.1)
-    return MarginMseTask(BiEncoder.load(given / "tiny", device="cpu"), LISTS, LISTS, recipe)
+    return MarginMseTask(BiEncoder.load(inputs / "tiny", device="cpu"), LISTS, LISTS, recipe)
 
 
-def build_sidr(given: Path, processes: int) -> Task[Any]:
+def build_sidr(inputs: Path, processes: int) -> Task[Any]:
     recipe = SidrRecipe(batch_size=8 // processes, terms=24, temperature=20.0)
-    pair = SidrPair.load(given / "tiny", given / "tiny", recipe, device="cpu")
+    pair = SidrPair.load(inputs / "tiny", inputs / "tiny", recipe, device="cpu")
     return SidrTask(pair, LISTS, LISTS, recipe)
 
 
-def build_openrag(given: Path, processes: int) -> Task[Any]:
-    store = Store.open(str(given / "judged"))
+def build_openrag(inputs: Path, processes: int) -> Task[Any]:
+    store = Store.open(str(inputs / "judged"))
     snapshot = Snapshot.open(store.url)
-    named = NamedModels(encoder=str(given / "sidr"), generator=str(given / "bart"))
+    names = NamedModels(encoder=str(inputs / "sidr"), generator=str(inputs / "bart"))
     recipe = OpenRagRecipe(
         depth=8, proposed=6, asked_terms=40, batch_size=4 // processes, terms=24, temperature=20.0, pooled=2
     )
-    examples = {"train": JUDGED, "dev": JUDGED[:3]}
+    examples = {"train": JUDGED_QUESTIONS, "dev": JUDGED_QUESTIONS[:3]}
     training = OpenRagTraining(STEPS, recipe, JudgeSettings(CHOICES))
-    job = Job(store, snapshot, OPENRAG.origins(store, snapshot, named), training, examples)
+    job = Job(store, snapshot, OPENRAG.origins(store, snapshot, names), training, examples)
     pools = OPENRAG.prepare(job)["train"]
     assert isinstance(pools, ExamplePools)
     pools = replace(pools, examples=pools.examples[:4])
@@ -127,15 +127,15 @@ def build_openrag(given: Path, processes: int) -> Task[Any]:
     return OPENRAG.task(replace(job, examples={**examples, "train": pools}))
 
 
-def build_rag(kind: Variant, given: Path, processes: int) -> Task[Any]:
-    question = TrainableEncoder.load(given / "tiny", "question", device="cpu")
-    rag = Rag(question, load_generator(given / "bart", device="cpu"), RagSettings(kind, k=3, temperature=0.1))
+def build_rag(kind: Variant, inputs: Path, processes: int) -> Task[Any]:
+    question = TrainableEncoder.load(inputs / "tiny", "question", device="cpu")
+    rag = Rag(question, load_generator(inputs / "bart", device="cpu"), RagSettings(kind, k=3, temperature=0.1))
     recipe = RagRecipe(batch_size=8 // processes, k=3, temperature=0.1, answered=4, refuse_collapse=False)
-    return RagTask(rag, Snapshot.open(str(given / "store")), EXAMPLES[:14], EXAMPLES[:4], recipe)
+    return RagTask(rag, Snapshot.open(str(inputs / "store")), EXAMPLES[:14], EXAMPLES[:4], recipe)
 
 
-def build_ra_dit(stage: int, given: Path, processes: int) -> Task[Any]:
-    store = Store.open(str(given / "filling" / "store"))
+def build_ra_dit(stage: int, inputs: Path, processes: int) -> Task[Any]:
+    store = Store.open(str(inputs / "realm" / "store"))
     training = RaDitTraining(
         STEPS,
         STEPS,
@@ -150,20 +150,20 @@ def build_ra_dit(stage: int, given: Path, processes: int) -> Task[Any]:
             goal="kl",
         ),
     )
-    origins = InitialModels({"question": str(given / "filling" / "encoder"), "generator": str(given / "llama")})
-    job = Job(store, Snapshot.open(store.url), origins, training, {"train": ANSWERED, "dev": ANSWERED[:3]})
+    origins = InitialModels({"question": str(inputs / "realm" / "encoder"), "generator": str(inputs / "llama")})
+    job = Job(store, Snapshot.open(store.url), origins, training, {"train": QUESTIONS, "dev": QUESTIONS[:3]})
     return find_processes().run_after_first(lambda: RA_DIT.stages(job)[stage].task(None, lambda _, __: None))
 
 
-def build_realm(given: Path, processes: int) -> Task[Any]:
+def build_realm(inputs: Path, processes: int) -> Task[Any]:
     recipe = replace(tiny_realm.RECIPE, marginal="token", batch_size=4 // processes)
-    folder = given / "filling"
+    folder = inputs / "realm"
     return RealmTask(tiny_realm.realm_of(folder), Snapshot.open(str(folder / "store")), recipe)
 
 
-def build_ict(given: Path, processes: int) -> Task[Any]:
+def build_ict(inputs: Path, processes: int) -> Task[Any]:
     recipe = IctRecipe(batch_size=6 // processes, dev_texts=4, temperature=0.5)
-    return IctTask(BiEncoder.load(given / "tiny", device="cpu"), Snapshot.open(str(given / "cloze")), recipe)
+    return IctTask(BiEncoder.load(inputs / "tiny", device="cpu"), Snapshot.open(str(inputs / "cloze")), recipe)
 
 
 # Builders by objective and, if it has several, stage; `rag-end2end` has a builder of its own.
@@ -189,10 +189,10 @@ def check_in_batch_loss(rank: int) -> None:
         torch.randn(n, 8, generator=torch.Generator().manual_seed(seed)) for seed, n in ((1, 4), (2, 7))
     )
     weight = torch.eye(8).requires_grad_()
-    own_passages = passages[:3] if rank == 0 else passages[3:]
-    gathered, start = gather_all_processes(own_passages @ weight)
-    own_questions = questions[rank * 2 : rank * 2 + 2]
-    loss, _ = in_batch_loss(own_questions @ weight, gathered, torch.tensor([0, 1]) + start)
+    rank_passages = passages[:3] if rank == 0 else passages[3:]
+    gathered, start = gather_all_processes(rank_passages @ weight)
+    rank_questions = questions[rank * 2 : rank * 2 + 2]
+    loss, _ = in_batch_loss(rank_questions @ weight, gathered, torch.tensor([0, 1]) + start)
     (gradient,) = torch.autograd.grad(loss, weight)
     total = torch.stack([loss.detach(), *gradient.flatten()])
     distributed.all_reduce(total)
@@ -201,55 +201,55 @@ def check_in_batch_loss(rank: int) -> None:
     torch.testing.assert_close(total / 2, torch.stack([loss.detach(), *gradient.flatten()]))
 
 
-def train_all(folder: Path, given: Path, processes: int) -> dict[str, str]:
-    """Train on the same batches a step, however many processes share them; return the goals."""
+def train_all(folder: Path, inputs: Path, processes: int) -> dict[str, str]:
+    """Train every objective, with equal batches for any number of processes; return the goals."""
     line = LineTask()
-    without_dropout(line.module)
+    disable_dropout(line.module)
     train(line, replace(STEPS, learning_rate=0.02, accumulation=2 // processes), folder / "line")
     goals = {"line": line.goal.measure}
     for name, build in BUILDERS.items():
-        task = build(given, processes)
-        without_dropout(task.module)
+        task = build(inputs, processes)
+        disable_dropout(task.module)
         train(task, STEPS, folder / name)
         goals[name] = task.goal.measure
-    goals["rag-end2end"] = train_end2end(folder / "rag-end2end", given / "moving", processes)
+    goals["rag-end2end"] = train_end2end(folder / "rag-end2end", inputs / "moving", processes)
     if processes > 1:
         rank = os.environ["RANK"]
         check_in_batch_loss(int(rank))
-        train_without_memory(folder, given, int(rank))
-        (folder / f"moved-{rank}").write_text(json.dumps(moves(folder, given / "moving")))
+        train_without_memory(folder, inputs, int(rank))
+        (folder / f"moves-{rank}").write_text(json.dumps(record_moves(folder, inputs / "moving")))
         poisoned = LineTask(poison="p3")
         try:
             train(poisoned, STEPS, folder / "poisoned")
-        except RefusedError as told:
-            (folder / f"told-{rank}").write_text(str(told))
+        except RefusedError as error:
+            (folder / f"poisoned-{rank}").write_text(str(error))
     return goals
 
 
-def fail_backward(module: nn.Module, rows: int) -> list[int]:
-    """Let the backward pass through a layer raise what torch raises if it has too many rows."""
+def limit_backward_rows(module: nn.Module, rows: int) -> list[int]:
+    """Let the backward pass of a layer raise an out-of-memory error for more than `rows` rows."""
     failures: list[int] = []
 
-    def check(_: nn.Module, gradients: Any) -> None:
+    def check_rows(_: nn.Module, gradients: Any) -> None:
         if len(gradients[0]) > rows:
             failures.append(len(gradients[0]))
             raise torch.OutOfMemoryError("CUDA out of memory.")
 
     for name, part in module.named_modules():
         if name.endswith("layer.0"):
-            part.register_full_backward_pre_hook(check)
+            part.register_full_backward_pre_hook(check_rows)
     return failures
 
 
-def train_without_memory(folder: Path, given: Path, rank: int) -> None:
+def train_without_memory(folder: Path, inputs: Path, rank: int) -> None:
     """Train while the second process has no memory for a batch, in the forward or backward pass."""
-    for name, fail in (("dpr", limit_rows), ("colbert", fail_backward), ("sidr", fail_backward)):
-        task = BUILDERS[name](given, 2)
-        without_dropout(task.module)
+    for name, fail in (("dpr", limit_rows), ("colbert", limit_backward_rows), ("sidr", limit_backward_rows)):
+        task = BUILDERS[name](inputs, 2)
+        disable_dropout(task.module)
         failures = fail(task.module, 2 if rank == 1 else 100)
         train(task, STEPS, folder / f"{name} without memory")
         assert bool(failures) == (rank == 1)
-    task = build_dpr(given, 2)
+    task = build_dpr(inputs, 2)
     if rank == 1:
         limit_rows(task.module, 0)
     try:
@@ -258,83 +258,85 @@ def train_without_memory(folder: Path, given: Path, rank: int) -> None:
         (folder / f"full-{rank}").write_text(str(error))
 
 
-def train_end2end(folder: Path, given: Path, processes: int) -> str:
-    """Train beside an index that is rebuilt in between; the passages of a batch are those of the last rebuild."""
+def train_end2end(folder: Path, inputs: Path, processes: int) -> str:
+    """Train `rag-end2end` with one rebuild of the index in between."""
     recipe = replace(tiny_end2end.RECIPE, batch_size=4 // processes)
-    written = replace(tiny_end2end.SETTINGS.reconstruction, batch_size=2 // processes)
-    task = tiny_end2end.task_of(given, folder, replace(tiny_end2end.SETTINGS, rag=recipe, reconstruction=written))
-    without_dropout(task.module)
+    reconstruction = replace(tiny_end2end.SETTINGS.reconstruction, batch_size=2 // processes)
+    training = replace(tiny_end2end.SETTINGS, rag=recipe, reconstruction=reconstruction)
+    task = tiny_end2end.task_of(inputs, folder, training)
+    disable_dropout(task.module)
     train(task, tiny_end2end.STEPS, folder)
     return task.goal.measure
 
 
-def publish_three(given: Path) -> list[str]:
-    """Write what a moving index needs, and two more snapshots of its passages; return the ids of all."""
-    given.mkdir()
-    store = Store.open(str(tiny_end2end.prepare(given) / "store"))
-    made = [tag(store, "latest", "first").snapshot]
+def prepare_moving_index(folder: Path) -> list[str]:
+    """Write the inputs of `rag-end2end` and two more snapshots of its passages; return the three ids."""
+    folder.mkdir()
+    store = Store.open(str(tiny_end2end.prepare(folder) / "store"))
+    snapshots = [tag(store, "latest", "first").snapshot]
     for seed in (2, 3):
-        work = given / f"work-{seed}"
+        work = folder / f"work-{seed}"
         work.mkdir()
-        made.append(publish_tiny(store, save_bert(given / f"bert-{seed}", seed), tiny_end2end.ARTICLES, work).id)
-    (given / "made.json").write_text(json.dumps(made))
-    return made
+        snapshots.append(publish_tiny(store, save_bert(folder / f"bert-{seed}", seed), tiny_end2end.ARTICLES, work).id)
+    (folder / "snapshots.json").write_text(json.dumps(snapshots))
+    return snapshots
 
 
-def moves(folder: Path, given: Path) -> list[list[Any]]:
-    """Return what this process asks, the age and the failed rebuilds by step, as the first process' rebuilds end.
+def record_moves(folder: Path, inputs: Path) -> list[list[Any]]:
+    """Return the searched snapshot, its age and the number of failed rebuilds of this process after each step.
 
-    The second process cannot open what the second rebuild made.
+    The first process' rebuilds end in steps 5, 7 and 9; the second process cannot open the snapshot of the second one.
     """
     first_process = PartialState().is_main_process
-    store, opened = Store.open(str(given / "store")), list[str]()
-    first, second, third = json.loads((given / "made.json").read_text())
+    store, opened_snapshots = Store.open(str(inputs / "store")), list[str]()
+    first, second, third = json.loads((inputs / "snapshots.json").read_text())
 
-    def turn_to(snapshot: Snapshot) -> None:
-        opened.append(snapshot.id)
-        if not first_process and opened == [second, third]:
+    def open_snapshot(snapshot: Snapshot) -> None:
+        opened_snapshots.append(snapshot.id)
+        if not first_process and opened_snapshots == [second, third]:
             raise StoreError("its disk is gone")
 
-    rebuild, messages = tiny_end2end.ByHand(), list[list[Any]]()
+    rebuild, rows = tiny_end2end.ByHand(), list[list[Any]]()
     snapshot, settings = Snapshot.from_store(store, first), MovingSettings(2, "asynchronous")
-    index = MovingIndex(store, snapshot, settings, rebuild, folder / "moves", MovingIndexHooks(lambda _: None, turn_to))
+    hooks = MovingIndexHooks(lambda _: None, open_snapshot)
+    index = MovingIndex(store, snapshot, settings, rebuild, folder / "moves", hooks)
     for step in range(1, 11):
-        for ended, order, made in ((5, 2, second), (7, 4, third), (9, 6, first)):
-            if step == ended and first_process:
-                rebuild.end(order, made)
-        said = index.move_index(step)
-        messages.append([index.searched_snapshot, said["snapshot_age"], said["refreshes_failed"]])
-    return messages
+        for end, order, snapshot_id in ((5, 2, second), (7, 4, third), (9, 6, first)):
+            if step == end and first_process:
+                rebuild.end(order, snapshot_id)
+        metrics = index.move_index(step)
+        rows.append([index.searched_snapshot, metrics["snapshot_age"], metrics["refreshes_failed"]])
+    return rows
 
 
-def train_together(rank: int, port: int, folder: Path, given: Path) -> None:
-    """Train as one of two processes, in an environment as launchers make it."""
-    place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
-    os.environ.update({**place, "MASTER_ADDR": "localhost", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"})
+def train_together(rank: int, port: int, folder: Path, inputs: Path) -> None:
+    """Train as one of two processes, with the environment variables that launchers set."""
+    environment = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
+    os.environ.update({**environment, "MASTER_ADDR": "localhost", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"})
     torch.set_num_threads(1)
     join_processes()
-    train_all(folder, given, 2)
+    train_all(folder, inputs, 2)
 
 
-def train_in_two(folder: Path, given: Path) -> None:
+def train_in_two(folder: Path, inputs: Path) -> None:
     """Train in two processes; both end if one of them fails."""
     with socket() as probe:
         probe.bind(("localhost", 0))
         port = probe.getsockname()[1]
-    both = [start_process(train_together, rank, port, folder, given) for rank in (0, 1)]
-    waiting = [process.sentinel for process in both]
-    while waiting:
-        for sentinel in wait(waiting):
-            waiting.remove(sentinel)  # type: ignore[arg-type]
-        if any(process.exitcode for process in both):
-            for process in both:
+    processes = [start_process(train_together, rank, port, folder, inputs) for rank in (0, 1)]
+    sentinels = [process.sentinel for process in processes]
+    while sentinels:
+        for sentinel in wait(sentinels):
+            sentinels.remove(sentinel)  # type: ignore[arg-type]
+        if any(process.exitcode for process in processes):
+            for process in processes:
                 process.kill()
-    assert [process.exitcode for process in both] == [0, 0]
+    assert [process.exitcode for process in processes] == [0, 0]
 
 
 @SHARED
 @pytest.mark.slow
-def test_two_processes_train_as_one_does(tiny: Path, tmp_path: Path) -> None:
+def test_two_processes_train_like_one(tiny: Path, tmp_path: Path) -> None:
     (tmp_path / "tiny").symlink_to(tiny)
     kings = {f"King {n}": f"the king {n} was born." for n in range(16)}
     # Articles of one sentence have no cloze pair, so the two processes have different numbers of pairs.
@@ -347,18 +349,18 @@ def test_two_processes_train_as_one_does(tiny: Path, tmp_path: Path) -> None:
     save_sidr(tmp_path / "sidr")
     save_marked_bert(tmp_path / "marked")
     save_cross_encoder(tmp_path / "cross")
-    (tmp_path / "filling").mkdir()
-    tiny_realm.prepare(tmp_path / "filling")
-    made = publish_three(tmp_path / "moving")
+    (tmp_path / "realm").mkdir()
+    tiny_realm.prepare(tmp_path / "realm")
+    snapshots = prepare_moving_index(tmp_path / "moving")
     goals = train_all(tmp_path / "one", tmp_path, 1)
     assert {name.partition(" ")[0] for name in goals} == {"line", *list_objective_names()}
     train_in_two(tmp_path / "two", tmp_path)
-    repeated = [(name, f"{name} without memory") for name in ("dpr", "colbert", "sidr")]
-    for name, run in [*((name, name) for name in goals), *repeated]:
+    runs_without_memory = [(name, f"{name} without memory") for name in ("dpr", "colbert", "sidr")]
+    for name, run in [*((name, name) for name in goals), *runs_without_memory]:
         measure = goals[name]
-        one, two = read_metrics(tmp_path / "one" / name), read_metrics(tmp_path / "two" / run)
-        assert [row["step"] for row in one] == [row["step"] for row in two]
-        for first, second in zip(one, two, strict=True):
+        single, pair = read_metrics(tmp_path / "one" / name), read_metrics(tmp_path / "two" / run)
+        assert [row["step"] for row in single] == [row["step"] for row in pair]
+        for first, second in zip(single, pair, strict=True):
             assert first.keys() == second.keys()
             for key in ("loss", "gradient_norm") if first["kind"] == "train" else (measure,):
                 assert second[key] == pytest.approx(first[key], rel=1e-3 if key == "gradient_norm" else 1e-4), run
@@ -366,12 +368,13 @@ def test_two_processes_train_as_one_does(tiny: Path, tmp_path: Path) -> None:
         assert "the GPU's memory does not hold step 1: use a smaller" in (tmp_path / "two" / f"full-{rank}").read_text()
     Encoder.load(next((tmp_path / "two" / "dpr").glob("best-*")) / "question", "question")
     load_rag(next((tmp_path / "two" / "rag-token").glob("best-*")), device="cpu")
-    asked = [row["snapshot"] for row in read_metrics(tmp_path / "two" / "rag-end2end") if row["kind"] == "train"]
-    assert [one == made[0] for one in asked] == [True] * tiny_end2end.EVERY + [False] * tiny_end2end.EVERY
-    first, second = (json.loads((tmp_path / "two" / f"moved-{rank}").read_text()) for rank in (0, 1))
+    searched = [row["snapshot"] for row in read_metrics(tmp_path / "two" / "rag-end2end") if row["kind"] == "train"]
+    interval = tiny_end2end.EVERY
+    assert [snapshot == snapshots[0] for snapshot in searched] == [True] * interval + [False] * interval
+    first, second = (json.loads((tmp_path / "two" / f"moves-{rank}").read_text()) for rank in (0, 1))
     assert first == second
-    assert [one for one, *_ in first] == [made[0]] * 4 + [made[1]] * 4 + [made[0]] * 2
+    assert [snapshot for snapshot, *_ in first] == [snapshots[0]] * 4 + [snapshots[1]] * 4 + [snapshots[0]] * 2
     assert [failed for *_, failed in first] == [0] * 6 + [1] * 4
-    told = {(tmp_path / "two" / f"told-{rank}").read_text() for rank in (0, 1)}
-    (sentence,) = told
+    refusals = {(tmp_path / "two" / f"poisoned-{rank}").read_text() for rank in (0, 1)}
+    (sentence,) = refusals
     assert "p3" in sentence.partition(" of examples ")[2].partition(":")[0].split(", ")

@@ -1,4 +1,4 @@
-"""The settings file that is printed: it parses to the defaults, and says where each comes from."""
+"""The rendered settings file: it parses to the defaults, and a comment gives the source of each."""
 
 import tomllib
 from dataclasses import dataclass, fields
@@ -14,15 +14,15 @@ from rag_model.training.objectives.objective import Objective, list_objectives
 from rag_model.training.settings import parse_field_comments, parse_settings, render_settings
 
 
-@pytest.mark.parametrize("objective", list_objectives(), ids=lambda one: str(one.name))
-def test_a_file_that_is_not_edited_changes_nothing(objective: Objective[Any]) -> None:
+@pytest.mark.parametrize("objective", list_objectives(), ids=lambda objective: str(objective.name))
+def test_rendered_settings_parse_to_the_defaults(objective: Objective[Any]) -> None:
     text = render_settings(objective)
     assert from_table(objective.settings, tomllib.loads(text), "the file") == objective.settings()
     assert all("#" in line for line in text.splitlines() if line and line[0] not in "#[")
 
 
-@pytest.mark.parametrize("objective", list_objectives(), ids=lambda one: str(one.name))
-def test_an_unknown_goal_is_refused(objective: Objective[Any]) -> None:
+@pytest.mark.parametrize("objective", list_objectives(), ids=lambda objective: str(objective.name))
+def test_unknown_goal_is_refused(objective: Objective[Any]) -> None:
     defaults = objective.settings()
     tables = [field.name for field in fields(defaults) if hasattr(getattr(defaults, field.name), "goal")]
     assert tables
@@ -31,7 +31,7 @@ def test_an_unknown_goal_is_refused(objective: Objective[Any]) -> None:
             parse_settings(objective.name, {table: {"goal": "luck"}}, None, unit_vectors=False)
 
 
-def test_a_line_says_the_default_its_source_and_what_it_depends_on() -> None:
+def test_comments_give_source_and_dependence_of_the_default() -> None:
     lines = render_settings(DPR).splitlines()
     (batch,) = (line for line in lines if line.startswith("batch_size"))
     assert batch.split("#")[0].strip() == "batch_size = 128"
@@ -44,21 +44,21 @@ def test_a_line_says_the_default_its_source_and_what_it_depends_on() -> None:
     assert "# one of bm25, snapshot, own; source of the negatives: `bm25` searches with BM25 as in DPR" in search
 
 
-def test_comments_are_those_of_the_class_and_of_what_it_inherits() -> None:
+def test_comments_include_those_of_the_base_class() -> None:
     assert parse_field_comments(CollapseLimits)["most_unchanged"].startswith(
         "Maximum share of answers that stay the same if a question gets the passages of another."
     )
-    said = parse_field_comments(DprRecipe)
-    assert said["seed"] == "random seed of the example order and of the negatives"  # of the base
-    assert said["goal"] == "dev measure that selects the best weights; DPR code: average rank"  # its own
+    comments = parse_field_comments(DprRecipe)
+    assert comments["seed"] == "random seed of the example order and of the negatives"  # inherited
+    assert comments["goal"] == "dev measure that selects the best weights; DPR code: average rank"  # of DprRecipe
 
     @dataclass
-    class Bare:
+    class Uncommented:
         plain: int = 1
 
-    assert parse_field_comments(Bare) == {}
+    assert parse_field_comments(Uncommented) == {}
 
 
-def test_a_recipe_refuses_an_unknown_choice() -> None:
+def test_recipe_refuses_an_unknown_choice() -> None:
     with pytest.raises(UsageError, match=r"goal 'none' of \[dpr\] is unknown: use one of average_rank"):
         DprRecipe(goal="none")  # type: ignore[arg-type]

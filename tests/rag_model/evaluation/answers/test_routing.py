@@ -13,10 +13,10 @@ from rag_model.evaluation.answers.routing import RoutedAnswers, choose_route, li
 from rag_model.evaluation.questions import Question
 from rag_model.reading.answer import TokenUsage
 from rag_model.reading.routing import Route
-from tests.rag_model.reading.test_routing import Shelf
+from tests.rag_model.reading.test_routing import RecordingRetriever
 
 QUESTIONS = tuple(Question(str(n), f"who is {n}?", (f"name {n}",)) for n in range(4))
-HITS = tuple(tuple(hits) for hits in Shelf().search([question.text for question in QUESTIONS], 1))
+HITS = tuple(tuple(hits) for hits in RecordingRetriever().search([question.text for question in QUESTIONS], 1))
 BOOK = EvalCondition("open book", 1, QUESTIONS, HITS)
 
 

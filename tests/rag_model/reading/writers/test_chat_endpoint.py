@@ -1,4 +1,4 @@
-"""Where an endpoint is: each address gets its own key alone, and no address holds a secret."""
+"""The address of an endpoint: each gets only its own key, and none contains a secret."""
 
 import pytest
 
@@ -6,16 +6,17 @@ from rag_model.endpoint import Endpoint
 from rag_model.errors import UsageError
 
 OPENAI = {"OPENAI_BASE_URL": "http://one/v1/", "OPENAI_API_KEY": "first"}
-OWN = {"BOOKWHEEL_LLM_BASE_URL": "http://two:8000/v1"}
+BOOKWHEEL = {"BOOKWHEEL_LLM_BASE_URL": "http://two:8000/v1"}
 
 
 def test_each_address_gets_its_own_key() -> None:
     assert Endpoint.from_environment({}) == Endpoint("https://api.openai.com/v1")
     assert Endpoint.from_environment(OPENAI) == Endpoint("http://one/v1", "first")
-    assert Endpoint.from_environment({**OPENAI, **OWN}) == Endpoint("http://two:8000/v1", "", "BOOKWHEEL_LLM_API_KEY")
-    own = Endpoint.from_environment({**OPENAI, **OWN, "BOOKWHEEL_LLM_API_KEY": "second"})
-    assert (own.key, own.host) == ("second", "two:8000")
-    assert "second" not in repr(own)
+    both = {**OPENAI, **BOOKWHEEL}
+    assert Endpoint.from_environment(both) == Endpoint("http://two:8000/v1", "", "BOOKWHEEL_LLM_API_KEY")
+    endpoint = Endpoint.from_environment({**both, "BOOKWHEEL_LLM_API_KEY": "second"})
+    assert (endpoint.key, endpoint.host) == ("second", "two:8000")
+    assert "second" not in repr(endpoint)
 
 
 @pytest.mark.parametrize(
@@ -34,14 +35,14 @@ def test_each_address_gets_its_own_key() -> None:
         "http://h/\udcff",
     ],
 )
-def test_what_is_no_address_of_an_endpoint_is_refused(url: str) -> None:
-    with pytest.raises(UsageError, match=r"base URL.* such as http://localhost:8000/v1") as refused:
+def test_invalid_address_is_refused(url: str) -> None:
+    with pytest.raises(UsageError, match=r"base URL.* such as http://localhost:8000/v1") as error:
         Endpoint.from_environment({"OPENAI_BASE_URL": url})
-    assert "hush" not in str(refused.value)
-    assert ("and OPENAI_API_KEY to the key" in str(refused.value)) == ("hush" in url)
+    assert "hush" not in str(error.value)
+    assert ("and OPENAI_API_KEY to the key" in str(error.value)) == ("hush" in url)
 
 
-def test_a_key_that_no_header_can_hold_is_refused_unsaid() -> None:
-    with pytest.raises(UsageError, match="OPENAI_API_KEY contains a space") as refused:
+def test_key_with_a_space_is_refused_without_showing_it() -> None:
+    with pytest.raises(UsageError, match="OPENAI_API_KEY contains a space") as error:
         Endpoint.from_environment({"OPENAI_API_KEY": "two words"})
-    assert "words" not in str(refused.value)
+    assert "words" not in str(error.value)

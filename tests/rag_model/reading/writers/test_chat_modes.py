@@ -1,4 +1,4 @@
-"""What endpoints send beside a plain answer: reasoning, refusals, tool calls, odd last events."""
+"""Replies of endpoints other than a plain answer: reasoning, refusals, tool calls, unusual last events."""
 
 import gzip
 import json
@@ -29,7 +29,7 @@ END = b"data: [DONE]\n\n"
 
 @dataclass(frozen=True)
 class Mode:
-    """The deltas of a reply, and what must come of them."""
+    """The deltas of a reply, and the expected completion."""
 
     deltas: tuple[dict[str, Any], ...]
     reason: str = "stop"
@@ -38,32 +38,32 @@ class Mode:
     last: dict[str, Any] | None = None  # an event after the last delta
 
 
-def thinks(*pieces: str, **expected: Any) -> Mode:
+def build_mode(*pieces: str, **expected: Any) -> Mode:
     return Mode(tuple({"content": piece} for piece in pieces), **expected)
 
 
 TOOL = {"index": 0, "id": "1", "type": "function", "function": {"name": "search", "arguments": "{}"}}
 ORWELL = {"content": ANSWER}
 MODES = {
-    "plain": thinks("George", " Orwell", last={"choices": [], "usage": USAGE}),
+    "plain": build_mode("George", " Orwell", last={"choices": [], "usage": USAGE}),
     "usage_no_choices": Mode((ORWELL,), last={"id": "x", "usage": USAGE}),
     "choices_null": Mode((ORWELL,), last={"choices": None, "usage": USAGE}),
     "last_event_is_no_completion": Mode((ORWELL,), last={"timings": {"predicted_ms": 3}}),
     "usage_is_infinite": Mode((ORWELL,), last={"choices": [], "usage": {**USAGE, "completion_tokens": 10**400}}),
-    "think": thinks("<think>\nOkay, who", " wrote it? [1] says Orwell.\n</think>\n\nGeorge Orwell"),
-    "think_empty": thinks("<think>\n\n</think>\n\n", ANSWER),
-    "think_split": thinks("\n<", "th", "ink>so</th", "ink", ">", "\n", "George", " Orwell"),
-    "think_unopened": thinks("Okay, who wrote it?", " [1] says Orwell.\n</think>\n\n", ANSWER),
-    "think_cut": thinks("<think>\nOkay, who wrote", " it?", reason="length", text="", problem="reasoning"),
-    "think_alone": thinks("<think>Orwell?</think>", text="", problem="reasoning"),
-    "mistral": thinks("[THINK]Hm.[/THINK]", ANSWER),
-    "harmony": thinks(
+    "think": build_mode("<think>\nOkay, who", " wrote it? [1] says Orwell.\n</think>\n\nGeorge Orwell"),
+    "think_empty": build_mode("<think>\n\n</think>\n\n", ANSWER),
+    "think_split": build_mode("\n<", "th", "ink>so</th", "ink", ">", "\n", "George", " Orwell"),
+    "think_unopened": build_mode("Okay, who wrote it?", " [1] says Orwell.\n</think>\n\n", ANSWER),
+    "think_cut": build_mode("<think>\nOkay, who wrote", " it?", reason="length", text="", problem="reasoning"),
+    "think_alone": build_mode("<think>Orwell?</think>", text="", problem="reasoning"),
+    "mistral": build_mode("[THINK]Hm.[/THINK]", ANSWER),
+    "harmony": build_mode(
         "<|channel|>analysis<|message|>We need to answer.<|end|><|start|>assistant",
         "<|channel|>final<|message|>George Orwell<|return|>",
     ),
-    "harmony_cut": thinks("<|channel|>analysis<|message|>We", reason="length", text="", problem="reasoning"),
-    "harmony_without_marks": thinks("analysisWe need to answer.assistantfinal", ANSWER),
-    "no_reasoning": thinks("<thinner> is no tag", text="<thinner> is no tag"),
+    "harmony_cut": build_mode("<|channel|>analysis<|message|>We", reason="length", text="", problem="reasoning"),
+    "harmony_without_marks": build_mode("analysisWe need to answer.assistantfinal", ANSWER),
+    "no_reasoning": build_mode("<thinner> is no tag", text="<thinner> is no tag"),
     "reasoning_only": Mode(
         ({"content": None, "reasoning_content": "Okay,"}, {"content": None, "reasoning_content": " who"}),
         reason="length",
@@ -110,30 +110,30 @@ def reply_whole(mode: Mode) -> Step:
     return replies(200, {"choices": [{"index": 0, "message": message, "finish_reason": mode.reason}], **usage})
 
 
-def write(*steps: Step, settings: ChatSettings = QUICK, prompt: Prompt = PROMPT, **how: Any) -> Completion:
+def write(*steps: Step, settings: ChatSettings = QUICK, prompt: Prompt = PROMPT, **options: Any) -> Completion:
     with scripted(*steps) as server:
         writer = EndpointWriter("tiny", settings, Endpoint(server.url))
         try:
-            return writer.write([prompt], **how)[0]
+            return writer.write([prompt], **options)[0]
         finally:
             writer.close()
 
 
 @pytest.mark.parametrize("streamed", [True, False])
 @pytest.mark.parametrize("name", MODES)
-def test_an_answer_is_without_reasoning_and_a_missing_one_has_its_problem(name: str, streamed: bool) -> None:
-    mode, shown = MODES[name], []
+def test_reasoning_is_removed_and_a_missing_answer_has_a_problem(name: str, streamed: bool) -> None:
+    mode, pieces = MODES[name], []
     completion = write(
-        stream_mode(mode) if streamed else reply_whole(mode), on_text=lambda _, piece: shown.append(piece)
+        stream_mode(mode) if streamed else reply_whole(mode), on_text=lambda _, piece: pieces.append(piece)
     )
     assert completion.text == mode.text
     assert (completion.problem and completion.problem.kind) == mode.problem
     if not {"think_unopened", "harmony_without_marks", "harmony", "blank"} & {name}:
-        assert "".join(shown) == mode.text
+        assert "".join(pieces) == mode.text
     assert completion.usage.new_tokens < 10**6
 
 
-def test_a_refusal_and_a_tool_call_are_quoted() -> None:
+def test_refusal_and_tool_call_are_quoted() -> None:
     refused = write(stream_mode(MODES["refusal"])).problem
     assert refused
     assert refused.message == "the model refused to answer (I can't help with that)"
@@ -142,8 +142,8 @@ def test_a_refusal_and_a_tool_call_are_quoted() -> None:
     assert called.message == "the model called a tool (search) instead of answering"
 
 
-def test_no_stream_is_left_open_by_a_reply_that_ends_early() -> None:
-    """Python writes a line about a generator that is destroyed while it is pending."""
+def test_streams_are_closed_if_a_reply_ends_early() -> None:
+    """Python prints a warning if a pending generator is destroyed."""
     code = (
         "import sys; from rag_model.endpoint import Endpoint; "
         "from rag_model.reading.writers.chat_settings import ChatSettings; "
@@ -160,17 +160,17 @@ def test_no_stream_is_left_open_by_a_reply_that_ends_early() -> None:
         assert (run.stdout.strip(), run.stderr) == ("EndpointError", "")
 
 
-def test_events_need_no_empty_line_between_them() -> None:
+def test_events_need_no_empty_lines() -> None:
     lines = b"".join(line.rstrip() + b"\n" for line in (event("George"), event(" Orwell"), event("", "stop"), END))
     assert write(streams(lines)).text == ANSWER
 
 
 @pytest.mark.parametrize("rest", [b"data: {oops\n\n", b'data: {"error": "late"}\n\n', b"x" * (9 << 20)])
-def test_nothing_after_the_reason_of_the_end_loses_an_answer(rest: bytes) -> None:
+def test_data_after_the_finish_reason_is_ignored(rest: bytes) -> None:
     assert write(streams(event(ANSWER), event("", "stop"), rest)).text == ANSWER
 
 
-def test_reasoning_is_no_part_of_a_likelihood() -> None:
+def test_answer_with_reasoning_has_no_likelihood() -> None:
     settings = ChatSettings(logprobs=True)
     plain = write(streams(likely("George", -0.5), event("", "stop")), settings=settings)
     assert plain.log_likelihood == -0.5
@@ -181,13 +181,13 @@ def test_reasoning_is_no_part_of_a_likelihood() -> None:
 
 
 @pytest.mark.parametrize("log_p", ["-1e400", str(-(10**400)), '"low"', "[]"])
-def test_a_likelihood_that_is_no_number_is_one_sentence(log_p: str) -> None:
+def test_likelihood_that_is_no_number_is_refused(log_p: str) -> None:
     body = f'{{"choices": [{{"delta": {{"content": "a"}}, "logprobs": {{"content": [{{"logprob": {log_p}}}]}}}}]}}'
     with pytest.raises(EndpointError, match=r"^the endpoint at \S+ sent a reply that is not a chat completion"):
         write(streams(f"data: {body}\n\n".encode(), END))
 
 
-def test_a_field_that_an_endpoint_refuses_is_left_out_or_renamed() -> None:
+def test_refused_field_is_left_out_or_renamed() -> None:
     refusals = (
         replies(422, {"detail": [{"loc": ["body", "stream_options"], "msg": "Extra inputs are not permitted"}]}),
         replies(400, {"error": {"message": "Use 'max_completion_tokens' instead.", "param": "max_tokens"}}),
@@ -203,14 +203,14 @@ def test_a_field_that_an_endpoint_refuses_is_left_out_or_renamed() -> None:
     assert server.bodies[-1]["max_completion_tokens"] == 4096
 
 
-def test_an_answer_has_room_for_reasoning_in_any_context() -> None:
+def test_token_limit_has_room_for_reasoning() -> None:
     assert [ChatSettings(context=context).token_limit for context in (512, 8192, 32768, 10**6)] == [
         128, 2048, 4096, 4096
     ]  # fmt: skip
     assert ChatSettings(max_new_tokens=20_000, context=10**5).reply_limit == 20_000 * 1024
 
 
-def bombs() -> Iterator[tuple[str, bytes, str]]:
+def build_bombs() -> Iterator[tuple[str, bytes, str]]:
     zeros = b'data: {"x": "' + b"0" * (64 << 20)
     yield "zstd", ZstdCompressor().compress(zeros), "encoded as zstd"
     yield "br", b"\x00" * 99, "encoded as br"
@@ -219,20 +219,20 @@ def bombs() -> Iterator[tuple[str, bytes, str]]:
     yield "gzip", b"no gzip", "its gzip is corrupt"
 
 
-def refuse_reply(encoding: str, body: bytes, words: str) -> None:
+def refuse_reply(encoding: str, body: bytes, message: str) -> None:
     for status in (200, 500):
-        expected = words if status == 200 or words != "sent more than" else "failed"
+        expected = message if status == 200 or message != "sent more than" else "failed"
         with pytest.raises(EndpointError, match=expected):
             write(replies(status, body, Content_Encoding=encoding))
 
 
-def test_a_compressed_reply_is_bounded_while_it_is_decoded() -> None:
-    *_, warm_up = cases = [partial(refuse_reply, *bomb) for bomb in bombs()]
+def test_memory_of_a_compressed_reply_is_bounded() -> None:
+    *_, warm_up = cases = [partial(refuse_reply, *bomb) for bomb in build_bombs()]
     _, *peaks = measure_peaks(warm_up, *cases)
-    assert max(peaks) < 24 << 20, peaks  # the 4 MiB of a reply, some times
+    assert max(peaks) < 24 << 20, peaks  # several times the limit of 4 MiB for a reply
 
 
-def test_gzip_is_asked_for_and_read() -> None:
+def test_gzip_is_requested_and_decoded() -> None:
     body = gzip.compress(event("George")) + gzip.compress(event(" Orwell") + event("", "stop"))
     with scripted(streams(body, head=STREAM.replace(b"\r\n\r\n", b"\r\nContent-Encoding: gzip\r\n\r\n"))) as server:
         writer = EndpointWriter("tiny", QUICK, Endpoint(server.url))
@@ -242,13 +242,13 @@ def test_gzip_is_asked_for_and_read() -> None:
 
 
 @pytest.mark.parametrize("name", [name for name, mode in MODES.items() if mode.deltas[0].get("content")])
-def test_reasoning_is_dropped_wherever_its_text_is_split(name: str) -> None:
+def test_reasoning_is_removed_for_any_split_of_the_text(name: str) -> None:
     content = [delta["content"] for delta in MODES[name].deltas]
     if not all(isinstance(piece, str) for piece in content):
         return
     text = "".join(content)
-    whole = ReasoningFilter()
-    expected = whole.feed(text) + whole.finish()
+    unsplit = ReasoningFilter()
+    expected = unsplit.feed(text) + unsplit.finish()
     by_character = ReasoningFilter()
     assert "".join(map(by_character.feed, text)) + by_character.finish() == expected
     assert remove_reasoning(text)[0].strip() == MODES[name].text

@@ -1,4 +1,4 @@
-"""What the environment says of an endpoint, and what cannot be."""
+"""Settings of an endpoint in environment variables."""
 
 from pathlib import Path
 
@@ -8,8 +8,8 @@ from rag_model.errors import UsageError
 from rag_model.reading.writers.chat_settings import ChatSettings, TokenPrices
 
 
-def test_the_environment_sets_what_belongs_to_the_endpoint() -> None:
-    found = ChatSettings.from_environment(
+def test_settings_are_read_from_the_environment() -> None:
+    settings = ChatSettings.from_environment(
         {
             "BOOKWHEEL_LLM_CONTEXT": "2048",
             "BOOKWHEEL_LLM_PRICES": "0.15, 0.6",
@@ -21,19 +21,20 @@ def test_the_environment_sets_what_belongs_to_the_endpoint() -> None:
         },
         max_new_tokens=20,
     )
-    assert (found.context, found.prices, found.length_field) == (2048, TokenPrices(0.15, 0.6), "max_completion_tokens")
-    assert (found.tokenizer, found.whole_seconds, found.max_new_tokens) == (Path("t.json"), 7.5, 20)
-    assert (found.temperature, found.logprobs) == (None, True)
+    assert (settings.context, settings.prices) == (2048, TokenPrices(0.15, 0.6))
+    assert settings.length_field == "max_completion_tokens"
+    assert (settings.tokenizer, settings.whole_seconds, settings.max_new_tokens) == (Path("t.json"), 7.5, 20)
+    assert (settings.temperature, settings.logprobs) == (None, True)
     assert not ChatSettings.from_environment({"BOOKWHEEL_LLM_LOGPROBS": "0"}).logprobs
     assert ChatSettings.from_environment({"BOOKWHEEL_LLM_TEMPERATURE": "0.5"}).temperature == 0.5
     assert ChatSettings.from_environment({}) == ChatSettings()
 
 
 @pytest.mark.parametrize(
-    ("variable", "text", "words"),
+    ("variable", "text", "message"),
     [
         ("CONTEXT", "many", "BOOKWHEEL_LLM_CONTEXT is 'many': set it to a number"),
-        ("CONTEXT", "42", "leaves no room"),  # 10 are the answer's, 32 the format's
+        ("CONTEXT", "42", "leaves no room"),  # 10 tokens for the answer and 32 for the format
         ("TEMPERATURE", "warm", "a number, or `default`"),
         ("CONCURRENCY", "0", "concurrency is 0"),
         ("PRICES", "3", "two prices such as"),
@@ -43,13 +44,13 @@ def test_the_environment_sets_what_belongs_to_the_endpoint() -> None:
         ("LENGTH_FIELD", "max", "max_tokens or max_completion_tokens"),
     ],
 )
-def test_what_cannot_be_is_refused(variable: str, text: str, words: str) -> None:
-    with pytest.raises(UsageError, match=r"^[^\n]+$") as refused:
+def test_invalid_variable_is_refused(variable: str, text: str, message: str) -> None:
+    with pytest.raises(UsageError, match=r"^[^\n]+$") as error:
         ChatSettings.from_environment({f"BOOKWHEEL_LLM_{variable}": text})
-    assert words in str(refused.value)
+    assert message in str(error.value)
 
 
-def test_only_the_likeliest_tokens_are_repeatable() -> None:
+def test_only_temperature_0_is_repeatable() -> None:
     assert ChatSettings().is_repeatable
     assert not ChatSettings(temperature=0.7).is_repeatable
     assert not ChatSettings(temperature=None).is_repeatable

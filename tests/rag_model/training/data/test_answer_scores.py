@@ -1,4 +1,4 @@
-"""A generator's scores of answers: beside transformers, once for all runs, and refused where it is broken."""
+"""Scores that a generator gives to answers: equal to those of transformers, and computed once for all runs."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -38,63 +38,63 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_llama(tmp_path_factory.mktemp("llama"))
 
 
-def by_transformers(folder: Path, prompt: str, answer: list[int]) -> float:
-    """The log-probability of tokens after a prompt, one sequence at a time, from a model's own loss."""
+def sum_log_p_by_loss(folder: Path, prompt: str, answer: list[int]) -> float:
+    """Return the log-probability of the answer's tokens after the prompt, from the loss that transformers computes."""
     model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
-    given = tokenizer(prompt)["input_ids"]
-    ids = torch.tensor([[*given, *answer]])
-    labels = torch.tensor([[*[-100] * len(given), *answer]])
+    prompt_tokens = tokenizer(prompt)["input_ids"]
+    ids = torch.tensor([[*prompt_tokens, *answer]])
+    labels = torch.tensor([[*[-100] * len(prompt_tokens), *answer]])
     with torch.no_grad():
         return -float(model(input_ids=ids, labels=labels).loss) * len(answer)
 
 
-def test_they_are_those_of_transformers(llama: Path) -> None:
+def test_scores_equal_those_of_transformers(llama: Path) -> None:
     generator: Any = load_generator(llama, device="cpu")
     tokens = generator.tokenizer(" the king of oslo", add_special_tokens=False)["input_ids"]
-    found = score_example(generator, READING)
-    assert found.tokens == len(tokens) + 1, "the end counts"
-    for (title, text), log_p in zip(PASSAGES[:2], found.log_p[:2], strict=True):
+    scores = score_example(generator, READING)
+    assert scores.tokens == len(tokens) + 1, "the end token is scored too"
+    for (title, text), log_p in zip(PASSAGES[:2], scores.log_p[:2], strict=True):
         prompt = InstructionTemplate().template.format(title=title, text=text, question=READING.text)
-        assert log_p == pytest.approx(by_transformers(llama, prompt, [*tokens, generator.end_token]), abs=1e-3)
+        assert log_p == pytest.approx(sum_log_p_by_loss(llama, prompt, [*tokens, generator.end_token]), abs=1e-3)
 
 
-def test_a_text_goes_on_after_its_background_and_does_not_end(llama: Path) -> None:
+def test_plain_text_is_scored_without_an_end_token(llama: Path) -> None:
     generator: Any = load_generator(llama, device="cpu")
     tokens = generator.tokenizer(PLAIN.answer, add_special_tokens=False)["input_ids"]
-    found = score_example(generator, PLAIN)
-    assert found.tokens == len(tokens)
+    scores = score_example(generator, PLAIN)
+    assert scores.tokens == len(tokens)
     title, text = PASSAGES[0]
     prompt = PLAIN_TEXT_PROMPT.format(title=title, text=text, question=PLAIN.text)
-    assert found.log_p[0] == pytest.approx(by_transformers(llama, prompt, tokens), abs=1e-3)
+    assert scores.log_p[0] == pytest.approx(sum_log_p_by_loss(llama, prompt, tokens), abs=1e-3)
     bart = load_generator(llama.parent / save_bart(llama.parent / "bart"), PaperTemplate(), device="cpu")
     assert with_plain_text_prompt(bart) is bart
     assert score_example(bart, PLAIN).tokens == score_example(bart, replace(PLAIN, is_plain_text=False)).tokens - 1
 
 
-def test_no_block_is_scored_twice(store: Store, llama: Path) -> None:
+def test_recorded_block_is_not_scored_again(store: Store, llama: Path) -> None:
     generator: Any = load_generator(llama, device="cpu")
     readings = [replace(READING, id=f"q{n}", text=f"who was king {n}?") for n in range(BLOCK + 3)]
     messages = list[tuple[int, int]]()
-    found = score_answers(store, lambda: generator, "a", readings, on_progress=lambda *both: messages.append(both))
+    scores = score_answers(store, lambda: generator, "a", readings, on_progress=lambda *both: messages.append(both))
     assert messages == [(1, 2), (2, 2)]
-    assert found == [score_example(generator, reading) for reading in readings]
+    assert scores == [score_example(generator, reading) for reading in readings]
 
-    def unloadable() -> Any:
-        raise AssertionError("nothing is to be scored")
+    def fail_to_load() -> Any:
+        raise AssertionError("all blocks are recorded, so the generator is not needed")
 
-    assert score_answers(store, unloadable, "a", readings) == found, "all of it was recorded"
+    assert score_answers(store, fail_to_load, "a", readings) == scores
     store.memo = replace(store.memo, can_produce=False)
-    for identity, some in (
+    for identity, other_readings in (
         ("a", [replace(READING, answer="x")]),
         ("a", [replace(READING, passages=PASSAGES[:2])]),
         ("a", [replace(READING, is_plain_text=True)]),
         ("b", readings),
     ):
         with pytest.raises(ResultNotRecordedError):
-            score_answers(store, lambda: generator, identity, some)
+            score_answers(store, lambda: generator, identity, other_readings)
 
 
-def test_others_may_do_it(store: Store, llama: Path) -> None:
+def test_given_scorer_computes_the_blocks(store: Store, llama: Path) -> None:
     generator: Any = load_generator(llama, device="cpu")
     calls = list[ScoreBlock]()
 
@@ -102,26 +102,25 @@ def test_others_may_do_it(store: Store, llama: Path) -> None:
         calls.extend(tasks)
         return [compute_once(task, store) for task in tasks]
 
-    assert score_answers(store, lambda: generator, "a", [READING, PLAIN], scorer) == [
-        score_example(generator, one) for one in (READING, PLAIN)
-    ]
+    expected = [score_example(generator, READING), score_example(generator, PLAIN)]
+    assert score_answers(store, lambda: generator, "a", [READING, PLAIN], scorer) == expected
     (task,) = calls
     assert task.contexts == 6
     assert task.weight_bytes > 4 * sum(weights.numel() for weights in generator.module.parameters())
     assert set(task.inputs()) == {"content", "model", "code", "libraries"}
-    assert len(json.dumps(task.inputs())) < 2_000, "an element is small"
+    assert len(json.dumps(task.inputs())) < 2_000, "the inputs name files and do not contain them"
 
 
-def test_every_kind_of_generator_can_be_handed_over(store: Store, tmp_path: Path) -> None:
+def test_every_kind_of_generator_can_be_stored_for_workers(store: Store, tmp_path: Path) -> None:
     for name, save in (("bart", save_bart), ("gguf", save_gguf)):
         (tmp_path / name).mkdir()
         generator: Any = load_generator(save(tmp_path / name), device="cpu")
-        (found,) = score_answers(store, lambda one=generator: one, name, [READING])  # type: ignore[misc]
-        assert found.log_p == pytest.approx(score_example(generator, READING).log_p)
+        (scores,) = score_answers(store, lambda loaded=generator: loaded, name, [READING])  # type: ignore[misc]
+        assert scores.log_p == pytest.approx(score_example(generator, READING).log_p)
         assert put_generator(store, generator) == put_generator(store, generator)
 
 
-def test_a_broken_generator_is_refused(store: Store, llama: Path) -> None:
+def test_generator_with_scores_that_are_not_finite_is_refused(store: Store, llama: Path) -> None:
     generator: Any = load_generator(llama, device="cpu")
     with torch.no_grad():
         generator.module.lm_head.weight[3] = torch.nan

@@ -1,4 +1,4 @@
-"""A teacher's scores outlive the process that made them."""
+"""Teacher scores are cached in a file, which survives the process that computed them."""
 
 import os
 import signal
@@ -18,8 +18,8 @@ TEXTS = ["word " * number for number in range(10)]
 BLOCK = 3
 
 
-class Lengths:
-    """A teacher that counts characters, says how many pairs it has read, and may die."""
+class LengthTeacher:
+    """Scores pairs by their lengths, counts the scored pairs, and optionally kills its process at a given pair."""
 
     def __init__(self, dies_at: int | None = None) -> None:
         self.read, self.dies_at = 0, dies_at
@@ -31,41 +31,45 @@ class Lengths:
         return np.array([len(a) + len(b) + len(c) / 3 for a, b, c in zip(questions, titles, texts, strict=True)], "f4")
 
 
-def test_a_killed_process_loses_one_block_at_most(tmp_path: Path) -> None:
+def score(teacher: LengthTeacher, folder: Path, identity: str = "a", texts: list[str] = TEXTS) -> list[float]:
+    return CachedPairScorer(teacher, identity, folder, block=BLOCK).scores(QUESTIONS, TITLES, texts).tolist()
+
+
+def test_killed_process_loses_at_most_one_block(tmp_path: Path) -> None:
     killed = subprocess.run([sys.executable, __file__, tmp_path, "7"], check=False)
     assert killed.returncode == -signal.SIGKILL
-    teacher, messages = Lengths(), list[tuple[int, int]]()
-    found = CachedPairScorer(teacher, "a", tmp_path, lambda *both: messages.append(both), BLOCK).scores(
+    teacher, messages = LengthTeacher(), list[tuple[int, int]]()
+    scores = CachedPairScorer(teacher, "a", tmp_path, lambda *both: messages.append(both), BLOCK).scores(
         QUESTIONS, TITLES, TEXTS
     )
-    assert teacher.read == 10 - 2 * BLOCK, "two blocks were kept"
-    assert (found == Lengths().scores(QUESTIONS, TITLES, TEXTS)).all()
+    assert teacher.read == 10 - 2 * BLOCK, "the killed process recorded two blocks"
+    assert (scores == LengthTeacher().scores(QUESTIONS, TITLES, TEXTS)).all()
     assert messages == [(3, 10), (6, 10), (9, 10), (10, 10)]
-    before = (tmp_path / SCORES_FILE).read_bytes()
-    again = Lengths()
-    assert (CachedPairScorer(again, "a", tmp_path, block=BLOCK).scores(QUESTIONS, TITLES, TEXTS) == found).all()
-    assert (again.read, (tmp_path / SCORES_FILE).read_bytes()) == (0, before)
+    content = (tmp_path / SCORES_FILE).read_bytes()
+    second_teacher = LengthTeacher()
+    assert score(second_teacher, tmp_path) == scores.tolist()
+    assert (second_teacher.read, (tmp_path / SCORES_FILE).read_bytes()) == (0, content)
 
 
-def test_scores_of_others_are_not_taken(tmp_path: Path) -> None:
-    CachedPairScorer(Lengths(), "a", tmp_path, block=BLOCK).scores(QUESTIONS, TITLES, TEXTS)
-    other, changed = Lengths(), Lengths()
-    CachedPairScorer(other, "b", tmp_path, block=BLOCK).scores(QUESTIONS, TITLES, TEXTS)
-    CachedPairScorer(changed, "a", tmp_path, block=BLOCK).scores(QUESTIONS, TITLES, [*TEXTS[:-1], "other"])
-    assert (other.read, changed.read) == (10, 1)
+def test_scores_of_another_teacher_or_another_text_are_not_used(tmp_path: Path) -> None:
+    score(LengthTeacher(), tmp_path)
+    other_teacher, same_teacher = LengthTeacher(), LengthTeacher()
+    score(other_teacher, tmp_path, "b")
+    score(same_teacher, tmp_path, texts=[*TEXTS[:-1], "other"])
+    assert (other_teacher.read, same_teacher.read) == (10, 1)
 
 
-def test_a_damaged_line_is_scored_again(tmp_path: Path) -> None:
-    expected = CachedPairScorer(Lengths(), "a", tmp_path, block=BLOCK).scores(QUESTIONS, TITLES, TEXTS)
-    first, second, *others = (tmp_path / SCORES_FILE).read_bytes().splitlines(keepends=True)
-    (tmp_path / SCORES_FILE).write_bytes(b"".join([first, second.replace(b": [2", b": [3", 1), *others])[:-5])
-    teacher = Lengths()
-    assert (CachedPairScorer(teacher, "a", tmp_path, block=BLOCK).scores(QUESTIONS, TITLES, TEXTS) == expected).all()
-    assert teacher.read == BLOCK + 1, "the changed line, and the last, which was cut"
-    once_more = Lengths()
-    CachedPairScorer(once_more, "a", tmp_path, block=BLOCK).scores(QUESTIONS, TITLES, TEXTS)
-    assert once_more.read == 0
+def test_pair_of_a_damaged_line_is_scored_again(tmp_path: Path) -> None:
+    expected = score(LengthTeacher(), tmp_path)
+    first, second, *other_lines = (tmp_path / SCORES_FILE).read_bytes().splitlines(keepends=True)
+    (tmp_path / SCORES_FILE).write_bytes(b"".join([first, second.replace(b": [2", b": [3", 1), *other_lines])[:-5])
+    teacher = LengthTeacher()
+    assert score(teacher, tmp_path) == expected
+    assert teacher.read == BLOCK + 1, "the block of the changed line, and the pair of the truncated last line"
+    next_teacher = LengthTeacher()
+    score(next_teacher, tmp_path)
+    assert next_teacher.read == 0
 
 
 if __name__ == "__main__":
-    CachedPairScorer(Lengths(int(sys.argv[2])), "a", Path(sys.argv[1]), block=BLOCK).scores(QUESTIONS, TITLES, TEXTS)
+    score(LengthTeacher(int(sys.argv[2])), Path(sys.argv[1]))

@@ -44,16 +44,16 @@ def lines(*rows: Any) -> str:
     return "".join(json.dumps(row) + "\n" for row in rows)
 
 
-def written(path: Path, text: str) -> Path:
-    data = text.encode()
-    path.write_bytes({".gz": gzip.compress, ".xz": lzma.compress}.get(path.suffix, bytes)(data))
+def write_text(path: Path, text: str) -> Path:
+    content = text.encode()
+    path.write_bytes({".gz": gzip.compress, ".xz": lzma.compress}.get(path.suffix, bytes)(content))
     return path
 
 
 @pytest.mark.parametrize("name", ["biencoder-nq.json", "nq.json.gz", "nq.json.xz", "nq.jsonl"])
-def test_dprs_training_json(tmp_path: Path, name: str) -> None:
+def test_reads_dpr_training_files(tmp_path: Path, name: str) -> None:
     text = lines(*DPR) if name.endswith("jsonl") else json.dumps(DPR, indent=4)
-    first, second = read_examples(written(tmp_path / name, text), negatives=2)
+    first, second = read_examples(write_text(tmp_path / name, text), negatives=2)
     assert (first.id, first.question, first.answers) == ("0", "who wrote animal farm?", ("George Orwell", "Orwell"))
     assert [(positive.id, positive.title, positive.text) for positive in first.positives] == [
         ("11", "Animal Farm", "By George Orwell."),
@@ -63,14 +63,14 @@ def test_dprs_training_json(tmp_path: Path, name: str) -> None:
     assert second == Example("1", "wo?")
 
 
-def test_kilt_names_pages_and_quotes_nothing(tmp_path: Path) -> None:
-    (example,) = read_examples(written(tmp_path / "nq-dev-kilt.jsonl", lines(KILT)))
+def test_kilt_examples_have_pages_and_no_passages(tmp_path: Path) -> None:
+    (example,) = read_examples(write_text(tmp_path / "nq-dev-kilt.jsonl", lines(KILT)))
     assert example == Example("7", "who wrote animal farm?", ("Orwell", "George Orwell"), pages=("620", "11891", "5"))
 
 
 @pytest.mark.parametrize("name", ["triples.jsonl", "triples.jsonl.xz", "triples.jsonl.gz"])
-def test_triples(tmp_path: Path, name: str) -> None:
-    first, second = read_examples(written(tmp_path / name, "\ufeff" + lines(TRIPLE, {**TRIPLE, "id": "x"})))
+def test_reads_triples(tmp_path: Path, name: str) -> None:
+    first, second = read_examples(write_text(tmp_path / name, "\ufeff" + lines(TRIPLE, {**TRIPLE, "id": "x"})))
     assert first == Example("0", TRIPLE["question"], ("作者",), (build_passage("", "作者は…"),))
     assert second.id == "x"
 
@@ -83,35 +83,35 @@ def test_triples(tmp_path: Path, name: str) -> None:
         ("nq.tsv.gz", "who?\t['him', 'her']\n"),
     ],
 )
-def test_question_files_know_no_passage(tmp_path: Path, name: str, text: str) -> None:
-    assert read_examples(written(tmp_path / name, text)) == [Example("0", "who?", ("him", "her"))]
+def test_question_files_have_no_passages(tmp_path: Path, name: str, text: str) -> None:
+    assert read_examples(write_text(tmp_path / name, text)) == [Example("0", "who?", ("him", "her"))]
 
 
-def beir(folder: Path, corpus: str, qrels: str = "q1\td2\t1\nq1\td3\t2\nq1\td1\t0\n") -> Path:
+def write_beir(folder: Path, corpus: str, qrels: str = "q1\td2\t1\nq1\td3\t2\nq1\td1\t0\n") -> Path:
     (folder / "qrels").mkdir(parents=True)
     (folder / "qrels" / "train.tsv").write_text("query-id\tcorpus-id\tscore\n" + qrels)
     (folder / "queries.jsonl").write_text(lines({"_id": "q1", "text": "who?"}, {"_id": "q2", "text": "not judged"}))
-    written(folder / "corpus.jsonl", corpus)
+    write_text(folder / "corpus.jsonl", corpus)
     return folder
 
 
-def test_beir_folders(tmp_path: Path) -> None:
+def test_reads_beir_folders(tmp_path: Path) -> None:
     corpus = lines(*({"_id": f"d{n}", "title": f"T{n}", "text": f"text {n}"} for n in range(5)))
-    (example,) = read_examples(beir(tmp_path / "nq", corpus))
+    (example,) = read_examples(write_beir(tmp_path / "nq", corpus))
     assert [(positive.id, positive.page_id, positive.title) for positive in example.positives] == [
         ("d3", "d3", "T3"),
         ("d2", "d2", "T2"),
     ]
     assert example.own_document is None
     corpus += lines({"_id": "q1", "text": "who?"})
-    (counterpart,) = read_examples(beir(tmp_path / "arguana", corpus))
+    (counterpart,) = read_examples(write_beir(tmp_path / "arguana", corpus))
     assert counterpart.own_document == build_passage("", "who?", "q1")
     assert counterpart.positives == example.positives
     assert digest_examples([counterpart]) != digest_examples([example])
     with pytest.raises(InputError, match=r"corpus.jsonl lacks document 'd2', which train.tsv lists"):
-        read_examples(beir(tmp_path / "short", lines({"_id": "d3", "text": ""})))
+        read_examples(write_beir(tmp_path / "short", lines({"_id": "d3", "text": ""})))
     with pytest.raises(InputError, match=r"corpus.jsonl, line 1 is not a document in BEIR's .*\(it has no 'text'\)"):
-        read_examples(beir(tmp_path / "bare", lines({"_id": "d3"})))
+        read_examples(write_beir(tmp_path / "bare", lines({"_id": "d3"})))
 
 
 @pytest.mark.parametrize(
@@ -134,22 +134,22 @@ def test_beir_folders(tmp_path: Path) -> None:
         ("", "contains no questions"),
     ],
 )
-def test_what_is_malformed_is_refused_with_its_line(tmp_path: Path, text: str, sentence: str) -> None:
+def test_malformed_file_is_refused_with_the_line(tmp_path: Path, text: str, sentence: str) -> None:
     with pytest.raises(InputError, match=sentence):
-        read_examples(written(tmp_path / "train.jsonl", text))
+        read_examples(write_text(tmp_path / "train.jsonl", text))
 
 
 @pytest.mark.parametrize("text", ["\n" * 70_000 + lines(TRIPLE), lines(TRIPLE) + "\n" * 70_000])
-def test_masses_of_blank_lines_are_refused(tmp_path: Path, text: str) -> None:
-    path = written(tmp_path / "train.jsonl", text)
+def test_too_many_blank_lines_are_refused(tmp_path: Path, text: str) -> None:
+    path = write_text(tmp_path / "train.jsonl", text)
     with pytest.raises(InputError, match="has more than 65,536 blank lines"):
         read_examples(path)
-    folder = beir(tmp_path / "beir", text)
+    folder = write_beir(tmp_path / "beir", text)
     with pytest.raises(InputError, match=r"corpus.jsonl has more than 65,536 blank lines|not a document in BEIR's"):
         read_examples(folder)
 
 
-def test_what_is_no_text_is_one_sentence(tmp_path: Path) -> None:
+def test_unreadable_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "cut.jsonl.xz").write_bytes(lzma.compress(lines(*[TRIPLE] * 999).encode())[:-40])
     (tmp_path / "no.jsonl.gz").write_bytes(b"not gzip")
     (tmp_path / "latin.json").write_bytes(b'[{"question": "\xe9"}]')
@@ -158,19 +158,19 @@ def test_what_is_no_text_is_one_sentence(tmp_path: Path) -> None:
             read_examples(tmp_path / name)
 
 
-def test_a_digest_is_of_what_is_said(tmp_path: Path) -> None:
-    array = read_examples(written(tmp_path / "a.json", json.dumps(DPR)))
-    rows = read_examples(written(tmp_path / "b.jsonl", lines(*DPR)))
+def test_digest_does_not_depend_on_the_file_format(tmp_path: Path) -> None:
+    array = read_examples(write_text(tmp_path / "a.json", json.dumps(DPR)))
+    rows = read_examples(write_text(tmp_path / "b.jsonl", lines(*DPR)))
     assert digest_examples(array) == digest_examples(rows) != digest_examples(rows[:1])
 
 
 @given(st.lists(st.recursive(st.none() | st.integers() | st.text() | st.floats(allow_nan=False), st.lists), max_size=5))
-def test_values_of_an_array_come_as_json_reads_them(given_values: list[Any]) -> None:
-    for text in (json.dumps(given_values), json.dumps(given_values, indent=2), "\n [" + json.dumps(given_values)[1:]):
-        assert [value for _, value in iter_json_values(io.StringIO(text), "x")] == given_values
+def test_values_of_an_array_equal_those_of_json(values: list[Any]) -> None:
+    for text in (json.dumps(values), json.dumps(values, indent=2), "\n [" + json.dumps(values)[1:]):
+        assert [value for _, value in iter_json_values(io.StringIO(text), "x")] == values
 
 
-def test_a_long_array_is_read_piece_by_piece_and_its_lines_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_array_longer_than_a_chunk_is_read_with_its_line_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rag_model.training.data.examples._CHUNK_SIZE", 7)
     rows = [{"n": n, "text": "é" * n} for n in range(40)]
     text = "[\n" + ",\n".join(json.dumps(row) for row in rows) + "\n]"

@@ -46,64 +46,55 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Snapshot:
 
 def mine(snapshot: Snapshot, *examples: Example, **settings: Any) -> list[Example]:
     """Mine by BM25 in this process."""
-    return add_mined_passages({"train": examples}, snapshot, NegativesRecipe(mining=MiningSettings(**settings)))[
-        "train"
-    ]
+    recipe = NegativesRecipe(mining=MiningSettings(**settings))
+    return add_mined_passages({"train": examples}, snapshot, recipe)["train"]
 
 
 QUESTION = Example("1", "Who wrote the novella Animal Farm?", ("George Orwell",))
 
 
-def test_a_negative_never_holds_an_answer(corpus: Snapshot) -> None:
+def test_negative_never_contains_an_answer(corpus: Snapshot) -> None:
     (mined,) = mine(corpus, QUESTION)
-    assert mined.positives == (CORPUS[0],)  # the first that holds it
-    assert [negative.title for negative in mined.negatives] == [
-        "Novella",
-        "Farm",
-    ]  # and not the one that bears its name
-    (unfound,) = mine(corpus, QUESTION, find_positives=False)
-    assert unfound.negatives == mined.negatives  # nor one that nobody calls a positive
+    assert mined.positives == (CORPUS[0],)  # the first passage that contains the answer
+    titles = [negative.title for negative in mined.negatives]
+    assert titles == ["Novella", "Farm"], "the passage titled George Orwell is no negative"
+    (without_positives,) = mine(corpus, QUESTION, find_positives=False)
+    assert without_positives.negatives == mined.negatives, "a passage with the answer is no negative either way"
 
 
-def test_positives_of_ones_own_stay_and_are_no_negatives(corpus: Snapshot) -> None:
-    own = Example("1", "animal farm", ("nobody",), (CORPUS[1],))
-    (mined,) = mine(corpus, own, negatives=1)
+def test_given_positives_are_kept_and_never_negatives(corpus: Snapshot) -> None:
+    example = Example("1", "animal farm", ("Elizabeth",), (CORPUS[1],))
+    (mined,) = mine(corpus, example, negatives=1)
     assert (mined.positives, mined.negatives) == ((CORPUS[1],), (CORPUS[0],))
-    (left,) = mine(corpus, QUESTION, find_positives=False, skip=2)
-    assert (left.positives, [negative.title for negative in left.negatives]) == ((), ["Farm"])
+    (skipped,) = mine(corpus, QUESTION, find_positives=False, skip=2)
+    assert (skipped.positives, [negative.title for negative in skipped.negatives]) == ((), ["Farm"])
 
 
-def test_the_question_itself_is_no_negative(corpus: Snapshot) -> None:
-    passage = CORPUS[1]  # mined by its hash, and in a snapshot by the page of its passages
-    for own in (passage, build_passage("", "the whole article", passage.page_id)):
-        example = Example("1", "an animal farm keeps cows", positives=(CORPUS[0],), own_document=own)
+def test_own_document_is_no_negative(corpus: Snapshot) -> None:
+    passage = CORPUS[1]  # It is recognized by its hash, or by its page.
+    for own_document in (passage, build_passage("", "the whole article", passage.page_id)):
+        example = Example("1", "an animal farm keeps cows", positives=(CORPUS[0],), own_document=own_document)
         (mined,) = mine(corpus, example)
         assert mined.negatives
         assert passage not in mined.negatives
 
 
-def test_pages_that_kilt_names_hold_the_positive_and_no_negative(tmp_path: Path) -> None:
-    """FEVER's answers are labels; those of other sets are words, and a passage may hold them by chance."""
-    texts = [
-        ("1", "no Orwell"),
-        ("2", "a farm"),
-        ("7", "a pig"),
-        ("7", "by Orwell"),
-        ("3", "a novella"),
-        ("4", "a pig"),
-    ]
-    snapshot = store_passages([build_passage("", text, page=page) for page, text in texts], tmp_path / "kilt", 3)
+def test_pages_of_kilt_examples_contain_the_positive_and_no_negative(tmp_path: Path) -> None:
+    """FEVER's answers are labels; the answers of other sets are words, which a passage may contain by chance."""
+    rows = [("1", "no Orwell"), ("2", "a farm"), ("7", "a pig"), ("7", "by Orwell"), ("3", "a novella"), ("4", "a pig")]
+    snapshot = store_passages([build_passage("", text, page=page) for page, text in rows], tmp_path / "kilt", 3)
 
-    def mined(*answers: str, pages: tuple[str, ...] = ("7", "8")) -> tuple[list[str], list[str]]:
-        example, rows = Example("1", "who wrote?", answers, pages=pages), np.array([[0, 1, 2, 3, 4, 5, -1]])
-        (one,) = mine_passages([example], rows, snapshot, MiningSettings())
-        return [each.text for each in one.positives], [each.text for each in one.negatives]
+    def mine_texts(*answers: str, pages: tuple[str, ...] = ("7", "8")) -> tuple[list[str], list[str]]:
+        example, hits = Example("1", "who wrote?", answers, pages=pages), np.array([[0, 1, 2, 3, 4, 5, -1]])
+        (mined,) = mine_passages([example], hits, snapshot, MiningSettings())
+        return [passage.text for passage in mined.positives], [passage.text for passage in mined.negatives]
 
-    assert mined("Orwell") == (["by Orwell"], ["a farm", "a novella", "a pig"])
-    assert mined("SUPPORTS") == (["a pig"], ["no Orwell", "a farm", "a novella"]), "nor the same words of another page"
-    assert mined() == mined("SUPPORTS"), "of KILT's test files nothing is known but the pages"
+    assert mine_texts("Orwell") == (["by Orwell"], ["a farm", "a novella", "a pig"])
+    # The other page's passage "a pig" has the text of the positive, so it is no negative either.
+    assert mine_texts("SUPPORTS") == (["a pig"], ["no Orwell", "a farm", "a novella"])
+    assert mine_texts() == mine_texts("SUPPORTS"), "KILT's test files have only the pages"
     negatives = ["a farm", "a pig", "a novella", "a pig"]
-    assert mined("Orwell", pages=("9",)) == (["no Orwell"], negatives), "a snapshot without it"
+    assert mine_texts("Orwell", pages=("9",)) == (["no Orwell"], negatives), "the snapshot does not have page 9"
 
 
 @pytest.mark.parametrize(
@@ -114,11 +105,11 @@ def test_pages_that_kilt_names_hold_the_positive_and_no_negative(tmp_path: Path)
         Example("1", "animal farm", ("x",), (CORPUS[0],), (CORPUS[6],)),
     ],
 )
-def test_what_can_not_be_judged_or_is_complete_is_left_as_it_is(example: Example, corpus: Snapshot) -> None:
+def test_complete_or_unjudgeable_example_is_unchanged(example: Example, corpus: Snapshot) -> None:
     assert mine(corpus, example) == [example]
 
 
-def test_a_snapshot_is_mined_with_the_encoder_that_is_to_learn(snapshot: Snapshot, passages: list[Passage]) -> None:
+def test_mining_with_a_snapshot_retriever_uses_its_encoder(snapshot: Snapshot, passages: list[Passage]) -> None:
     question, recipe = Example("1", "Who wrote Animal Farm?", ("Orwell",)), NegativesRecipe("snapshot", "exact")
     (mined,) = add_mined_passages({"dev": [question]}, snapshot, recipe)["dev"]
     assert [positive.title for positive in mined.positives] == ["Animal Farm"]
@@ -126,13 +117,13 @@ def test_a_snapshot_is_mined_with_the_encoder_that_is_to_learn(snapshot: Snapsho
     assert not any(AnswerMatcher(["Orwell"]).match(negative.text) for negative in mined.negatives)
 
 
-def test_order_and_number_are_kept_over_many(corpus: Snapshot) -> None:
-    many = [Example(str(number), "animal farm", ("cows",)) for number in range(300)]
-    mined = mine(corpus, *many)
-    assert [one.id for one in mined] == [one.id for one in many]
-    assert len({one.negatives for one in mined}) == 1
+def test_many_examples_keep_their_order(corpus: Snapshot) -> None:
+    examples = [Example(str(number), "animal farm", ("cows",)) for number in range(300)]
+    mined = mine(corpus, *examples)
+    assert [example.id for example in mined] == [example.id for example in examples]
+    assert len({example.negatives for example in mined}) == 1
 
 
-def test_settings_that_contradict_are_refused() -> None:
+def test_contradictory_settings_are_refused() -> None:
     with pytest.raises(UsageError, match="give 0 <= skip < depth"):
         MiningSettings(depth=5, skip=5)

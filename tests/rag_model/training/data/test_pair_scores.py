@@ -1,4 +1,4 @@
-"""A teacher's scores by workers: those of the cross-encoder itself, and once for all trainings."""
+"""A teacher's scores computed by workers: equal to the cross-encoder's, and computed once for all trainings."""
 
 import json
 import shutil
@@ -40,16 +40,16 @@ SETTINGS = ("config.json", "tokenizer.json", "tokenizer_config.json")
 ROOT = Path(__file__).parents[4]
 WITHOUT_TORCH = """
 import importlib.metadata, sys
-class Missing:
+class MissingFinder:
     def find_spec(self, name, path=None, target=None):
         if name.partition(".")[0] in {"torch", "transformers"}:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name.partition(".")[0])
-sys.meta_path.insert(0, Missing())
-known = importlib.metadata.version
+sys.meta_path.insert(0, MissingFinder())
+get_version = importlib.metadata.version
 def version(name):
     if name in {"torch", "transformers"}:
         raise importlib.metadata.PackageNotFoundError(name)
-    return known(name)
+    return get_version(name)
 importlib.metadata.version = version
 from pathlib import Path
 from rag_model.store.store import Store
@@ -71,7 +71,7 @@ def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module", params=["model.onnx", "onnx/model.onnx"])
 def graph(request: pytest.FixtureRequest, teacher: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The teacher as an ONNX graph: of an export, without a config, and as a hub folder has it."""
+    """Return the teacher as an ONNX graph, in the layout of an export or of a hub folder."""
     folder = save_onnx(teacher, tmp_path_factory.mktemp("graph"))
     if request.param != "model.onnx":
         (folder / "onnx").mkdir()
@@ -81,7 +81,7 @@ def graph(request: pytest.FixtureRequest, teacher: Path, tmp_path_factory: pytes
 
 
 class Workers:
-    """Does blocks in this process, and keeps them."""
+    """Computes blocks in this process and records them."""
 
     def __init__(self, store: Store) -> None:
         self.store, self.blocks = store, list[ScoreBlock]()
@@ -93,66 +93,66 @@ class Workers:
         return [compute_once(block, self.store) for block in blocks]
 
 
-def test_they_are_those_of_the_cross_encoder(store: Store, teacher: Path) -> None:
+def test_scores_of_workers_equal_the_cross_encoder(store: Store, teacher: Path) -> None:
     workers, messages = Workers(store), list[tuple[int, int]]()
-    kept = WorkerPairScorer(store, teacher, "a", workers, lambda *both: messages.append(both), cpu=True, block=4)
-    found = kept.scores(*PAIRS)
-    alone = CrossEncoder.load(teacher, device="cpu").scores(*PAIRS)
-    assert found.dtype == np.float32
-    np.testing.assert_allclose(found, alone, atol=1e-4)  # other batches
+    scorer = WorkerPairScorer(store, teacher, "a", workers, lambda *both: messages.append(both), cpu=True, block=4)
+    scores = scorer.scores(*PAIRS)
+    expected = CrossEncoder.load(teacher, device="cpu").scores(*PAIRS)
+    assert scores.dtype == np.float32
+    np.testing.assert_allclose(scores, expected, atol=1e-4)  # the batches differ
     assert messages == [(4, N), (8, N), (N, N)]
     assert [block.contexts for block in workers.blocks] == [4, 4, 2]
     assert all(block.uses_gpu is False and block.stage == "teach" for block in workers.blocks)
-    whole = WorkerPairScorer(store, teacher, "a", workers, cpu=True)
-    assert whole.block == BLOCK
-    assert (whole.scores(*PAIRS) == alone).all(), "a block is a window of the cross-encoder"
-    assert not whole.scores([], [], []).size
+    large_blocks = WorkerPairScorer(store, teacher, "a", workers, cpu=True)
+    assert large_blocks.block == BLOCK
+    assert (large_blocks.scores(*PAIRS) == expected).all(), "a block has the size of the cross-encoder's batches"
+    assert not large_blocks.scores([], [], []).size
 
 
-def test_scores_of_another_dtype_are_others(store: Store, teacher: Path) -> None:
+def test_scores_depend_on_the_dtype(store: Store, teacher: Path) -> None:
     workers = Workers(store)
-    wide, narrow = (
+    float32, bfloat16 = (
         WorkerPairScorer(store, teacher, "a", workers, cpu=True, dtype=dtype).scores(*PAIRS)
         for dtype in ("float32", "bfloat16")
     )
-    assert (narrow == CrossEncoder.load(teacher, device="cpu", dtype="bfloat16").scores(*PAIRS)).all()
-    assert (narrow != wide).any()
+    assert (bfloat16 == CrossEncoder.load(teacher, device="cpu", dtype="bfloat16").scores(*PAIRS)).all()
+    assert (bfloat16 != float32).any()
     assert [block.inputs().get("dtype") for block in workers.blocks] == [None, "bfloat16"]
 
 
-def test_a_training_in_bf16_on_a_gpu_has_a_teacher_in_it(
+def test_training_in_bf16_on_a_gpu_has_a_teacher_in_bf16(
     store: Store, teacher: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: True)
     monkeypatch.setattr(torch_cross_encoder, "resolve_device", lambda _: torch.device("cpu"))
-    job: Any = Job(
-        store, None, InitialModels({TEACHER: str(teacher)}), MarginMseTraining(), {}, {TEACHER: "a"}, tmp_path
-    )  # type: ignore[arg-type]
+    origins = InitialModels({TEACHER: str(teacher)})
+    job: Any = Job(store, None, origins, MarginMseTraining(), {}, {TEACHER: "a"}, tmp_path)  # type: ignore[arg-type]
     scorer, on_workers = load_teacher(job), load_teacher(replace(job, runner=Workers(store)))
     assert isinstance(scorer, CachedPairScorer)
     assert isinstance(on_workers, WorkerPairScorer)
     assert on_workers.dtype == "bfloat16"
-    narrow = CrossEncoder.load(teacher, device="cpu", dtype="bfloat16").scores(*PAIRS)
-    assert (scorer.scores(*PAIRS) == narrow).all()
+    expected = CrossEncoder.load(teacher, device="cpu", dtype="bfloat16").scores(*PAIRS)
+    assert (scorer.scores(*PAIRS) == expected).all()
     settings = replace(job.settings, loop=replace(job.settings.loop, precision="no"))
-    assert (load_teacher(replace(job, settings=settings)).scores(*PAIRS) != narrow).any(), "the cache keeps both"
+    # The cache has the scores of both dtypes.
+    assert (load_teacher(replace(job, settings=settings)).scores(*PAIRS) != expected).any()
 
 
-def test_no_block_is_scored_twice(store: Store, teacher: Path) -> None:
-    found = WorkerPairScorer(store, teacher, "a", Workers(store), cpu=True, block=4).scores(*PAIRS)
+def test_recorded_block_is_not_scored_again(store: Store, teacher: Path) -> None:
+    scores = WorkerPairScorer(store, teacher, "a", Workers(store), cpu=True, block=4).scores(*PAIRS)
     store.memo = replace(store.memo, can_produce=False)
-    again = Workers(store)
-    kept = WorkerPairScorer(store, teacher / "absent", "a", again, cpu=True, block=4)
-    assert (kept.scores(*PAIRS) == found).all(), "all of it was recorded, and the teacher is not needed"
-    assert not any(block.model for block in again.blocks)
+    workers = Workers(store)
+    scorer = WorkerPairScorer(store, teacher / "absent", "a", workers, cpu=True, block=4)
+    assert (scorer.scores(*PAIRS) == scores).all(), "all blocks are recorded, so the teacher is not needed"
+    assert not any(block.model for block in workers.blocks)
     store.memo = replace(store.memo, can_produce=False)
     for identity, pairs in (("b", PAIRS), ("a", (QUESTIONS, TITLES, [*TEXTS[:-1], "other"]))):
         with pytest.raises(ResultNotRecordedError):
             WorkerPairScorer(store, teacher, identity, Workers(store), cpu=True, block=4).scores(*pairs)
 
 
-def test_what_is_not_finite_is_refused_and_not_recorded(store: Store, tmp_path: Path) -> None:
+def test_scores_that_are_not_finite_are_refused_and_not_recorded(store: Store, tmp_path: Path) -> None:
     broken = save_cross_encoder(tmp_path / "broken")
     weights = load_file(broken / "model.safetensors")
     save_file({**weights, "classifier.bias": weights["classifier.bias"] * np.nan}, broken / "model.safetensors")
@@ -161,7 +161,7 @@ def test_what_is_not_finite_is_refused_and_not_recorded(store: Store, tmp_path: 
     assert not [*store.files.list_names("memo/teach")]
 
 
-def test_an_element_names_files_and_holds_none(store: Store, teacher: Path) -> None:
+def test_block_names_the_files_of_the_model(store: Store, teacher: Path) -> None:
     workers = Workers(store)
     WorkerPairScorer(store, teacher, "a", workers, cpu=True).scores(*PAIRS)
     (block,) = workers.blocks
@@ -171,18 +171,18 @@ def test_an_element_names_files_and_holds_none(store: Store, teacher: Path) -> N
     assert len(repr(block)) < 2_000
 
 
-def with_weights_beside(graph: Path, out: Path) -> Path:
-    """Write a graph again, with its weights in another file."""
+def move_weights_to_file(graph: Path, out: Path) -> Path:
+    """Write a copy of a graph with its weights in a separate file."""
     shutil.copytree(graph, out)
     (file,) = out.rglob("*.onnx")
-    whole = onnx.load(str(file))
+    model = onnx.load(str(file))
     file.unlink()
-    onnx.save_model(whole, str(file), save_as_external_data=True, location="weights", size_threshold=0)
+    onnx.save_model(model, str(file), save_as_external_data=True, location="weights", size_threshold=0)
     return out
 
 
 def _job(store: Store, folder: Path, scorer: Workers, work: Path) -> Job[Any]:
-    snapshot: Any = None  # a teacher asks for none
+    snapshot: Any = None  # a teacher does not need it
     settings = MarginMseTraining()
     settings = replace(settings, loop=replace(settings.loop, cpu=True))
     return Job(
@@ -190,80 +190,77 @@ def _job(store: Store, folder: Path, scorer: Workers, work: Path) -> Job[Any]:
     )
 
 
-def test_a_graph_scores_by_workers_as_by_itself(store: Store, graph: Path, tmp_path: Path) -> None:
+def test_scores_of_a_graph_by_workers_equal_the_cross_encoder(store: Store, graph: Path, tmp_path: Path) -> None:
     workers = Workers(store)
-    found = load_teacher(_job(store, graph, workers, tmp_path)).scores(*PAIRS)
-    assert (found == CrossEncoder.load(graph, device="cpu").scores(*PAIRS)).all()
+    scores = load_teacher(_job(store, graph, workers, tmp_path)).scores(*PAIRS)
+    assert (scores == CrossEncoder.load(graph, device="cpu").scores(*PAIRS)).all()
     (block,) = workers.blocks
     assert isinstance(block, PairBlock)
     (file,) = graph.rglob("*.onnx")
-    had = [name for name in SETTINGS if (graph / name).is_file()]
-    assert {name for name, _ in block.model} == {file.relative_to(graph).as_posix(), *had}
+    settings_files = [name for name in SETTINGS if (graph / name).is_file()]
+    assert {name for name, _ in block.model} == {file.relative_to(graph).as_posix(), *settings_files}
     assert block.weight_bytes > file.stat().st_size
     assert len(repr(block)) < 2_000
     assert (block.onnx, block.uses_gpu) == (True, False)
     assert not (tmp_path / "scores.jsonl").exists()
 
 
-def test_no_block_of_a_graph_is_scored_twice(store: Store, teacher: Path, graph: Path) -> None:
-    kept = WorkerPairScorer(store, graph, "a", Workers(store), cpu=True, block=4, onnx=True)
-    found = kept.scores(*PAIRS)
+def test_recorded_block_of_a_graph_is_not_scored_again(store: Store, teacher: Path, graph: Path) -> None:
+    scorer = WorkerPairScorer(store, graph, "a", Workers(store), cpu=True, block=4, onnx=True)
+    scores = scorer.scores(*PAIRS)
     store.memo = replace(store.memo, can_produce=False)
-    assert (replace(kept, folder=graph / "absent").scores(*PAIRS) == found).all()
+    assert (replace(scorer, folder=graph / "absent").scores(*PAIRS) == scores).all()
     with pytest.raises(ResultNotRecordedError):
         WorkerPairScorer(store, teacher, "a", Workers(store), cpu=True, block=4).scores(*PAIRS)
 
 
-def test_a_folder_of_both_is_run_by_torch_on_workers_too(
+def test_workers_run_a_folder_with_weights_and_graph_in_torch(
     store: Store, teacher: Path, graph: Path, tmp_path: Path
 ) -> None:
-    both = Path(shutil.copytree(teacher, tmp_path / "both"))
-    shutil.copytree(graph, both, dirs_exist_ok=True)
+    with_both = Path(shutil.copytree(teacher, tmp_path / "both"))
+    shutil.copytree(graph, with_both, dirs_exist_ok=True)
     workers = Workers(store)
-    load_teacher(_job(store, both, workers, tmp_path)).scores(*PAIRS)
+    load_teacher(_job(store, with_both, workers, tmp_path)).scores(*PAIRS)
     (block,) = workers.blocks
     assert {name for name, _ in block.model} == {"model.safetensors", *SETTINGS}
 
 
-def test_a_graph_with_weights_in_another_file_is_scored_by_the_training(
+def test_training_itself_scores_with_a_graph_whose_weights_are_separate(
     store: Store, graph: Path, tmp_path: Path
 ) -> None:
-    beside = with_weights_beside(graph, tmp_path / "beside")
-    assert (may_have_external_data(graph), may_have_external_data(beside)) == (False, True)
+    split_graph = move_weights_to_file(graph, tmp_path / "beside")
+    assert (may_have_external_data(graph), may_have_external_data(split_graph)) == (False, True)
     workers = Workers(store)
-    scorer = load_teacher(_job(store, beside, workers, tmp_path))
+    scorer = load_teacher(_job(store, split_graph, workers, tmp_path))
     assert isinstance(scorer, CachedPairScorer)
     np.testing.assert_allclose(scorer.scores(*PAIRS), CrossEncoder.load(graph, device="cpu").scores(*PAIRS), atol=1e-4)
     assert not workers.blocks
 
 
-def test_a_limit_of_tokens_holds_on_workers(store: Store, teacher: Path, graph: Path, tmp_path: Path) -> None:
-    """It may be the tokenizer's settings alone that name it."""
+def test_workers_follow_the_token_limit(store: Store, teacher: Path, graph: Path, tmp_path: Path) -> None:
     for folder in (teacher, graph):
         short = Path(shutil.copytree(folder, tmp_path / folder.name))
         (short / "tokenizer_config.json").write_text(json.dumps({"model_max_length": 16}))
-        alone = CrossEncoder.load(short, device="cpu").scores(*PAIRS)
-        found = WorkerPairScorer(store, short, "short", Workers(store), cpu=True, onnx=runs_on_onnx(short)).scores(
-            *PAIRS
-        )
-        np.testing.assert_allclose(found, alone, atol=1e-5)
+        expected = CrossEncoder.load(short, device="cpu").scores(*PAIRS)
+        scorer = WorkerPairScorer(store, short, "short", Workers(store), cpu=True, onnx=runs_on_onnx(short))
+        np.testing.assert_allclose(scorer.scores(*PAIRS), expected, atol=1e-5)
 
 
-def test_a_block_is_known_by_the_libraries_that_score_it(store: Store) -> None:
+def test_inputs_of_a_block_contain_the_library_versions(store: Store) -> None:
     blob = store.blobs.put_bytes(b"[[],[],[]]")
-    torch, graph = PairBlock(blob, "a", 0), PairBlock(blob, "a", 0, onnx=True)
-    assert [*torch.inputs()["libraries"]] == ["torch", "transformers", "tokenizers"]
-    assert graph.inputs()["libraries"]["onnxruntime"] == onnxruntime.__version__
-    assert [*graph.inputs()["libraries"]] == ["onnxruntime", "tokenizers"]
-    assert [*torch.inputs()] == [*graph.inputs()] == ["content", "model", "code", "libraries"]
-    assert torch.uses_gpu
-    assert graph.uses_gpu == ("CUDAExecutionProvider" in onnxruntime.get_available_providers())
+    torch_block, graph_block = PairBlock(blob, "a", 0), PairBlock(blob, "a", 0, onnx=True)
+    assert [*torch_block.inputs()["libraries"]] == ["torch", "transformers", "tokenizers"]
+    assert graph_block.inputs()["libraries"]["onnxruntime"] == onnxruntime.__version__
+    assert [*graph_block.inputs()["libraries"]] == ["onnxruntime", "tokenizers"]
+    assert [*torch_block.inputs()] == [*graph_block.inputs()] == ["content", "model", "code", "libraries"]
+    assert torch_block.uses_gpu
+    assert graph_block.uses_gpu == ("CUDAExecutionProvider" in onnxruntime.get_available_providers())
 
 
-def test_a_graph_needs_no_torch(graph: Path, tmp_path: Path) -> None:
+def test_graph_needs_no_torch(graph: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-c", WITHOUT_TORCH, str(tmp_path / "store"), str(graph)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    alone = CrossEncoder.load(graph, device="cpu").scores(["who?"], ["york"], ["the king"])
-    by_workers, by_retriever = map(float, done.stdout.split())
-    assert by_workers == by_retriever == pytest.approx(float(alone[0]), abs=1e-5)
+    process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stderr
+    expected = CrossEncoder.load(graph, device="cpu").scores(["who?"], ["york"], ["the king"])
+    by_workers, by_retriever = map(float, process.stdout.split())
+    assert by_workers == by_retriever == pytest.approx(float(expected[0]), abs=1e-5)

@@ -16,9 +16,7 @@ NAMES = {"linear": "linear", "cosine": "cosine", "constant": "constant_with_warm
 
 @pytest.mark.parametrize("kind", NAMES)
 @pytest.mark.parametrize(("steps", "share"), [(20, 0.25), (20, 0.0), (7, 0.9), (1, 0.5)])
-def test_schedules_are_those_of_transformers_but_that_the_first_step_counts(
-    kind: Any, steps: int, share: float
-) -> None:
+def test_schedules_equal_transformers_except_in_the_first_step(kind: Any, steps: int, share: float) -> None:
     settings = LoopSettings(schedule=kind, warmup_share=share, learning_rate=3.0)
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=3.0)
     warmup = round(share * steps)
@@ -29,42 +27,42 @@ def test_schedules_are_those_of_transformers_but_that_the_first_step_counts(
         optimizer.step()
         peer.step()
     actual = [compute_learning_rate(settings, step, steps) for step in range(1, steps + 1)]
-    assert actual[:warmup] == pytest.approx(reference[1 : warmup + 1])  # theirs wastes the first step on a rate of 0
+    assert actual[:warmup] == pytest.approx(reference[1 : warmup + 1])  # transformers has a rate of 0 in the first step
     assert actual[warmup:] == pytest.approx(reference[warmup:steps])
     assert all(rate > 0 for rate in actual)
 
 
 @given(st.integers(1, 500), st.floats(0, 1), st.sampled_from(list(NAMES)))
-def test_a_rate_never_passes_the_highest(steps: int, share: float, kind: Any) -> None:
+def test_learning_rate_stays_within_its_maximum(steps: int, share: float, kind: Any) -> None:
     settings = LoopSettings(schedule=kind, warmup_share=share)
     rates = [compute_learning_rate(settings, step, steps) for step in range(1, steps + 1)]
     assert all(0 < rate <= settings.learning_rate for rate in rates)
 
 
-def test_epochs_become_steps() -> None:
+def test_number_of_steps_follows_from_epochs_and_batches() -> None:
     assert (
         LoopSettings(epochs=40).count_steps(batches=460, processes=1) == 18_400
-    )  # DPR's: 58,880 questions, 128 a batch
+    )  # DPR has 58,880 questions and 128 in a batch
     assert LoopSettings(epochs=3, accumulation=4).count_steps(batches=5, processes=2) == 2
     assert LoopSettings(epochs=1, accumulation=8).count_steps(batches=1, processes=1) == 1
     assert LoopSettings(max_steps=7).count_steps(batches=460, processes=1) == 7
 
 
 @pytest.mark.parametrize(
-    ("changed", "sentence"),
+    ("changes", "sentence"),
     [
         ({"epochs": 0}, "epochs of a training is 0: use 1 or more"),
         ({"learning_rate": 0.0}, "learning_rate of a training is 0.0: use more than 0"),
         ({"warmup_share": 2.0}, "warmup_share of a training is 2.0: use 1 or less"),
     ],
 )
-def test_a_wrong_setting_is_one_sentence(changed: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(UsageError) as told:
-        LoopSettings(**changed)
-    assert str(told.value) == sentence
+def test_setting_out_of_range_is_refused(changes: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(UsageError) as error:
+        LoopSettings(**changes)
+    assert str(error.value) == sentence
 
 
-def test_a_goal_is_never_reached_by_nan() -> None:
+def test_nan_is_never_better_and_any_number_is_better_than_nan() -> None:
     for larger in (True, False):
         goal = Goal("x", larger)
         assert not goal.is_better({"x": math.nan}, {"x": 1.0})

@@ -1,4 +1,4 @@
-"""A step that does not fit into the memory of a GPU runs in parts, to the same gradient."""
+"""A step that does not fit into GPU memory runs in parts, with the same gradient."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -32,7 +32,7 @@ def build_cross_encoder(folder: Path, kings: list[Example]) -> Any:
 
 
 @pytest.mark.parametrize("build", [build_dpr, build_cross_encoder])
-def test_a_step_without_memory_runs_in_parts_to_the_same_weights(
+def test_step_without_memory_runs_in_parts_to_the_same_weights(
     tiny: Path, kings: list[Example], tmp_path: Path, build: Callable[..., Any]
 ) -> None:
     weights, rows = [], []
@@ -53,7 +53,7 @@ def test_a_step_without_memory_runs_in_parts_to_the_same_weights(
     torch.testing.assert_close(weights[1], weights[0], rtol=1e-3, atol=1e-5)
 
 
-def test_a_part_is_computed_again_with_the_same_dropout(tiny: Path) -> None:
+def test_recomputed_part_has_the_same_dropout(tiny: Path) -> None:
     model: Any = TrainableEncoder.load(tiny, "question", device="cpu").whole.train()
     ids, gradients = torch.arange(5, 29).reshape(4, 6), []
 
@@ -86,17 +86,17 @@ def test_generators_compute_the_same_logits_in_parts(save: Callable[..., Path], 
     torch.testing.assert_close(logits[1], logits[0], rtol=1e-4, atol=1e-5)
 
 
-def test_a_step_that_fits_in_no_part_is_one_sentence(tiny: Path, kings: list[Example], tmp_path: Path) -> None:
+def test_step_that_never_fits_is_refused(tiny: Path, kings: list[Example], tmp_path: Path) -> None:
     task = build_dpr(tiny, kings)
     limit_rows(task.module, 0)
     with pytest.raises(ResourceError, match=r"the GPU's memory does not hold step 1: use a smaller batch_size"):
         train(task, settings(max_steps=1), tmp_path)
 
 
-def test_a_model_that_cannot_be_split_fails_at_once(tmp_path: Path) -> None:
-    class Full(LineTask):
+def test_model_that_cannot_be_split_fails_at_once(tmp_path: Path) -> None:
+    class FullMemoryTask(LineTask):
         def loss(self, batch: Any) -> Any:
             raise torch.OutOfMemoryError("CUDA out of memory.")
 
     with pytest.raises(ResourceError, match="step 1"):
-        train(Full(), settings(max_steps=1), tmp_path)
+        train(FullMemoryTask(), settings(max_steps=1), tmp_path)

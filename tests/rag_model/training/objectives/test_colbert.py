@@ -1,4 +1,4 @@
-"""The objective `colbert`: both losses by hand, weights that move, a rank that falls, folders that open again."""
+"""The objective `colbert`: both losses, training steps, and the saved model."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -21,10 +21,10 @@ WORDS = ["river", "king", "music", "war", "theory", "city"]
 RECIPE = ColbertRecipe(dim=16, question_length=12, passage_length=24, batch_size=3, seed=1)
 
 
-def examples() -> list[Example]:
-    """Six questions; the negatives of each are other questions' positives, which do not answer."""
+def build_examples() -> list[Example]:
+    """Return six questions; the negatives of each are positives of other questions."""
     pairs = zip(WORDS, WORDS[1:] + WORDS[:1], strict=True)
-    texts = [build_passage("", f"the {word} of the {other} was in a city.") for word, other in pairs]
+    texts = [build_passage("", f"the {word} of the {next_word} was in a city.") for word, next_word in pairs]
     return [
         Example(str(n), f"who wrote {word}?", ("x",), (texts[n],), (texts[n - 1], texts[n - 2], texts[n - 3]))
         for n, word in enumerate(WORDS)
@@ -32,108 +32,109 @@ def examples() -> list[Example]:
 
 
 @pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def marked_bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_marked_bert(tmp_path_factory.mktemp("late") / "plain")
 
 
-def task(folder: Path, recipe: ColbertRecipe = RECIPE, some: list[Example] | None = None) -> ColbertTask:
-    return ColbertTask(InitialColbert.load(folder, recipe, device="cpu"), some or examples(), examples(), recipe)
+def load_task(folder: Path, recipe: ColbertRecipe = RECIPE, examples: list[Example] | None = None) -> ColbertTask:
+    encoder = InitialColbert.load(folder, recipe, device="cpu")
+    return ColbertTask(encoder, examples or build_examples(), build_examples(), recipe)
 
 
-def test_the_loss_in_the_batch_is_the_likelihood_of_the_positives(plain: Path) -> None:
-    own = task(plain)
-    own.module.eval()
-    batch = build_list_batch(examples()[:3], 1, None)
-    loss, measures = own.loss(batch)
-    encoder = own.encoder()
-    query_vectors = torch.from_numpy(encoder.encode_questions([example.question for example in examples()[:3]]))
-    read = encoder.encode_passages([""] * 6, [one.text for one in batch.list_pairs()[1]])
-    rows = [torch.from_numpy(read.vectors[a:b]) for a, b in zip(read.offsets[:-1], read.offsets[1:], strict=True)]
+def test_in_batch_loss_is_the_cross_entropy_of_the_positives(marked_bert: Path) -> None:
+    task = load_task(marked_bert)
+    task.module.eval()
+    batch = build_list_batch(build_examples()[:3], 1, None)
+    loss, measures = task.loss(batch)
+    encoder = task.encoder()
+    query_vectors = torch.from_numpy(encoder.encode_questions([example.question for example in build_examples()[:3]]))
+    tokens = encoder.encode_passages([""] * 6, [passage.text for passage in batch.list_pairs()[1]])
+    rows = [torch.from_numpy(tokens.vectors[a:b]) for a, b in zip(tokens.offsets[:-1], tokens.offsets[1:], strict=True)]
     scores = torch.stack([torch.stack([(q @ r.T).max(1).values.sum() for r in rows]) for q in query_vectors])
-    hashes = [one.hash for one in batch.list_pairs()[1]]
-    for row, gold in enumerate((0, 2, 4)):  # the same passage elsewhere in the batch is no negative
-        for place, key in enumerate(hashes):
-            if place != gold and key == hashes[gold]:
-                scores[row, place] = -torch.inf
+    hashes = [passage.hash for passage in batch.list_pairs()[1]]
+    for row, gold in enumerate((0, 2, 4)):  # An equal passage elsewhere in the batch is no negative.
+        for column, key in enumerate(hashes):
+            if column != gold and key == hashes[gold]:
+                scores[row, column] = -torch.inf
     expected = torch.nn.functional.cross_entropy(scores, torch.tensor([0, 2, 4]))
     assert float(loss.detach()) == pytest.approx(float(expected), rel=1e-4)
     assert set(measures) == {"accuracy", "in_batch"}
 
 
-def test_a_teacher_adds_the_divergence_of_whole_lists(plain: Path, tmp_path: Path) -> None:
+def test_teacher_adds_the_distillation_loss_of_whole_lists(marked_bert: Path, tmp_path: Path) -> None:
     teacher = CrossEncoder.load(save_cross_encoder(tmp_path / "teacher"), device="cpu")
-    some = add_teacher_scores(examples(), teacher, 3)
-    both = task(plain, RECIPE, some)
-    assert all(batch.lengths == [4] * 3 for batch in both.batches(0))
-    loss, measures = both.loss(both.batches(0)[0])
+    scored = add_teacher_scores(build_examples(), teacher, 3)
+    both_losses = load_task(marked_bert, RECIPE, scored)
+    assert all(batch.lengths == [4] * 3 for batch in both_losses.batches(0))
+    loss, measures = both_losses.loss(both_losses.batches(0)[0])
     assert float(loss.detach()) == pytest.approx(
         float(measures["in_batch"]) + float(measures["distillation"]), rel=1e-5
     )
-    alone = task(plain, replace(RECIPE, in_batch=False), some)
-    loss, measures = alone.loss(alone.batches(0)[0])
+    distillation_only = load_task(marked_bert, replace(RECIPE, in_batch=False), scored)
+    loss, measures = distillation_only.loss(distillation_only.batches(0)[0])
     assert float(loss.detach()) == pytest.approx(float(measures["distillation"]), rel=1e-6)
 
 
-def test_weights_move_and_the_rank_falls(plain: Path, tmp_path: Path) -> None:
+def test_training_steps_improve_the_rank(marked_bert: Path, tmp_path: Path) -> None:
     torch.manual_seed(0)
-    own = task(plain)
-    before, rank = own.module.linear.weight.detach().clone(), own.evaluate()["average_rank"]
+    task = load_task(marked_bert)
+    initial_weights, rank = task.module.linear.weight.detach().clone(), task.evaluate()["average_rank"]
     optimizer = torch.optim.Adam(
-        [parameter for parameter in own.module.parameters() if parameter.requires_grad], lr=2e-3
+        [parameter for parameter in task.module.parameters() if parameter.requires_grad], lr=2e-3
     )
     for epoch in range(8):
-        for batch in own.batches(epoch):
+        for batch in task.batches(epoch):
             optimizer.zero_grad()
-            own.loss(batch)[0].backward()
+            task.loss(batch)[0].backward()
             optimizer.step()
-    own.module.eval()
-    assert not torch.equal(before, own.module.linear.weight)
-    assert own.evaluate()["average_rank"] < rank
-    own.save(tmp_path / "model")
-    again = TokenEncoder.load(tmp_path / "model" / "colbert", device="cpu", dtype="float32")
-    assert (again.encode_questions(["who?"]) == own.encoder().encode_questions(["who?"])).all()
-    assert again.spec == TokenSpec(question_length=12, passage_length=24)
+    task.module.eval()
+    assert not torch.equal(initial_weights, task.module.linear.weight)
+    assert task.evaluate()["average_rank"] < rank
+    task.save(tmp_path / "model")
+    saved = TokenEncoder.load(tmp_path / "model" / "colbert", device="cpu", dtype="float32")
+    assert (saved.encode_questions(["who?"]) == task.encoder().encode_questions(["who?"])).all()
+    assert saved.spec == TokenSpec(question_length=12, passage_length=24)
 
 
-def test_a_colbert_goes_on_as_it_was(tmp_path: Path) -> None:
+def test_training_starts_from_an_existing_colbert(tmp_path: Path) -> None:
     folder = save_colbert(tmp_path / "colbert")
-    own = task(folder)
+    task = load_task(folder)
     expected = TokenEncoder.load(folder, device="cpu", dtype="float32")
-    assert (own.encoder().encode_questions(["who?"]) == expected.encode_questions(["who?"])).all()
+    assert (task.encoder().encode_questions(["who?"]) == expected.encode_questions(["who?"])).all()
 
 
-def test_equal_epochs_have_equal_batches(plain: Path) -> None:
-    one, two = task(plain), task(plain)
-    assert one.batches(3) == two.batches(3) != one.batches(4)
-    assert one.recipe() == two.recipe()
+def test_batches_depend_on_the_epoch_alone(marked_bert: Path) -> None:
+    first, second = load_task(marked_bert), load_task(marked_bert)
+    assert first.batches(3) == second.batches(3) != first.batches(4)
+    assert first.recipe() == second.recipe()
 
 
-def test_what_cannot_be_trained_is_refused(plain: Path, tmp_path: Path) -> None:
+def test_invalid_models_and_recipes_are_refused(marked_bert: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"has no token '\[unused0\]'"):
-        task(save_bert(tmp_path / "unmarked"))
+        load_task(save_bert(tmp_path / "unmarked"))
     with pytest.raises(UsageError, match="name a --teacher"):
-        task(plain, ColbertRecipe(in_batch=False))
-    for wrong in ({"dim": 12}, {"ways": 1}, {"batch_size": 0}):
+        load_task(marked_bert, ColbertRecipe(in_batch=False))
+    for values in ({"dim": 12}, {"ways": 1}, {"batch_size": 0}):
         with pytest.raises(UsageError):
-            ColbertRecipe(**wrong)  # type: ignore[arg-type]
+            ColbertRecipe(**values)  # type: ignore[arg-type]
     assert get_objective("colbert").result.parts == {"colbert"}
 
 
 @pytest.mark.parametrize("passages_at_once", [1, 2, 4])
-def test_passages_in_parts_give_the_gradient_of_the_whole(plain: Path, passages_at_once: int) -> None:
-    taught = [replace(example, scores=(3.0, 1.0, 0.5, 0.2)) for example in examples()]
-    whole, split = (
-        task(plain, replace(RECIPE, ways=3, passages_at_once=size), taught)
+def test_passages_in_parts_give_the_same_gradient(marked_bert: Path, passages_at_once: int) -> None:
+    scored = [replace(example, scores=(3.0, 1.0, 0.5, 0.2)) for example in build_examples()]
+    unsplit, split = (
+        load_task(marked_bert, replace(RECIPE, ways=3, passages_at_once=size), scored)
         for size in (RECIPE.passages_at_once, passages_at_once)
     )
     gradients = []
-    for own in (whole, split):
-        own.module.eval()
-        loss, measures = own.loss(build_list_batch(taught[:3], 2, None))
+    for task in (unsplit, split):
+        task.module.eval()
+        loss, measures = task.loss(build_list_batch(scored[:3], 2, None))
         assert {"distillation", "in_batch"} <= set(measures)
         loss.backward()
-        named = own.module.named_parameters()
-        gradients.append({name: one.grad for name, one in named if one.grad is not None})
+        parameters = task.module.named_parameters()
+        gradients.append({name: parameter.grad for name, parameter in parameters if parameter.grad is not None})
     assert gradients[0].keys() == gradients[1].keys()
     for name, gradient in gradients[0].items():
         torch.testing.assert_close(gradients[1][name], gradient, rtol=1e-4, atol=1e-6, msg=name)

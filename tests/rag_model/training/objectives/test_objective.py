@@ -1,4 +1,4 @@
-"""Objectives by name: ours, those that real package metadata registers, and what is wrong with some of them."""
+"""Objectives by name: built-in ones, and those that the metadata of installed packages registers."""
 
 import shutil
 from pathlib import Path
@@ -11,22 +11,21 @@ from rag_model.training.objectives.objective import OBJECTIVES, get_objective, l
 
 ROOT = Path(__file__).parents[4]
 RAG = ("rag-sequence", "rag-token", "rag-end2end", "ra-dit", "ict", "realm")
-OURS = ("dpr", "colbert", "cross-encoder", "margin-mse", "sidr", "openrag", *RAG)
+BUILT_IN = ("dpr", "colbert", "cross-encoder", "margin-mse", "sidr", "openrag", *RAG)
 
 
 def install(folder: Path, package: str, monkeypatch: pytest.MonkeyPatch, **points: str) -> None:
-    """Put a package's metadata on the path: entry points by name."""
-    about = folder / package / f"{package}-1.0.dist-info"
-    about.mkdir(parents=True)
-    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
+    """Put the metadata of a package with these entry points on the path."""
+    dist_info = folder / package / f"{package}-1.0.dist-info"
+    dist_info.mkdir(parents=True)
+    (dist_info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
     lines = [f"{name.replace('_', '-')} = {value}" for name, value in points.items()]
-    (about / "entry_points.txt").write_text("\n".join(["[bookwheel.objectives]", *lines, ""]))
+    (dist_info / "entry_points.txt").write_text("\n".join(["[bookwheel.objectives]", *lines, ""]))
     monkeypatch.syspath_prepend(str(folder / package))
 
 
 @pytest.fixture(autouse=True)
-def nothing_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What an earlier test's packages brought is forgotten."""
+def forget_loaded_objectives(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(OBJECTIVES, "_loaded", {})
 
 
@@ -38,19 +37,19 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install(tmp_path, "toy", monkeypatch, toy="toy_for_registry:TOY")
 
 
-def test_ours_are_known_without_any_metadata() -> None:
-    assert list_objective_names() == OURS
-    assert [objective.name for objective in list_objectives()] == list(OURS)
+def test_built_in_objectives_need_no_metadata() -> None:
+    assert list_objective_names() == BUILT_IN
+    assert [objective.name for objective in list_objectives()] == list(BUILT_IN)
     assert get_objective("dpr") is DPR
-    with pytest.raises(UsageError, match=f"no objective 'toy': choose one of {', '.join(OURS)}"):
+    with pytest.raises(UsageError, match=f"no objective 'toy': choose one of {', '.join(BUILT_IN)}"):
         get_objective("toy")
 
 
 @pytest.mark.usefixtures("toy")
-def test_others_come_after_ours_and_are_what_their_module_holds() -> None:
-    assert list_objective_names() == (*OURS, "toy")
-    found = get_objective("toy")
-    assert (found.name, found.summary, found.defaults(unit_vectors=True), found.version) == (
+def test_registered_objectives_come_after_the_built_in_ones() -> None:
+    assert list_objective_names() == (*BUILT_IN, "toy")
+    toy = get_objective("toy")
+    assert (toy.name, toy.summary, toy.defaults(unit_vectors=True), toy.version) == (
         "toy",
         "a bag of words",
         {},
@@ -59,14 +58,14 @@ def test_others_come_after_ours_and_are_what_their_module_holds() -> None:
 
 
 @pytest.mark.usefixtures("toy")
-def test_no_package_takes_the_place_of_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_package_cannot_replace_a_built_in_objective(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install(tmp_path, "other", monkeypatch, dpr="toy_for_registry:TOY")
-    assert list_objective_names() == (*OURS, "toy")
+    assert list_objective_names() == (*BUILT_IN, "toy")
     assert get_objective("dpr") is DPR
 
 
 @pytest.mark.usefixtures("toy")
-def test_two_packages_with_one_name_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_name_that_two_packages_register_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install(tmp_path, "twin", monkeypatch, toy="another:TOY")
     with pytest.raises(InputError, match="registered by another:TOY and by toy_for_registry:TOY: uninstall one"):
         get_objective("toy")
@@ -74,7 +73,7 @@ def test_two_packages_with_one_name_are_refused(tmp_path: Path, monkeypatch: pyt
 
 @pytest.mark.usefixtures("toy")
 @pytest.mark.parametrize(
-    ("value", "why"),
+    ("value", "reason"),
     [
         ("no_such_module:TOY", "cannot be imported .*No module named 'no_such_module'"),
         ("toy_for_registry:NONE", "cannot be imported .*NONE"),
@@ -82,11 +81,11 @@ def test_two_packages_with_one_name_are_refused(tmp_path: Path, monkeypatch: pyt
         ("toy_for_registry:TOY", "has the name 'toy': register it by that name"),
     ],
 )
-def test_a_broken_one_is_named_and_the_others_work(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, value: str, why: str
+def test_broken_objective_is_named_and_the_others_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, value: str, reason: str
 ) -> None:
     install(tmp_path, "broken", monkeypatch, broken=value)
-    with pytest.raises(InputError, match=f"objective 'broken' .*{why}"):
+    with pytest.raises(InputError, match=f"objective 'broken' .*{reason}"):
         get_objective("broken")
-    assert [objective.name for objective in list_objectives()] == [*OURS, "toy"]
+    assert [objective.name for objective in list_objectives()] == [*BUILT_IN, "toy"]
     assert "objective 'broken'" in caplog.text
