@@ -16,7 +16,6 @@ import re
 import unicodedata
 from collections.abc import Iterable, Sequence
 from functools import cache, lru_cache
-from itertools import groupby
 from typing import Any
 
 from rag_model.errors import InputError
@@ -38,21 +37,13 @@ _STOP_WORD_SET = frozenset(_STOP_WORDS.split())
 
 @cache
 def _build_token_pattern() -> re.Pattern[str]:
-    word_class = _build_character_class("LNM")
-    blank_class = _build_character_class("ZC")
+    # The first letter of each character's Unicode category, such as "L" for letters.
+    categories = "".join(unicodedata.category(character)[0] for character in map(chr, range(0x110000)))
+    word_class, blank_class = (
+        "".join(rf"\U{run.start():08x}-\U{run.end() - 1:08x}" for run in re.finditer(f"[{letters}]+", categories))
+        for letters in ("LNM", "ZC")
+    )
     return re.compile(f"[{word_class}]+|[^{blank_class}]")
-
-
-def _build_character_class(major_categories: str) -> str:
-    """Return ranges for a character class of `re` that match all characters whose major Unicode
-    category, such as "L" or "N", is in `major_categories`.
-    """
-    code_points = (code for code in range(0x110000) if unicodedata.category(chr(code))[0] in major_categories)
-    ranges = []
-    for _, code_run in groupby(enumerate(code_points), key=lambda pair: pair[1] - pair[0]):
-        run_code_points = [code for _, code in code_run]
-        ranges.append(f"\\U{run_code_points[0]:08x}-\\U{run_code_points[-1]:08x}")
-    return "".join(ranges)
 
 
 def tokenize(text: str) -> list[str]:
