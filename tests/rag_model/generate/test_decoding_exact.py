@@ -51,7 +51,7 @@ DECODE = {"token": decode_token, "sequence": decode_sequence}
 @pytest.mark.parametrize("kind", ["token", "sequence"])
 @pytest.mark.parametrize("penalty", [0.0, 1.0, -0.5])
 @given(seed=SEEDS, k=st.integers(1, 3))
-@settings(max_examples=30, derandomize=True)
+@settings(max_examples=12, derandomize=True)
 def test_search_with_a_beam_for_every_answer_finds_the_best(kind: str, penalty: float, seed: int, k: int) -> None:
     generator = TabledGenerator(seed)
     log_prior = draw_priors(2, k, seed)
@@ -77,7 +77,7 @@ def test_table_contains_probabilities() -> None:
 
 
 @given(seed=SEEDS, beams=st.integers(1, 4), penalty=st.sampled_from([0.0, 1.0]), k=st.integers(1, 3))
-@settings(max_examples=40, derandomize=True)
+@settings(max_examples=16, derandomize=True)
 def test_beam_search_equals_a_plain_one(seed: int, beams: int, penalty: float, k: int) -> None:
     """The search drops finished rows and hopeless answers early; the plain one keeps all to the end."""
     generator = TabledGenerator(seed, end_bias=1.0)
@@ -109,7 +109,7 @@ def search_plainly(
 
 
 @given(seed=SEEDS, beams=st.integers(1, 3), k=st.integers(1, 4))
-@settings(max_examples=30, derandomize=True)
+@settings(max_examples=12, derandomize=True)
 def test_thorough_and_fast_modes_follow_the_paper(seed: int, beams: int, k: int) -> None:
     generator = TabledGenerator(seed, end_bias=1.0)
     log_prior = draw_priors(1, k, seed)

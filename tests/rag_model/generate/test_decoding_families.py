@@ -63,7 +63,7 @@ def test_likelihood_and_posterior_equal_teacher_forcing(
 def test_greedy_search_in_blocks_equals_beam_search(generator: Generator, sampling: Sampling | None, k: int) -> None:
     passages = [[Passage("", "", 1, "T", "", text, 0, 1, "") for text in TEXTS[:k]]] * len(QUESTIONS)
     contexts = generator.encode_contexts(QUESTIONS, passages)
-    prior, settings = SCORES[:, :k].log_softmax(-1), DecodingSettings(max_new_tokens=11, sampling=sampling)
+    prior, settings = SCORES[:, :k].log_softmax(-1), DecodingSettings(max_new_tokens=7, sampling=sampling)
 
     def propose() -> ProposeTokens:
         streams = create_random_streams(range(len(QUESTIONS)))

@@ -62,7 +62,7 @@ def list_positions(case: Case, row: int) -> range:
     return range(int(case.mask[row].sum()))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(draw_cases())
 def test_rag_sequence_is_the_sum_over_passages_of_whole_answers(case: Case) -> None:
     log_p, _ = target_log_p(case.logits, case.targets)
@@ -79,7 +79,7 @@ def test_rag_sequence_is_the_sum_over_passages_of_whole_answers(case: Case) -> N
     assert result.tokens is None
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(draw_cases())
 def test_rag_token_is_the_product_of_mixtures(case: Case) -> None:
     log_p, _ = target_log_p(case.logits, case.targets)

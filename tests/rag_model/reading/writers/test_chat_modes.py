@@ -150,14 +150,14 @@ def test_streams_are_closed_if_a_reply_ends_early() -> None:
         "from rag_model.reading.writers.endpoint import EndpointWriter; "
         "from rag_model.reading.writers.writer import Prompt; "
         "writer = EndpointWriter('tiny', ChatSettings(tries=1), Endpoint(sys.argv[1]))\n"
-        "try: writer.write([Prompt('', 'who?')])\n"
-        "except Exception as error: print(type(error).__name__)\n"
+        "for _ in range(3):\n"
+        "    try: writer.write([Prompt('', 'who?')])\n"
+        "    except Exception as error: print(type(error).__name__)\n"
         "writer.close()"
     )
-    for step in (replies(200, b"<html>"), replies(500, b"<html>"), streams(event("a"), b"data: {\n\n")):
-        with scripted(step) as server:
-            run = subprocess.run([sys.executable, "-c", code, server.url], capture_output=True, text=True, check=True)
-        assert (run.stdout.strip(), run.stderr) == ("EndpointError", "")
+    with scripted(replies(200, b"<html>"), replies(500, b"<html>"), streams(event("a"), b"data: {\n\n")) as server:
+        run = subprocess.run([sys.executable, "-c", code, server.url], capture_output=True, text=True, check=True)
+    assert (run.stdout.split(), run.stderr) == (["EndpointError"] * 3, "")
 
 
 def test_events_need_no_empty_lines() -> None:
@@ -211,7 +211,7 @@ def test_token_limit_has_room_for_reasoning() -> None:
 
 
 def build_bombs() -> Iterator[tuple[str, bytes, str]]:
-    zeros = b'data: {"x": "' + b"0" * (64 << 20)
+    zeros = b'data: {"x": "' + b"0" * (32 << 20)
     yield "zstd", ZstdCompressor().compress(zeros), "encoded as zstd"
     yield "br", b"\x00" * 99, "encoded as br"
     yield "deflate", b"\x00" * 99, "encoded as deflate"
