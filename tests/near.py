@@ -1,7 +1,7 @@
-"""Print the tests near what changed since a commit, for `make test-near`.
+"""Print the tests of the files that have changed since a commit, for `make test-near`.
 
 `python tests/near.py [COMMIT]`, by default HEAD. The tests of `rag_model/store/diff.py` are
-`tests/rag_model/store/test_diff.py`, or where there is no such file all of `tests/rag_model/store`.
+`tests/rag_model/store/test_diff.py`, or all of `tests/rag_model/store` if there is no such file.
 """
 
 import subprocess
@@ -36,7 +36,7 @@ def find_tests(changed: Path) -> Path | None:
 
 
 def list_near_tests(commit: str = "HEAD") -> list[Path]:
-    """Return the tests near what changed, in order, without files of folders that are there too."""
+    """Return the tests of changed files in order, without files in listed folders."""
     tests = {test for test in map(find_tests, list_changed_files(commit)) if test is not None}
     return sorted({test for test in tests if not tests & {*test.parents}} | {*ALWAYS})
 

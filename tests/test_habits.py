@@ -1,4 +1,4 @@
-"""What surrounds the code: the lock of versions, the hooks before a commit, the service that runs the gate."""
+"""Tests of the files around the code: the lock of versions, the commit hooks and the workflow that runs the gate."""
 
 import re
 import shlex
@@ -16,24 +16,26 @@ from packaging.version import Version
 ROOT = Path(__file__).parents[1]
 LOCK = (ROOT / "requirements.lock").read_text(encoding="utf-8")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-UNLOCKED = {"bookwheel", "torch", "faiss-gpu"}  # `make lock` leaves these out: the machine decides which build is right
-WANTED = [
-    wanted
-    for wanted in map(Requirement, chain(PROJECT["dependencies"], *PROJECT["optional-dependencies"].values()))
-    if wanted.name not in UNLOCKED
+UNLOCKED = {"bookwheel", "torch", "faiss-gpu"}  # `make lock` omits them, because their build depends on the machine
+REQUIREMENTS = [
+    requirement
+    for requirement in map(Requirement, chain(PROJECT["dependencies"], *PROJECT["optional-dependencies"].values()))
+    if requirement.name not in UNLOCKED
 ]
 
 
 def test_the_lock_has_every_dependency_in_its_range() -> None:
-    for wanted in WANTED:
-        locked = re.findall(rf"^{re.escape(canonicalize_name(wanted.name))}==([^\s;]+)", LOCK, re.MULTILINE)
-        assert locked, f"requirements.lock does not have {wanted.name}: run `make lock`"
-        assert all(Version(one) in wanted.specifier for one in locked), f"{wanted} is not {locked}: run `make lock`"
+    for requirement in REQUIREMENTS:
+        locked = re.findall(rf"^{re.escape(canonicalize_name(requirement.name))}==([^\s;]+)", LOCK, re.MULTILINE)
+        assert locked, f"requirements.lock does not have {requirement.name}: run `make lock`"
+        assert all(Version(version) in requirement.specifier for version in locked), (
+            f"{requirement} is not {locked}: run `make lock`"
+        )
 
 
 def test_every_locked_file_has_a_hash_and_no_address() -> None:
     packages = re.split(r"\n(?=\S)", LOCK.split("\n", 2)[2].strip())
-    assert len(packages) > len(WANTED)
+    assert len(packages) > len(REQUIREMENTS)
     for package in packages:
         assert re.match(r"[a-z0-9-]+==\S+ ", package)
         assert "--hash=sha256:" in package
@@ -42,7 +44,7 @@ def test_every_locked_file_has_a_hash_and_no_address() -> None:
 
 def test_hooks_are_tools_of_the_project() -> None:
     config = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8"))
-    assert [one["repo"] for one in config["repos"]] == ["local"]
+    assert [repository["repo"] for repository in config["repos"]] == ["local"]
     entries = [shlex.split(hook["entry"]) for hook in config["repos"][0]["hooks"]]
     assert [entry[0] for entry in entries] == [".venv/bin/ruff", ".venv/bin/ruff", ".venv/bin/pytest"]
     assert all((ROOT / word).exists() for entry in entries for word in entry if word.startswith("tests/"))
@@ -51,6 +53,6 @@ def test_hooks_are_tools_of_the_project() -> None:
 def test_the_workflow_runs_the_gate() -> None:
     file = ROOT / ".github/workflows/ci.yml"
     command = [Path(sys.executable).with_name("check-jsonschema"), "--builtin-schema", "vendor.github-workflows", file]
-    checked = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert checked.returncode == 0, checked.stdout
+    process = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stdout
     assert ".ci/run" in [step.get("run") for step in yaml.safe_load(file.read_text())["jobs"]["gate"]["steps"]]

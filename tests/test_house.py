@@ -1,50 +1,51 @@
-"""The house rules that a tool can check."""
+"""The code follows the rules of the project that a tool can check."""
 
 import ast
 import functools
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
-PACKAGES = ("flows", "beam_jobs", "rag_model")
-FILES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
+import pytest
+
+from tests.test_language import FILES, ROOT, list_nodes
+
+pytestmark = pytest.mark.xdist_group("language")
 
 
-@functools.cache
-def _tree(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"))
+def _list_calls(path: Path, names: set[str]) -> list[ast.Call]:
+    """Return the calls of attributes with these names."""
+    calls = [node for node in list_nodes(path) if isinstance(node, ast.Call)]
+    return [call for call in calls if isinstance(call.func, ast.Attribute) and call.func.attr in names]
 
 
-def _calls(path: Path) -> list[ast.Call]:
-    return [node for node in ast.walk(_tree(path)) if isinstance(node, ast.Call)]
-
-
-def test_every_module_says_what_it_is_for() -> None:
+def test_every_module_has_a_docstring() -> None:
     for path in FILES:
-        tree = _tree(path)
-        assert ast.get_docstring(tree) or not tree.body, f"{path.relative_to(ROOT)} does not say what it is for"
+        module = list_nodes(path)[0]
+        assert isinstance(module, ast.Module)
+        assert ast.get_docstring(module) or not module.body, f"{path.relative_to(ROOT)} has no docstring"
 
 
 def test_benchmarks_import_names_that_exist() -> None:
-    """No test runs most of them, and the type checker leaves them out."""
-    missing = []
+    """No test runs most benchmarks, and the type checker does not check them."""
+    missing_names = []
     for path in sorted((ROOT / "tests" / "benchmarks").glob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in list_nodes(path):
             if isinstance(node, ast.ImportFrom) and node.module:
                 folder = ROOT if (ROOT / node.module.partition(".")[0]).is_dir() else path.parent
                 module = folder.joinpath(*node.module.split("."))
                 file = module.with_suffix(".py") if module.with_suffix(".py").exists() else module / "__init__.py"
                 if module.parent.is_dir() and (folder == ROOT or file.exists()):
-                    known = _list_names(file) | {inner.stem for inner in module.glob("*")}
-                    missing += [
-                        f"{path.name}: {node.module}.{name.name}" for name in node.names if name.name not in known
+                    names = _list_names(file) | {inner.stem for inner in module.glob("*")}
+                    missing_names += [
+                        f"{path.name}: {node.module}.{alias.name}" for alias in node.names if alias.name not in names
                     ]
-    assert missing == []
+    assert missing_names == []
 
 
+@functools.cache
 def _list_names(file: Path) -> set[str]:
     """Return all names that a module defines or imports; none if there is no such file."""
     names = set[str]()
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))) if file.exists() else ():
+    for node in list_nodes(file) if file.exists() else ():
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             names.add(node.name)
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
@@ -54,12 +55,11 @@ def _list_names(file: Path) -> set[str]:
     return names
 
 
-def test_nothing_reads_pickles() -> None:
+def test_no_code_reads_pickles() -> None:
     for path in FILES:
-        nodes = ast.walk(_tree(path))
-        names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+        names = {alias.name for node in list_nodes(path) if isinstance(node, ast.Import) for alias in node.names}
         assert not names & {"pickle", "dill", "cloudpickle", "joblib", "shelve"}, path
-        for call in _calls(path):
+        for call in _list_calls(path, {"load"}):
             if ast.unparse(call.func) == "torch.load":
                 assert "weights_only=True" in ast.unparse(call), f"{path}:{call.lineno}"
                 assert path.name == "convert.py", f"{path}:{call.lineno}: only the guarded child reads weights"
@@ -68,13 +68,11 @@ def test_nothing_reads_pickles() -> None:
 
 
 def test_no_code_of_a_models_folder_is_run() -> None:
-    """Left out, `trust_remote_code` asks on the terminal, and a `y` on standard input runs the folder's code."""
+    """Without `trust_remote_code`, transformers asks on the terminal, and `y` on standard input runs the code."""
     for path in FILES:
-        for call in _calls(path):
-            name = call.func.attr if isinstance(call.func, ast.Attribute) else ""
-            if name in {"from_pretrained", "from_config", "pipeline"}:
-                assert "trust_remote_code=False" in ast.unparse(call), f"{path}:{call.lineno}"
-                assert path.name in {"pretrained.py", "tokens.py"}, f"{path}:{call.lineno}: use load_pretrained"
+        for call in _list_calls(path, {"from_pretrained", "from_config", "pipeline"}):
+            assert "trust_remote_code=False" in ast.unparse(call), f"{path}:{call.lineno}"
+            assert path.name in {"pretrained.py", "tokens.py"}, f"{path}:{call.lineno}: use load_pretrained"
 
 
 def test_the_readme_names_every_verb() -> None:

@@ -1,4 +1,4 @@
-"""The language rules that a tool can check: names and sentences that a reader understands without knowing the code."""
+"""Names and sentences follow the language rules that a tool can check."""
 
 import ast
 import functools
@@ -7,10 +7,13 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.xdist_group("language")  # the tests of the house rules use the parsed modules, too
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("flows", "beam_jobs", "rag_model")
 FILES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
-# Participles, pronouns, adverbs and adjectives. As a whole name they state a property and leave out whose it is.
+# Participles, pronouns, adverbs and adjectives. Names that consist of one of these do not name the thing.
 _WORDS = """
     one ones found told asked named known kept held made given said wanted shown opened left own some its whole
     chosen taken begun written joined brought carried reached tried counted most least at place places other
@@ -25,23 +28,24 @@ UNCLEAR_PHRASES = re.compile(
     r"none of (?:it|them)|as (?:little|much) as|anew|stands? (?:in|at|here|there) |can not|lets go of)",
     re.IGNORECASE,
 )
-# Names that more than one module may give to a class: the same class of three frameworks, and terms with two owners.
+# Class names that several modules may use: one class for three frameworks, and terms with two owners.
 SHARED_CLASS_NAMES = frozenset({"BookwheelRetriever", "Node", "Statement", "Windows", "Hit"})
 
 
 @functools.cache
-def parse(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"))
+def list_nodes(path: Path) -> list[ast.AST]:
+    """Return the module of a file and all nodes below it."""
+    return [*ast.walk(ast.parse(path.read_text(encoding="utf-8")))]
 
 
 def iter_local_names(path: Path) -> Iterator[tuple[int, str]]:
-    for node in ast.walk(parse(path)):
+    for node in list_nodes(path):
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             yield node.lineno, node.id
 
 
 def iter_functions(path: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-    for node in ast.walk(parse(path)):
+    for node in list_nodes(path):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             yield node
 
@@ -72,10 +76,11 @@ def test_function_names_have_a_verb() -> None:
 def test_a_class_name_has_one_meaning() -> None:
     paths: dict[str, list[str]] = defaultdict(list)
     for path in FILES:
-        for node in ast.walk(parse(path)):
+        for node in list_nodes(path):
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 paths[node.name].append(str(path.relative_to(ROOT)))
-    assert {name: places for name, places in paths.items() if len(places) > 1 and name not in SHARED_CLASS_NAMES} == {}
+    repeated = {name: files for name, files in paths.items() if len(files) > 1}
+    assert {name: files for name, files in repeated.items() if name not in SHARED_CLASS_NAMES} == {}
 
 
 def test_sentences_are_understood_at_first_reading() -> None:
@@ -93,7 +98,7 @@ def test_few_modules_are_fragments() -> None:
     importers: Counter[str] = Counter()
     for path in FILES:
         imported = set()
-        for node in ast.walk(parse(path)):
+        for node in list_nodes(path):
             if isinstance(node, ast.ImportFrom) and node.module:
                 imported |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
             elif isinstance(node, ast.Import):

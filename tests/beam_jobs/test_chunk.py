@@ -1,4 +1,4 @@
-"""The estimated time of the chunk job, which decides where it runs, and the template job before it."""
+"""Test the estimated time of the chunk job, which decides where it runs, and the template job before it."""
 
 import gzip
 from collections.abc import Mapping
@@ -22,8 +22,8 @@ MEGABYTE = Slice("dump.xml.bz2", 0, 1 << 20, "bz2", 1, 9)
 SITE = Siteinfo("enwiki", "en", "")
 
 
-def seconds(size: int = 0) -> float:
-    """Of a megabyte, cut by a chunker whose encoder has `size` bytes."""
+def estimate_seconds(size: int = 0) -> float:
+    """Estimate the time for a megabyte of a dump if the chunker's encoder has `size` bytes."""
     files = (("encoder", (("model.safetensors", BlobRef("sha256:" + "0" * 64, size)),)),) if size else ()
     return _estimate_seconds(
         ChunkTask(Part("part-00000", "wiki", 1, 9, (MEGABYTE,)), SITE, ChunkRecipe(), setting_files=files)
@@ -31,9 +31,9 @@ def seconds(size: int = 0) -> float:
 
 
 def test_a_chunker_with_a_model_takes_as_long_as_encoding_its_passages() -> None:
-    assert 0.5 < seconds() < 2
-    assert seconds(700_000) < 2, "a tokenizer"
-    assert 20 < seconds(90_000_000) < 80, "MiniLM: 3,400 passages"
+    assert 0.5 < estimate_seconds() < 2
+    assert estimate_seconds(700_000) < 2, "a tokenizer"
+    assert 20 < estimate_seconds(90_000_000) < 80, "MiniLM: 3,400 passages"
 
 
 def test_the_templates_of_a_dump_are_read_once(tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ class DumpBuild:
         ]
         self.results = run(tasks, launch)
         self.files = [store.blobs.get_local_path(result.passages) for result in self.results]
-        self.inherited = sum(result.stats.inherited for result in self.results)
+        self.n_reused = sum(result.stats.inherited for result in self.results)
         self.passages = []
         for path in self.files:
             with PassageFile(path) as file:
@@ -133,15 +133,15 @@ def test_redirects_and_items_of_a_dump_are_metadata_of_its_articles(
     changed = {**REDIRECTS, 15: ("Dav", "Dov", "#REDIRECT [[Dov]]")}
     refresh = DumpBuild(tmp_path / "refresh", make_multistream, changed, first)
     assert [text for text, _ in refresh.list_texts()[2:]] == ["Cyd lived.", "Dav. Dov lived."]
-    assert refresh.inherited == 2
+    assert refresh.n_reused == 2
     monkeypatch.setattr("beam_jobs.chunk._MAX_FILE_REDIRECTS", 1)  # as many files as redirects
     full = DumpBuild(tmp_path / "full", make_multistream, changed)
     assert [path.read_bytes() for path in refresh.files] == [path.read_bytes() for path in full.files]
     # A further redirect without new words changes no article.
-    more = {**changed, 17: ("Ada Countess", "Ada", "#REDIRECT [[Ada]]")}
-    assert DumpBuild(tmp_path / "more", make_multistream, more, refresh).inherited == 4
+    further_redirects = {**changed, 17: ("Ada Countess", "Ada", "#REDIRECT [[Ada]]")}
+    assert DumpBuild(tmp_path / "more", make_multistream, further_redirects, refresh).n_reused == 4
     # The title of a redirect that was taken down is no alias of a later build.
     Store.open(str(tmp_path / "store")).takedowns.add("enwiki", ["14"], "asked to", "operator")
-    later = DumpBuild(tmp_path / "later", make_multistream, more, refresh)
+    later = DumpBuild(tmp_path / "later", make_multistream, further_redirects, refresh)
     assert later.list_texts()[1] == ("Ben & Co lived.", "")
-    assert later.inherited == 3
+    assert later.n_reused == 3

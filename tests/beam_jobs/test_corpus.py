@@ -1,4 +1,4 @@
-"""Jobs over a corpus and over blocks of texts: the same results as in one process, and recorded."""
+"""Jobs over a corpus or over blocks of texts give the results of one process, and record them."""
 
 import bz2
 import random
@@ -55,7 +55,7 @@ from tests.fixtures.tiny import save_bert, save_cross_encoder, save_onnx
 from tests.fixtures.tiny_generators import save_llama
 from tests.fixtures.tiny_sidr import save_sidr
 
-READINGS = [
+EXAMPLES = [
     ScoringExample(str(n), f"who was king {n}?", f"king {n}", (("a", "the king"), ("b", f"{n}")))
     for n in range(BLOCK + 1)
 ]
@@ -73,33 +73,33 @@ def generator(tmp_path: Path) -> Any:
 
 def test_workers_score_as_one_process_does(store: Store, generator: Any) -> None:
     messages = list[tuple[int, int]]()
-    by_workers = partial(corpus.run, launch=Launch.new(store.url, ["--runner=FnApiRunner"]))
-    found = score_answers(store, lambda: generator, "a", READINGS, by_workers, lambda *both: messages.append(both))
-    assert found == [score_example(generator, one) for one in READINGS]
+    worker_runner = partial(corpus.run, launch=Launch.new(store.url, ["--runner=FnApiRunner"]))
+    scores = score_answers(store, lambda: generator, "a", EXAMPLES, worker_runner, lambda *step: messages.append(step))
+    assert scores == [score_example(generator, example) for example in EXAMPLES]
     assert messages[-1] == (2, 2)
     store.memo = replace(store.memo, can_produce=False)
-    assert score_answers(store, lambda: generator, "a", READINGS) == found
-    again = partial(corpus.run, launch=Launch.new(store.url))
-    assert score_answers(store, lambda: generator, "a", READINGS, again) == found
+    assert score_answers(store, lambda: generator, "a", EXAMPLES) == scores
+    launcher_runner = partial(corpus.run, launch=Launch.new(store.url))
+    assert score_answers(store, lambda: generator, "a", EXAMPLES, launcher_runner) == scores
 
 
-def test_a_worker_says_what_is_wrong(store: Store, generator: Any) -> None:
+def test_an_error_of_a_worker_names_the_example(store: Store, generator: Any) -> None:
     generator.module.lm_head.weight.data[3] = float("nan")
-    by_workers = partial(corpus.run, launch=Launch.new(store.url, ["--runner=FnApiRunner"]))
+    worker_runner = partial(corpus.run, launch=Launch.new(store.url, ["--runner=FnApiRunner"]))
     with pytest.raises(InputError, match="the answer of example 0 is not finite"):
-        score_answers(store, lambda: generator, "a", READINGS[:1], by_workers)
+        score_answers(store, lambda: generator, "a", EXAMPLES[:1], worker_runner)
 
 
-def test_a_long_job_is_known_to_be_long(store: Store, generator: Any) -> None:
+def test_the_estimate_of_scoring_grows_with_contexts_and_weights(store: Store, generator: Any) -> None:
     """A generator of 135 million weights takes a minute or so of a core for a block."""
-    seen = list[Any]()
+    scoring_tasks = list[Any]()
 
     def scorer(tasks: Any, _: Any) -> list[Any]:
-        seen.extend(tasks)
+        scoring_tasks.extend(tasks)
         return []
 
-    score_answers(store, lambda: generator, "a", READINGS, scorer)
-    (block, rest) = seen
+    score_answers(store, lambda: generator, "a", EXAMPLES, scorer)
+    (block, rest) = scoring_tasks
     assert (block.contexts, rest.contexts) == (2 * BLOCK, 2)
     weights = BlobRef(block.content.id, 540_000_000)
     large = replace(block, contexts=10 * BLOCK, model=(("model.safetensors", weights),))
@@ -108,13 +108,13 @@ def test_a_long_job_is_known_to_be_long(store: Store, generator: Any) -> None:
 
 
 @pytest.mark.parametrize("onnx", [False, True])
-def test_workers_teach_as_one_process_does(onnx: bool, store: Store, tmp_path: Path) -> None:
+def test_workers_compute_teacher_scores_as_one_process_does(onnx: bool, store: Store, tmp_path: Path) -> None:
     teacher = save_cross_encoder(tmp_path / "teacher")
     teacher = save_onnx(teacher, tmp_path / "graph") if onnx else teacher
     pairs = [f"who was king {n}?" for n in range(6)], ["york"] * 6, ["the king " * n for n in range(6)]
-    by_workers = partial(corpus.run, launch=Launch.new(store.url, ["--runner=FnApiRunner"]))
-    found = WorkerPairScorer(store, teacher, "a", by_workers, cpu=True, block=4, onnx=onnx).scores(*pairs)
-    np.testing.assert_allclose(found, CrossEncoder.load(teacher, device="cpu").scores(*pairs), atol=1e-4)
+    worker_runner = partial(corpus.run, launch=Launch.new(store.url, ["--runner=FnApiRunner"]))
+    scores = WorkerPairScorer(store, teacher, "a", worker_runner, cpu=True, block=4, onnx=onnx).scores(*pairs)
+    np.testing.assert_allclose(scores, CrossEncoder.load(teacher, device="cpu").scores(*pairs), atol=1e-4)
     assert len([*store.files.list_names("memo/teach")]) == 2
 
 
@@ -131,7 +131,7 @@ def test_workers_judge_as_one_process_does(store: Store, generator: Any, choices
     assert [(example, passages) for example, passages, _ in judged] == pairs
     for (example, passages), (_, _, verdicts) in zip(pairs, judged, strict=True):
         batches = passages[:8], passages[8:]
-        assert verdicts == [one for batch in batches for one in judge_passages(judge, example.question, batch)]
+        assert verdicts == [verdict for batch in batches for verdict in judge_passages(judge, example.question, batch)]
     assert len([*store.files.list_names("memo/judge")]) == 2
     store.memo = replace(store.memo, can_produce=False)
     assert [*iter_judged_examples(store, pairs, gold, settings, lambda: generator, block)] == judged
@@ -143,7 +143,7 @@ def test_a_gpu_has_one_worker_that_scores(cpu: bool, workers: tuple[str, ...], s
     assert corpus.size_launch([block], Launch(store.url, "run"), 1).flags == workers
 
 
-def test_nothing_is_no_job(store: Store) -> None:
+def test_no_tasks_start_no_job(store: Store) -> None:
     assert corpus.run([], launch=Launch.new(store.url)) == []
 
 
@@ -153,8 +153,9 @@ def library(demo_dump: Path, tmp_path_factory: pytest.TempPathFactory) -> Snapsh
     folder, pages = tmp_path_factory.mktemp("library"), bz2.decompress(demo_dump.read_bytes()).split(b"</page>\n")[:110]
     (dump := folder / "dump.xml.bz2").write_bytes(bz2.compress(b"</page>\n".join([*pages, b"</mediawiki>\n"])))
     recipe = Recipe(chunk=ChunkRecipe(spans=True), part_bytes=30_000)
-    built = build(Store.open(str(folder / "store"), create=True), str(dump), save_bert(folder / "bert"), recipe)
-    return Snapshot.from_store(built.store)
+    store = Store.open(str(folder / "store"), create=True)
+    build(store, str(dump), save_bert(folder / "bert"), recipe)
+    return Snapshot.from_store(store)
 
 
 @pytest.fixture
@@ -167,7 +168,7 @@ def snapshot(library: Snapshot, tmp_path: Path) -> Snapshot:
 
 @contextmanager
 def record_reads(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[str]]:
-    """Yield the paths in the store that this thread reads, or asks for the local path of."""
+    """Yield the store paths that this thread reads or resolves to local paths."""
     paths, launcher = set[str](), threading.get_ident()
     with monkeypatch.context() as patched:
         for name in ("local_path", "open", "read", "read_range", "iter_chunks"):
@@ -200,37 +201,42 @@ def test_workers_build_the_index_that_one_process_builds(
     with record_reads(monkeypatch) as paths:
         blob = corpus.build_index(plan, folder, snapshot=snapshot, launch=launch)
     files = IndexFiles(snapshot.store.blobs.get_local_path(blob), list, snapshot.n)
-    found = kind.open(files, plan.entry())
+    index = kind.open(files, plan.entry())
     for name in ("lengths", "lists", "dictionary", "groups"):
-        np.testing.assert_array_equal(getattr(found.file, name), getattr(expected.file, name))
+        np.testing.assert_array_equal(getattr(index.file, name), getattr(expected.file, name))
     assert paths
     assert not paths & list_part_files(snapshot)
 
 
 def mine_by_hand(hits: list[Passage], example: Example) -> tuple[list[str], list[str]]:
     """Return the ids of the positives and the negatives of an example among its hits."""
-    own, positives = example.own_document, list(example.positives)
-    hits = [hit for hit in hits if own is None or (hit.page_id != own.id and hit.hash != own.hash)]
+    source, positives = example.own_document, list(example.positives)
+    hits = [hit for hit in hits if source is None or (hit.page_id != source.id and hit.hash != source.hash)]
     answering = [hit for hit in hits if has_answer(example.answers, hit.text)]
-    named = [hit for hit in hits if hit.page_id in example.pages]
-    positives = positives or [*[hit for hit in answering if hit in named], *named, *answering][:1]
-    excluded = {hit.hash for hit in (*positives, *answering, *named)}
+    on_relevant_pages = [hit for hit in hits if hit.page_id in example.pages]
+    positives = (
+        positives or [*[hit for hit in answering if hit in on_relevant_pages], *on_relevant_pages, *answering][:1]
+    )
+    excluded = {hit.hash for hit in (*positives, *answering, *on_relevant_pages)}
     negatives = [hit.id for hit in hits if hit.hash not in excluded and not has_answer(example.answers, hit.title)]
     return [positive.id for positive in positives], negatives[:30]
 
 
 def test_workers_mine_what_a_search_of_all_passages_gives(snapshot: Snapshot, monkeypatch: pytest.MonkeyPatch) -> None:
-    every = snapshot.passages(range(snapshot.n))
-    first, last = every[0], every[-1]
+    passages = snapshot.passages(range(snapshot.n))
+    first, last = passages[0], passages[-1]
     examples = [
         Example("answers", f"{first.title} {first.text}", (first.text.split()[0], "no such answer")),
         Example("pages", last.text[:200], ("no such answer",), pages=(last.page_id,)),
         Example("positive", " ".join(last.text.split()[:40]), (), (last,)),
-        Example("own", every[40].text[:300], ("of the",), own_document=every[40]),
-        *(Example(str(row), every[row].text[:80], (every[row].text.split()[5],)) for row in range(3, snapshot.n, 30)),
+        Example("own", passages[40].text[:300], ("of the",), own_document=passages[40]),
+        *(
+            Example(str(row), passages[row].text[:80], (passages[row].text.split()[5],))
+            for row in range(3, snapshot.n, 30)
+        ),
     ]
     launch = Launch.new(snapshot.store.url, ["--runner=FnApiRunner"])
-    actual = partial(
+    mine_passages = partial(
         add_mined_passages,
         {"train": examples[1:], "dev": examples[:1]},
         snapshot,
@@ -238,23 +244,23 @@ def test_workers_mine_what_a_search_of_all_passages_gives(snapshot: Snapshot, mo
         indexer=partial(corpus.build_index, snapshot=snapshot, launch=launch),
     )
     with record_reads(monkeypatch) as paths:
-        mined = actual(runner=partial(corpus.run, launch=launch))
+        mined = mine_passages(runner=partial(corpus.run, launch=launch))
     assert paths
     assert not paths & list_part_files(snapshot)
     plan = get_kind("bm25").plan(IndexRecipe("BM25"), snapshot.n, 0)
     rows = open_temporary_index(snapshot, plan).search([example.question for example in examples], 100)[1]
     assert (rows[0] >= 0).all()
-    for before, after, hits in zip(examples, [*mined["dev"], *mined["train"]], rows.tolist(), strict=True):
-        ids = [passage.id for passage in after.positives], [passage.id for passage in after.negatives]
-        assert ids == mine_by_hand([every[row] for row in hits if row >= 0], before), before.id
+    for example, mined_example, hits in zip(examples, [*mined["dev"], *mined["train"]], rows.tolist(), strict=True):
+        ids = [passage.id for passage in mined_example.positives], [passage.id for passage in mined_example.negatives]
+        assert ids == mine_by_hand([passages[row] for row in hits if row >= 0], example), example.id
     assert len({passage.id for example in mined["train"] for passage in example.negatives}) > 30
     snapshot.store.memo = replace(snapshot.store.memo, can_produce=False)
-    assert actual() == mined, "a run that resumes reads the records"
+    assert mine_passages() == mined, "a run that resumes reads the records"
 
 
 def draw_leads(snapshot: Snapshot, limit: int, seed: int) -> list[Statement]:
     """Draw leads by reservoir sampling over all passages, read one by one."""
-    rng, drawn, number, page = random.Random(seed), dict[int, Statement](), 0, ""
+    rng, sample, number, page = random.Random(seed), dict[int, Statement](), 0, ""
     for passage in snapshot.passages(range(snapshot.n)):
         sentence = first_sentence(passage.text) if passage.page_id != page else ""
         page = passage.page_id
@@ -262,25 +268,25 @@ def draw_leads(snapshot: Snapshot, limit: int, seed: int) -> list[Statement]:
             slot = number if number < limit else rng.randrange(number + 1)
             number += 1
             if slot < limit:
-                drawn[slot] = Statement(passage.page_id, sentence)
-    return sorted(drawn.values(), key=lambda statement: statement.id)
+                sample[slot] = Statement(passage.page_id, sentence)
+    return sorted(sample.values(), key=lambda statement: statement.id)
 
 
 def test_workers_read_the_corpus_and_the_launcher_reads_no_part(
     snapshot: Snapshot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spans = SalientSpans(snapshot)
-    runner = partial(corpus.run, launch=Launch.new(snapshot.store.url, ["--direct_num_workers=1"]))
+    runner = partial(corpus.run, launch=Launch.new(snapshot.store.url, ["--runner=FnApiRunner"]))
     with record_reads(monkeypatch) as paths:
         leads = sample_leads(snapshot, 7, 3, runner)
         rows = spans.find_rows(runner)
-        passages = read_passages(snapshot, chosen := [0, 1, 40, snapshot.n - 1], runner)
+        passages = read_passages(snapshot, numbers := [0, 1, 40, snapshot.n - 1], runner)
     assert paths
     assert not paths & list_part_files(snapshot)
-    assert passages == dict(zip(chosen, snapshot.passages(chosen), strict=True))
+    assert passages == dict(zip(numbers, snapshot.passages(numbers), strict=True))
     assert leads == draw_leads(snapshot, 7, 3)
     assert len(leads) == 7
-    assert rows.tolist() == [row for row, own in enumerate(spans.read_spans(range(snapshot.n))) if own]
+    assert rows.tolist() == [row for row, row_spans in enumerate(spans.read_spans(range(snapshot.n))) if row_spans]
     assert 0 < len(rows) < snapshot.n
     snapshot.store.memo = replace(snapshot.store.memo, can_produce=False)
     assert sample_leads(snapshot, 7, 3) == leads, "a run that resumes reads the records"
@@ -288,16 +294,16 @@ def test_workers_read_the_corpus_and_the_launcher_reads_no_part(
 
 @pytest.mark.parametrize("judged_by", ["pages", "passages"])
 def test_workers_look_up_relevant_passages(snapshot: Snapshot, judged_by: Any) -> None:
-    every, column = snapshot.passages(range(snapshot.n)), "page_id" if judged_by == "pages" else "id"
-    ids = {getattr(every[row], column) for row in (0, 40, snapshot.n - 1)}
+    passages, column = snapshot.passages(range(snapshot.n)), "page_id" if judged_by == "pages" else "id"
+    ids = {getattr(passages[row], column) for row in (0, 40, snapshot.n - 1)}
     judge = RetrievalJudge(judged_by, {"q": dict.fromkeys([*ids, "no such id"], 1)})
     runner = partial(corpus.run, launch=Launch.new(snapshot.store.url, ["--runner=FnApiRunner"]))
-    found = read_gold_texts(snapshot, judge, runner)
+    texts = read_gold_texts(snapshot, judge, runner)
     expected = dict[str, list[str]]()
-    for passage in every:
+    for passage in passages:
         if (name := getattr(passage, column)) in ids:
             expected.setdefault(name, []).append(f"{passage.title} {passage.text}")
-    assert list(found.items()) == list(expected.items())
+    assert list(texts.items()) == list(expected.items())
 
 
 def test_relevant_passages_of_a_read_only_store_are_read_here(
@@ -308,15 +314,15 @@ def test_relevant_passages_of_a_read_only_store_are_read_here(
 
     monkeypatch.setattr(Files, "write", refuse)
     passage = snapshot.passages([5])[0]
-    found = read_gold_texts(snapshot, RetrievalJudge("passages", {"q": {passage.id: 1}}))
-    assert found == {passage.id: [f"{passage.title} {passage.text}"]}
+    texts = read_gold_texts(snapshot, RetrievalJudge("passages", {"q": {passage.id: 1}}))
+    assert texts == {passage.id: [f"{passage.title} {passage.text}"]}
 
 
 def test_the_stage_results_of_a_snapshot_are_counted_on_workers(snapshot: Snapshot) -> None:
     runner = partial(corpus.run, launch=Launch.new(snapshot.store.url, ["--runner=FnApiRunner"]))
     results, _ = read_stage_results(snapshot.store, snapshot.manifest.content, runner)
-    every = snapshot.passages(range(snapshot.n))
-    assert sum(result.stats.articles for result in results) == len({passage.page_id for passage in every})
+    passages = snapshot.passages(range(snapshot.n))
+    assert sum(result.stats.articles for result in results) == len({passage.page_id for passage in passages})
     lengths = sum((Counter(result.stats.lengths) for result in results), Counter[str]())
-    assert lengths == Counter(str(passage.n_words // LENGTH_BIN * LENGTH_BIN) for passage in every)
+    assert lengths == Counter(str(passage.n_words // LENGTH_BIN * LENGTH_BIN) for passage in passages)
     assert [result.rows for result in results] == [part.rows for part in snapshot.parts]

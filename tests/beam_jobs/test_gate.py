@@ -40,7 +40,7 @@ def without_times(snapshot: Snapshot, measurements: Mapping[str, IndexMeasuremen
     """Return all metrics that do not depend on the clock."""
     metrics = measure_snapshot(snapshot, RECIPE, measurements, {})
     curves = {name: [replace(point, milliseconds=0) for point in curve] for name, curve in metrics.curves.items()}
-    recalls = {name: found.recalls.tolist() for name, found in metrics.recalls.items()}
+    recalls = {name: recall.recalls.tolist() for name, recall in metrics.recalls.items()}
     return metrics.metrics(), metrics.health, curves, recalls
 
 
@@ -130,8 +130,8 @@ def test_gate_of_a_refresh_compares_only_new_rows_and_reads_only_new_passages(
     monkeypatch.undo()
     shutil.rmtree(store.files.local_path("memo"))
     expected = measure(changed, recipe)
-    assert {name: found.recalls.tolist() for name, found in measurements.items()} == {
-        name: found.recalls.tolist() for name, found in expected.items()
+    assert {name: measurement.recalls.tolist() for name, measurement in measurements.items()} == {
+        name: measurement.recalls.tolist() for name, measurement in expected.items()
     }
 
 
@@ -157,7 +157,7 @@ def to_npy(array: object) -> bytes:
     return buffer.getvalue()
 
 
-def test_a_recorded_sample_is_kept_only_with_the_passages_that_it_quotes(
+def test_a_recorded_sample_depends_on_the_passages_that_it_quotes(
     store: Store, snapshot: Snapshot, launch: Launch
 ) -> None:
     gate.measure_indexes(store, launch, None, snapshot, RECIPE)
@@ -178,19 +178,19 @@ def test_tuning_on_workers_is_recorded_as_in_one_process(
     entry = content.indexes["hnsw"]
     plan = resolve(IndexRecipe(entry["factory"], recall_target=0.9), snapshot.n, snapshot.dim)
     blob = content.files["index/hnsw.faiss"]
-    built = [BuiltIndex("hnsw", replace(plan, search=entry["search"]), blob)]
-    first = gate.tune_indexes(store, launch, None, content, built, RECIPE)
+    built_indexes = [BuiltIndex("hnsw", replace(plan, search=entry["search"]), blob)]
+    first = gate.tune_indexes(store, launch, None, content, built_indexes, RECIPE)
     assert first[0].plan.search == {"efSearch": 3}
     monkeypatch.delattr(gate, "read_sample")
-    assert gate.tune_indexes(store, Launch.new(store.url), None, content, built, RECIPE) == first
+    assert gate.tune_indexes(store, Launch.new(store.url), None, content, built_indexes, RECIPE) == first
 
 
 def test_a_worker_reads_only_sampled_rows_of_a_remote_index(
     store: Store, snapshot: Snapshot, launch: Launch, s3_store_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     content, remote = snapshot.manifest.content, Store.open(s3_store_url, create=True)
-    refined = {**content.indexes["ivfpq"], "refine": "vectors"}
-    content = replace(content, indexes={**content.indexes, "ivfpq": refined})
+    refined_entry = {**content.indexes["ivfpq"], "refine": "vectors"}
+    content = replace(content, indexes={**content.indexes, "ivfpq": refined_entry})
     snapshot = Snapshot.from_manifest(store, Manifest(content))
     expected = gate.measure_indexes(store, launch, None, snapshot, RECIPE)
     for blob in content.files.values():
@@ -201,14 +201,14 @@ def test_a_worker_reads_only_sampled_rows_of_a_remote_index(
     )
     tasks = gate._create_tasks(remote, remote_snapshot, RECIPE, dict.fromkeys(content.indexes))
     tasks = gate._add_queries(remote, remote_snapshot, tasks, remote_launch, gate._GateProgress(None, 2), None)
-    fetched = set[str]()
+    fetched_ids = set[str]()
     fetch: Callable[[Blobs, BlobRef], Path] = Blobs.get_local_path
-    monkeypatch.setattr(Blobs, "get_local_path", lambda blobs, ref: fetched.add(ref.id) or fetch(blobs, ref))
+    monkeypatch.setattr(Blobs, "get_local_path", lambda blobs, ref: fetched_ids.add(ref.id) or fetch(blobs, ref))
     for task in tasks:
-        measured = gate.read_measurement(gate.measure_one(task, remote))
-        assert measured.health == expected[task.index].health
-        assert measured.recalls.tolist() == expected[task.index].recalls.tolist()
-    assert fetched == {content.files[content.index_file(name)].id for name in content.indexes}
+        measurement = gate.read_measurement(gate.measure_one(task, remote))
+        assert measurement.health == expected[task.index].health
+        assert measurement.recalls.tolist() == expected[task.index].recalls.tolist()
+    assert fetched_ids == {content.files[content.index_file(name)].id for name in content.indexes}
 
 
 @pytest.mark.parametrize(("name", "index_bytes"), [("hnsw", 1_000), ("words", 16_000)])

@@ -1,4 +1,4 @@
-"""The index jobs: the same bytes as one process makes, and whatever was lost of a run is made again."""
+"""The index jobs build the same bytes as one process, and build lost files again."""
 
 import json
 import os
@@ -40,14 +40,14 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     folder = tmp_path_factory.mktemp("vectors")
     vectors = np.random.default_rng(5).standard_normal((N, D), np.float32)
     paths = [folder / f"{number}.npy" for number in range(PARTS)]
-    for path, own in zip(paths, np.split(vectors, [200, 500]), strict=True):
-        np.save(path, own / np.linalg.norm(own, axis=1, keepdims=True))
+    for path, part_vectors in zip(paths, np.split(vectors, [200, 500]), strict=True):
+        np.save(path, part_vectors / np.linalg.norm(part_vectors, axis=1, keepdims=True))
     return paths
 
 
 @pytest.fixture(scope="module")
 def plans() -> dict[str, VectorPlan]:
-    """A graph of cells, and lists."""
+    """Plans of a graph with four cells and of inverted lists."""
     recipes = {"hnsw": IndexRecipe("HNSW8", cells=4), "ivf": IndexRecipe("IVF8,SQ8")}
     return {name: resolve(recipe, N, D) for name, recipe in recipes.items()}
 
@@ -60,40 +60,42 @@ def store(tmp_path: Path) -> Store:
 BEAM = "--runner=FnApiRunner"  # without it the launcher runs the tasks of such small jobs
 
 
-def launch(store: Store, *flags: str) -> Launch:
+def create_launch(store: Store, *flags: str) -> Launch:
     return Launch.new(store.url, flags)
 
 
-def started(store: Store, plans: dict[str, VectorPlan], files: Sequence[Path]) -> list[IndexInProgress]:
+def start_builds(store: Store, plans: dict[str, VectorPlan], files: Sequence[Path]) -> list[IndexInProgress]:
     vectors = [store.blobs.put_file(path) for path in files]
     return [index.start_index(store, name, plan, vectors) for name, plan in plans.items()]
 
 
-def shards(store: Store, plans: dict[str, VectorPlan], files: Sequence[Path], *flags: str) -> list[IndexInProgress]:
-    """Run all jobs but the last."""
-    builds = started(store, plans, files)
+def build_shards(
+    store: Store, plans: dict[str, VectorPlan], files: Sequence[Path], *flags: str
+) -> list[IndexInProgress]:
+    """Run all jobs except the merge."""
+    builds = start_builds(store, plans, files)
     for job in (index.train, index.scatter, index.build_shards):
-        builds = job(builds, launch(store, *flags))
+        builds = job(builds, create_launch(store, *flags))
     return builds
 
 
-def pieces(store: Store, listed: BlobRef | None) -> list[BlobRef]:
-    assert listed is not None
-    return read_blob_list(store, listed)
+def read_pieces(store: Store, blob_list: BlobRef | None) -> list[BlobRef]:
+    assert blob_list is not None
+    return read_blob_list(store, blob_list)
 
 
-def test_the_bytes_are_those_of_one_process(
+def test_jobs_build_the_same_bytes_as_one_process(
     store: Store, plans: dict[str, VectorPlan], files: list[Path], tmp_path: Path
 ) -> None:
-    builds = shards(store, plans, files, BEAM)
-    for built in index.merge(builds, launch(store, BEAM)):
-        (work := tmp_path / built.name).mkdir()
-        stages.run_stages(built.plan, files, work / "whole", work)
-        assert store.blobs.read(built.blob) == (work / "whole").read_bytes()
+    builds = build_shards(store, plans, files, BEAM)
+    for built_index in index.merge(builds, create_launch(store, BEAM)):
+        (work := tmp_path / built_index.name).mkdir()
+        stages.run_stages(built_index.plan, files, work / "whole", work)
+        assert store.blobs.read(built_index.blob) == (work / "whole").read_bytes()
     by_name = {build.name: build for build in builds}
-    assert len(pieces(store, by_name["hnsw"].pieces)) == PARTS
-    assert len(pieces(store, by_name["hnsw"].shards)) == 4
-    assert pieces(store, by_name["ivf"].shards) == []
+    assert len(read_pieces(store, by_name["hnsw"].pieces)) == PARTS
+    assert len(read_pieces(store, by_name["hnsw"].shards)) == 4
+    assert read_pieces(store, by_name["ivf"].shards) == []
 
 
 @pytest.mark.parametrize("factory", ["HNSW8", "IVF8,SQ8", "Impact1"])
@@ -107,55 +109,57 @@ def test_training_reads_only_sampled_rows_of_a_remote_store(
     fetch: Callable[[Blobs, BlobRef], Path] = Blobs.get_local_path
     monkeypatch.setattr(Blobs, "get_local_path", lambda blobs, ref: fetched.add(ref.id) or fetch(blobs, ref))
     trained = []
-    for each in (store, remote):
+    for stage_store in (store, remote):
         fetched.clear()
-        (build,) = started(each, {"built": plan}, files)
-        trained.append(index_work.train_one(build, each)["blob"])
+        (build,) = start_builds(stage_store, {"built": plan}, files)
+        trained.append(index_work.train_one(build, stage_store)["blob"])
     assert trained[0] == trained[1]
     assert not fetched
 
 
-def test_what_is_recorded_is_not_made_again(store: Store, plans: dict[str, VectorPlan], files: list[Path]) -> None:
-    first = index.merge(shards(store, plans, files, BEAM), launch(store, BEAM))
+def test_recorded_stages_do_not_run_again(store: Store, plans: dict[str, VectorPlan], files: list[Path]) -> None:
+    first = index.merge(build_shards(store, plans, files, BEAM), create_launch(store, BEAM))
     records = {path: path.stat().st_mtime_ns for path in store.files.local_path("memo").rglob("*.json")}
-    assert index.merge(shards(store, plans, files), launch(store)) == first
+    assert index.merge(build_shards(store, plans, files), create_launch(store)) == first
     assert {path: path.stat().st_mtime_ns for path in store.files.local_path("memo").rglob("*.json")} == records
 
 
 @pytest.mark.parametrize("stage", ["pieces", "shards"])
 @pytest.mark.parametrize("damage", ["missing", "cut short"])
-def test_a_piece_that_was_lost(
+def test_a_lost_file_is_named_and_built_again(
     stage: str, damage: str, store: Store, plans: dict[str, VectorPlan], files: list[Path]
 ) -> None:
     graph = {"hnsw": plans["hnsw"]}
-    builds = shards(store, graph, files)
-    lost = store.files.local_path(pieces(store, getattr(builds[0], stage))[1].path)
-    whole = lost.read_bytes()
-    lost.chmod(0o644)
-    lost.unlink() if damage == "missing" else lost.write_bytes(whole[:-9])
-    with pytest.raises(StoreError, match=lost.name):
-        index.merge(builds, launch(store))
-    (built,) = index.merge(shards(store, graph, files), launch(store))
-    assert store.blobs.exists(built.blob)
-    assert lost.read_bytes() == whole
+    builds = build_shards(store, graph, files)
+    lost_file = store.files.local_path(read_pieces(store, getattr(builds[0], stage))[1].path)
+    content = lost_file.read_bytes()
+    lost_file.chmod(0o644)
+    lost_file.unlink() if damage == "missing" else lost_file.write_bytes(content[:-9])
+    with pytest.raises(StoreError, match=lost_file.name):
+        index.merge(builds, create_launch(store))
+    (built_index,) = index.merge(build_shards(store, graph, files), create_launch(store))
+    assert store.blobs.exists(built_index.blob)
+    assert lost_file.read_bytes() == content
 
 
-def test_a_slice_that_is_damaged(store: Store, plans: dict[str, VectorPlan], files: list[Path]) -> None:
-    """Of a piece whose length, stamp and headers are right."""
-    (build,) = index.scatter(index.train(started(store, {"hnsw": plans["hnsw"]}, files), launch(store)), launch(store))
-    path = store.files.local_path(pieces(store, build.pieces)[1].path)
-    whole, table = path.read_bytes(), places_of(store, build)
+def test_a_damaged_slice_is_named(store: Store, plans: dict[str, VectorPlan], files: list[Path]) -> None:
+    """The length, stamp and headers of the piece are right."""
+    (build,) = index.scatter(
+        index.train(start_builds(store, {"hnsw": plans["hnsw"]}, files), create_launch(store)), create_launch(store)
+    )
+    path = store.files.local_path(read_pieces(store, build.pieces)[1].path)
+    content, table = path.read_bytes(), read_slice_locations(store, build)
     path.chmod(0o644)
-    place = int(table["start"][2, 1]) + 30  # shard 2, part 1
-    path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+    offset = int(table["start"][2, 1]) + 30  # shard 2, part 1
+    path.write_bytes(content[:offset] + bytes([content[offset] ^ 1]) + content[offset + 1 :])
     with pytest.raises(StoreError, match=f"{path.name} .* is damaged"):
-        index.build_shards([build], launch(store))
-    path.write_bytes(whole)
-    (built,) = index.merge(index.build_shards([build], launch(store)), launch(store))
-    assert store.blobs.exists(built.blob)
+        index.build_shards([build], create_launch(store))
+    path.write_bytes(content)
+    (built_index,) = index.merge(index.build_shards([build], create_launch(store)), create_launch(store))
+    assert store.blobs.exists(built_index.blob)
 
 
-def places_of(store: Store, build: IndexInProgress) -> SliceTable:
+def read_slice_locations(store: Store, build: IndexInProgress) -> SliceTable:
     assert build.slice_locations is not None
     return np.frombuffer(store.blobs.read(build.slice_locations), SLICE_LOCATION_DTYPE).reshape(
         build.plan.shards, PARTS
@@ -163,67 +167,69 @@ def places_of(store: Store, build: IndexInProgress) -> SliceTable:
 
 
 @pytest.mark.parametrize("field", ["start", "size", "rows", "digest"])
-def test_places_that_are_damaged(
+def test_damaged_slice_locations_are_named(
     field: str, store: Store, plans: dict[str, VectorPlan], files: list[Path], tmp_path: Path
 ) -> None:
-    """No shard is recorded that lacks rows, and who deletes the blob that is named gets the same index."""
-    (build,) = index.scatter(index.train(started(store, {"hnsw": plans["hnsw"]}, files), launch(store)), launch(store))
+    """No shard without some of its rows is recorded; deleting the named blob gives the same index."""
+    (build,) = index.scatter(
+        index.train(start_builds(store, {"hnsw": plans["hnsw"]}, files), create_launch(store)), create_launch(store)
+    )
     assert build.slice_locations is not None
-    places, path = places_of(store, build).copy(), store.files.local_path(build.slice_locations.path)
-    places[field][2, 1] = places[field][2, 0] if field == "digest" else 0
+    locations, path = read_slice_locations(store, build).copy(), store.files.local_path(build.slice_locations.path)
+    locations[field][2, 1] = locations[field][2, 0] if field == "digest" else 0
     path.chmod(0o644)
-    path.write_bytes(places.tobytes())
+    path.write_bytes(locations.tobytes())
     with pytest.raises(StoreError, match=f"{path.name} .* is damaged"):
-        index.build_shards([build], launch(store))
+        index.build_shards([build], create_launch(store))
     path.unlink()
-    (built,) = index.merge(shards(store, {"hnsw": plans["hnsw"]}, files), launch(store))
-    stages.run_stages(built.plan, files, tmp_path / "whole", tmp_path)
-    assert store.blobs.read(built.blob) == (tmp_path / "whole").read_bytes()
+    (built_index,) = index.merge(build_shards(store, {"hnsw": plans["hnsw"]}, files), create_launch(store))
+    stages.run_stages(built_index.plan, files, tmp_path / "whole", tmp_path)
+    assert store.blobs.read(built_index.blob) == (tmp_path / "whole").read_bytes()
 
 
-@pytest.mark.parametrize("place", [0, -1], ids=["head", "table"])
-def test_who_deletes_a_piece_that_is_damaged_gets_it_made_again(
-    place: int, store: Store, plans: dict[str, VectorPlan], files: list[Path]
+@pytest.mark.parametrize("offset", [0, -1], ids=["head", "table"])
+def test_a_deleted_damaged_piece_is_built_again(
+    offset: int, store: Store, plans: dict[str, VectorPlan], files: list[Path]
 ) -> None:
     graph = {"hnsw": plans["hnsw"]}
-    (build,) = shards(store, graph, files)
-    path = store.files.local_path(pieces(store, build.pieces)[1].path)
+    (build,) = build_shards(store, graph, files)
+    path = store.files.local_path(read_pieces(store, build.pieces)[1].path)
     data = bytearray(path.read_bytes())
-    data[place] ^= 1
+    data[offset] ^= 1
     path.chmod(0o644)
     path.write_bytes(data)
     with pytest.raises((StoreError, InputError), match=f"{path.name}.* damaged.* delete"):
-        index.merge(shards(store, graph, files), launch(store))
+        index.merge(build_shards(store, graph, files), create_launch(store))
     path.unlink()
-    (built,) = index.merge(shards(store, graph, files), launch(store))
-    assert store.blobs.exists(built.blob)
+    (built_index,) = index.merge(build_shards(store, graph, files), create_launch(store))
+    assert store.blobs.exists(built_index.blob)
 
 
-def test_parts_of_any_size_and_width(store: Store, plans: dict[str, VectorPlan], tmp_path: Path) -> None:
-    """Of no row, of one, of float16 beside float32."""
-    drawn = np.random.default_rng(6).standard_normal((N, D), np.float32)
-    vectors = (drawn / np.linalg.norm(drawn, axis=1, keepdims=True)).astype(np.float16)
-    own = np.split(vectors, [0, 1, 600])
-    paths = [tmp_path / f"{number}.npy" for number in range(len(own))]
+def test_parts_may_be_empty_and_mix_precisions(store: Store, plans: dict[str, VectorPlan], tmp_path: Path) -> None:
+    """Parts have no row, one row, or many, in float16 or float32."""
+    samples = np.random.default_rng(6).standard_normal((N, D), np.float32)
+    vectors = (samples / np.linalg.norm(samples, axis=1, keepdims=True)).astype(np.float16)
+    parts = np.split(vectors, [0, 1, 600])
+    paths = [tmp_path / f"{number}.npy" for number in range(len(parts))]
     for number, path in enumerate(paths):
-        np.save(path, own[number].astype((np.float16, np.float32)[number % 2]))
-    (built,) = index.merge(shards(store, {"hnsw": plans["hnsw"]}, paths), launch(store))
+        np.save(path, parts[number].astype((np.float16, np.float32)[number % 2]))
+    (built_index,) = index.merge(build_shards(store, {"hnsw": plans["hnsw"]}, paths), create_launch(store))
     (work := tmp_path / "work").mkdir()
-    stages.run_stages(built.plan, paths, work / "whole", work)
-    assert store.blobs.read(built.blob) == (work / "whole").read_bytes()
-    found = open_index(work / "whole").search(vectors[:9].astype(np.float32), 1, efSearch=N)[1]
-    assert found[:, 0].tolist() == list(range(9))
+    stages.run_stages(built_index.plan, paths, work / "whole", work)
+    assert store.blobs.read(built_index.blob) == (work / "whole").read_bytes()
+    rows = open_index(work / "whole").search(vectors[:9].astype(np.float32), 1, efSearch=N)[1]
+    assert rows[:, 0].tolist() == list(range(9))
 
 
-def test_a_shard_reads_its_own_bytes_and_no_others(
-    store: Store, plans: dict[str, VectorPlan], files: list[Path]
-) -> None:
-    """One request a piece, however many cells there are: the work would grow with the square of the corpus."""
-    (build,) = index.scatter(index.train(started(store, {"hnsw": plans["hnsw"]}, files), launch(store)), launch(store))
-    scattered, table = {ref.path for ref in pieces(store, build.pieces)}, places_of(store, build)
+def test_a_shard_reads_only_its_own_slices(store: Store, plans: dict[str, VectorPlan], files: list[Path]) -> None:
+    """One request for each piece, because reading whole pieces would grow with the square of the corpus."""
+    (build,) = index.scatter(
+        index.train(start_builds(store, {"hnsw": plans["hnsw"]}, files), create_launch(store)), create_launch(store)
+    )
+    scattered, table = {ref.path for ref in read_pieces(store, build.pieces)}, read_slice_locations(store, build)
     calls = list[tuple[str, int, int]]()
 
-    class Counting(Files):
+    class CountingFiles(Files):
         def read_range(self, path: str, start: int, end: int) -> bytes:
             calls.append((path, start, end))
             return super().read_range(path, start, end)
@@ -232,10 +238,10 @@ def test_a_shard_reads_its_own_bytes_and_no_others(
             assert path not in scattered
             return super().open(path, size)
 
-    counted = Store(Counting(store.url))
+    counting_store = Store(CountingFiles(store.url))
     for number, column in enumerate(table):
         calls.clear()
-        index_work.build_shard(ShardTask(build, number, **index._read_cells(store, build)[number]), counted)
+        index_work.build_shard(ShardTask(build, number, **index._read_cells(store, build)[number]), counting_store)
         read = [end - start for path, start, end in calls if path in scattered]
         assert read == column["size"].tolist()
 
@@ -243,53 +249,55 @@ def test_a_shard_reads_its_own_bytes_and_no_others(
 def test_a_shard_to_be_built_alone_gets_all_cores(
     store: Store, plans: dict[str, VectorPlan], files: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Recorded ones want none."""
-    graph, given = {"hnsw": plans["hnsw"]}, list[int]()
-    threads = index_work.engine.use_threads
+    """Recorded shards need no cores."""
+    graph, thread_counts = {"hnsw": plans["hnsw"]}, list[int]()
+    use_threads = index_work.engine.use_threads
 
-    def noted(count: int) -> AbstractContextManager[None]:
+    def record_threads(count: int) -> AbstractContextManager[None]:
         if count > 1:  # the recall of a new graph is measured with one
-            given.append(count)
-        return threads(count)
+            thread_counts.append(count)
+        return use_threads(count)
 
-    monkeypatch.setattr(index_work.engine, "use_threads", noted)
+    monkeypatch.setattr(index_work.engine, "use_threads", record_threads)
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(8)), raising=False)
-    monkeypatch.setenv(START_VARIABLE, "1000")  # seconds, so that the launcher does all
-    builds = started(store, graph, files)
+    monkeypatch.setenv(START_VARIABLE, "1000")  # seconds, so that the launcher runs all tasks
+    builds = start_builds(store, graph, files)
     for job in (index.train, index.scatter, index.build_shards):
-        builds = job(builds, launch(store))
-    assert given == [2, 2, 2, 2]
-    lost = pieces(store, builds[0].shards)[1]
-    store.files.local_path(lost.path).unlink()
-    index.build_shards(builds, launch(store))
-    assert given[4:] == [8]
+        builds = job(builds, create_launch(store))
+    assert thread_counts == [2, 2, 2, 2]
+    lost_shard = read_pieces(store, builds[0].shards)[1]
+    store.files.local_path(lost_shard.path).unlink()
+    index.build_shards(builds, create_launch(store))
+    assert thread_counts[4:] == [8]
 
 
-def test_a_piece_of_another_run(store: Store, plans: dict[str, VectorPlan], files: list[Path]) -> None:
+def test_a_shard_of_another_build_is_refused(store: Store, plans: dict[str, VectorPlan], files: list[Path]) -> None:
     graph = plans["hnsw"]
-    other = resolve(IndexRecipe("HNSW8", cells=4, seed=1), N, D)
-    (build,), (stranger,) = (shards(store, {"hnsw": plan}, files) for plan in (graph, other))
+    other_plan = resolve(IndexRecipe("HNSW8", cells=4, seed=1), N, D)
+    (build,), (stranger,) = (build_shards(store, {"hnsw": plan}, files) for plan in (graph, other_plan))
     mixed = replace(build, shards=stranger.shards)
     with pytest.raises(InputError, match="shard 0 of HNSW8 is a piece of another build"):
-        index.merge([mixed], launch(store))
+        index.merge([mixed], create_launch(store))
 
 
-def test_the_largest_cell_is_dealt_first(store: Store, plans: dict[str, VectorPlan], files: list[Path]) -> None:
-    (build,) = index.scatter(index.train(started(store, {"hnsw": plans["hnsw"]}, files), launch(store)), launch(store))
+def test_every_row_is_in_exactly_one_cell(store: Store, plans: dict[str, VectorPlan], files: list[Path]) -> None:
+    (build,) = index.scatter(
+        index.train(start_builds(store, {"hnsw": plans["hnsw"]}, files), create_launch(store)), create_launch(store)
+    )
     assert build.cells is not None
     rows = [cell["rows"] for cell in json.loads(store.blobs.read(build.cells))]
     assert len(rows) == 4
-    assert sum(rows) == N  # nobody joins a second cell unless a border is asked for
+    assert sum(rows) == N  # without `linked`, no vector is linked into a second cell
 
 
-def test_one_cell_with_nearly_all(store: Store, tmp_path: Path) -> None:
+def test_a_cell_with_nearly_all_rows_is_searchable(store: Store, tmp_path: Path) -> None:
     vectors = np.full((N, D), 0.25, np.float32)
     vectors[:8] = np.eye(8, D, dtype=np.float32)
     np.save(tmp_path / "vectors.npy", vectors)
     plan = resolve(IndexRecipe("HNSW8", cells=4), N, D)
-    (built,) = index.merge(shards(store, {"hnsw": plan}, [tmp_path / "vectors.npy"]), launch(store))
-    found = open_index(store.blobs.get_local_path(built.blob)).search(vectors[:8], 1, efSearch=N)[1]
-    assert found[:, 0].tolist() == list(range(8))
+    (built_index,) = index.merge(build_shards(store, {"hnsw": plan}, [tmp_path / "vectors.npy"]), create_launch(store))
+    rows = open_index(store.blobs.get_local_path(built_index.blob)).search(vectors[:8], 1, efSearch=N)[1]
+    assert rows[:, 0].tolist() == list(range(8))
 
 
 @pytest.mark.slow
@@ -297,13 +305,13 @@ def test_pieces_are_read_from_an_object_store(
     plans: dict[str, VectorPlan], files: list[Path], s3_store_url: str, tmp_path: Path
 ) -> None:
     store = Store.open(s3_store_url, create=True)
-    for built in index.merge(shards(store, plans, files, BEAM), launch(store, BEAM)):
-        (work := tmp_path / built.name).mkdir()
-        stages.run_stages(built.plan, files, work / "whole", work)
-        assert store.blobs.read(built.blob) == (work / "whole").read_bytes()
+    for built_index in index.merge(build_shards(store, plans, files, BEAM), create_launch(store, BEAM)):
+        (work := tmp_path / built_index.name).mkdir()
+        stages.run_stages(built_index.plan, files, work / "whole", work)
+        assert store.blobs.read(built_index.blob) == (work / "whole").read_bytes()
 
 
-def test_vectors_have_one_local_worker_a_gpu(
+def test_training_starts_one_local_worker_for_each_gpu(
     store: Store, plans: dict[str, VectorPlan], files: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started_jobs: list[tuple[str, int, tuple[str, ...]]] = []
@@ -316,7 +324,7 @@ def test_vectors_have_one_local_worker_a_gpu(
     monkeypatch.setattr(index, "run_job", record_job)
     monkeypatch.setattr(index, "engine", SimpleNamespace(count_gpus=lambda: 3))
     monkeypatch.setattr(Launch, "is_too_small", lambda launch, seconds: launch.flags == ())
-    builds = index.train(started(store, plans, files), Launch.new(store.url, ["--direct_num_workers=8"]))
+    builds = index.train(start_builds(store, plans, files), Launch.new(store.url, ["--direct_num_workers=8"]))
     assert [build.trained is not None for build in builds] == [True, True]
     assert started_jobs == [("train", 2, ("--direct_num_workers=3",)), ("train", 0, ("--direct_num_workers=8",))]
 

@@ -1,6 +1,7 @@
-"""A second month's index: what was learnt, and the pieces and shards of what did not change, are the first month's."""
+"""A rebuild of an index reuses the training, and the pieces and shards of unchanged parts and cells."""
 
 import json
+import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -23,18 +24,18 @@ from rag_model.store.store import Store
 
 D, SIZES = 16, (400, 500, 300)
 RECIPES = {"hnsw": IndexRecipe("HNSW8", cells=3, linked=0.5), "ivf": IndexRecipe("IVF8,SQ8")}
-CODED = IndexRecipe("IVF8,PQ8x4np")  # whose codes are worth carrying over
+SLOW_CODES = IndexRecipe("IVF8,PQ8x4np")  # whose codes are reused, because encoding is slow
 Months = tuple[list[Path], list[Path]]
 
 
-def clouds(n: int, seed: int) -> Any:
+def draw_vectors(n: int, seed: int) -> Any:
     """Return unit vectors about three directions, so that each cell holds one of them."""
     rng = np.random.default_rng(seed)
     vectors = 8 * np.eye(3, D)[rng.integers(0, 3, n)] + rng.normal(size=(n, D))
     return (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
 
 
-def saved(folder: Path, parts: Sequence[Any]) -> list[Path]:
+def save_parts(folder: Path, parts: Sequence[Any]) -> list[Path]:
     folder.mkdir()
     paths = [folder / f"{number}.npy" for number in range(len(parts))]
     for path, vectors in zip(paths, parts, strict=True):
@@ -42,55 +43,80 @@ def saved(folder: Path, parts: Sequence[Any]) -> list[Path]:
     return paths
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store.open(str(tmp_path / "store"), create=True)
+@pytest.fixture(scope="module")
+def months(tmp_path_factory: pytest.TempPathFactory) -> Months:
+    """Parts of a month and of the next, in whose first part one vector is deleted and two of its direction are new."""
+    folder, parts = tmp_path_factory.mktemp("months"), [draw_vectors(size, seed) for seed, size in enumerate(SIZES)]
+    candidates = draw_vectors(200, 9)
+    added = candidates[np.argsort(-candidates[:, 1])[:2]]  # so near the direction that no other cell links to them
+    edited = np.concatenate([np.delete(parts[0], parts[0][:, 1].argmax(), axis=0), added])
+    return save_parts(folder / "old", parts), save_parts(folder / "new", [edited, *parts[1:]])
+
+
+@pytest.fixture(scope="module")
+def parent_month(months: Months, tmp_path_factory: pytest.TempPathFactory) -> tuple[Store, Any]:
+    """A store with the indexes of the first month; tests copy it."""
+    store = Store.open(str(tmp_path_factory.mktemp("parent") / "store"), create=True)
+    return store, build(store, months[0])
 
 
 @pytest.fixture
-def months(tmp_path: Path) -> Months:
-    """Parts of a month; in the next the first has lost a vector and won two, all of one direction."""
-    parts = [clouds(size, seed) for seed, size in enumerate(SIZES)]
-    more = clouds(200, 9)
-    gone, new = parts[0][:, 1].argmax(), more[np.argsort(-more[:, 1])[:2]]  # so near it that no other cell knows them
-    edited = np.concatenate([np.delete(parts[0], gone, axis=0), new])
-    return saved(tmp_path / "old", parts), saved(tmp_path / "new", [edited, *parts[1:]])
+def store(parent_month: tuple[Store, Any], tmp_path: Path) -> Store:
+    """A copy of the store with the indexes of the first month."""
+    return Store.open(str(shutil.copytree(parent_month[0].files.local_path(""), tmp_path / "store")))
 
 
-def nearest(vectors: Any) -> Any:
+@pytest.fixture
+def empty_store(tmp_path: Path) -> Store:
+    return Store.open(str(tmp_path / "empty"), create=True)
+
+
+@pytest.fixture
+def parents(parent_month: tuple[Store, Any]) -> Any:
+    """The graph and the inverted lists of the first month."""
+    return parent_month[1][0]
+
+
+@pytest.fixture
+def parent_builds(parent_month: tuple[Store, Any]) -> Any:
+    """The builds of `parents`, which name their pieces and shards."""
+    return parent_month[1][1]
+
+
+def find_direction(vectors: Any) -> Any:
+    """Return the number of the direction that each vector is nearest to."""
     return vectors[:, :3].argmax(axis=1)
-
-
-def graphs_of(built: BuiltIndex) -> BlobRef | None:
-    """Return the list of an index's shards."""
-    return BlobRef.from_json(built.shards["list"]) if built.shards else None
 
 
 def build(
     store: Store,
     files: Sequence[Path],
-    before: Sequence[BuiltIndex] = (),
-    old: Sequence[Path] = (),
+    parents: Sequence[BuiltIndex] = (),
+    parent_files: Sequence[Path] = (),
     growth: str = "",
     beam: Sequence[str] = (),
 ) -> Any:
-    """Return the finished indexes, and the builds, of which `before` gives what is inherited.
+    """Build indexes that reuse results of `parents`; return them and their builds.
 
-    Without options of Beam the launcher runs the tasks of such small jobs.
+    Without Beam options the launcher runs the tasks of such small jobs.
     """
-    vectors, known = ([store.blobs.put_file(path) for path in paths] for paths in (files, old))
-    changed = tuple((ref, tuple(known)) for ref in vectors if ref not in known)
-    same = tuple(ref for ref in vectors if ref in known)
-    earlier = [[asdict(ParentRows(ref, number)) for ref in known[number : number + 1]] for number in range(len(files))]
-    listed = store.blobs.put_bytes(json.dumps(earlier).encode()) if known else None
-    heirlooms = {
-        built.name: ReusedTraining("0" * 64, *built.training, changed, same, listed, graphs_of(built), growth=growth)
-        for built in before
-        if built.training
-    }
+    vectors, parent_vectors = ([store.blobs.put_file(path) for path in paths] for paths in (files, parent_files))
+    changed = tuple((ref, tuple(parent_vectors)) for ref in vectors if ref not in parent_vectors)
+    unchanged = tuple(ref for ref in vectors if ref in parent_vectors)
+    parent_rows = [
+        [asdict(ParentRows(ref, number)) for ref in parent_vectors[number : number + 1]] for number in range(len(files))
+    ]
+    row_list = store.blobs.put_bytes(json.dumps(parent_rows).encode()) if parent_vectors else None
+    reused_trainings = {}
+    for parent in parents:
+        if parent.training:
+            shards = BlobRef.from_json(parent.shards["list"]) if parent.shards else None
+            reused_trainings[parent.name] = ReusedTraining(
+                "0" * 64, *parent.training, changed, unchanged, row_list, shards, growth=growth
+            )
     n, launch = sum(len(np.load(path)) for path in files), Launch.new(store.url, beam)
     builds = [
-        index.start_index(store, name, resolve(recipe, n, D), vectors, heirlooms.get(name))
+        index.start_index(store, name, resolve(recipe, n, D), vectors, reused_trainings.get(name))
         for name, recipe in RECIPES.items()
     ]
     for job in (index.train, index.scatter, index.build_shards):
@@ -98,335 +124,299 @@ def build(
     return index.merge(builds, launch), builds
 
 
-def records(store: Store, stage: str) -> int:
+def count_records(store: Store, stage: str) -> int:
     return len(list(store.files.local_path(f"memo/{stage}").glob("*")))
 
 
-def scattered(store: Store) -> list[Record]:
-    """Return the records of all pieces whose outputs are there."""
+def list_scatter_records(store: Store) -> list[Record]:
+    """Return the records of all pieces whose files exist."""
     keys = [name.removesuffix(".json") for name in store.files.list_names("memo/scatter")]
     return [record for key in keys if (record := store.memo.find("scatter", key))]
 
 
-def listed(store: Store, builds: Sequence[IndexInProgress], name: str, which: str) -> list[Any]:
+def measure_recall(store: Store, built_index: BuiltIndex, files: Sequence[Path], queries: Any, **search: int) -> float:
+    """Return the recall@10 of an index of the vectors in files."""
+    opened_index = open_index(store.blobs.get_local_path(built_index.blob), defaults=search or built_index.plan.search)
+    rows, exact = opened_index.search(queries, 10)[1], ExactIndex(files).search(queries, 10)[1]
+    return float(np.mean([len({*a} & {*b}) / 10 for a, b in zip(rows, exact, strict=True)]))
+
+
+def list_encoded(store: Store) -> list[int]:
+    """Return how many vectors each recorded scatter task has encoded."""
+    return sorted(record.stats["encoded"] for record in list_scatter_records(store) if "encoded" in record.stats)
+
+
+def read_blobs(store: Store, builds: Sequence[IndexInProgress], name: str, field: str) -> list[Any]:
     (build,) = [build for build in builds if build.name == name]
-    return read_blob_list(store, getattr(build, which))
+    return read_blob_list(store, getattr(build, field))
 
 
 @pytest.mark.slow
-def test_what_did_not_change_is_not_made_again(store: Store, months: Months) -> None:
-    first, old = build(store, months[0])
-    made = {stage: records(store, stage) for stage in ("train", "scatter", "shard", "merge")}
-    assert made == {"train": 2, "scatter": 6, "shard": 3, "merge": 2}
-    second, new = build(store, months[1], first, months[0], beam=["--runner=FnApiRunner"])
-    assert {stage: records(store, stage) - count for stage, count in made.items()} == {
+def test_a_rebuild_runs_only_tasks_of_changed_parts_and_cells(
+    store: Store, months: Months, parents: Any, parent_builds: Any
+) -> None:
+    counts = {stage: count_records(store, stage) for stage in ("train", "scatter", "shard", "merge")}
+    assert counts == {"train": 2, "scatter": 6, "shard": 3, "merge": 2}
+    indexes, new_builds = build(store, months[1], parents, months[0], beam=["--runner=FnApiRunner"])
+    assert {stage: count_records(store, stage) - count for stage, count in counts.items()} == {
         "train": 0,
-        "scatter": 2,  # the part that changed, of either index
-        "shard": 1,  # the cell about the direction that changed
+        "scatter": 2,  # the changed part, for both indexes
+        "shard": 1,  # the cell of the changed direction
         "merge": 2,
     }
-    for name in RECIPES:
-        before, after = (listed(store, builds, name, "pieces") for builds in (old, new))
-        assert [a == b for a, b in zip(before, after, strict=True)] == [False, True, True]
-    before, after = (listed(store, builds, "hnsw", "shards") for builds in (old, new))
-    assert sorted(a == b for a, b in zip(before, after, strict=True)) == [False, True, True]
-    assert [built.training and built.training[0] for built in first] == [
-        built.training and built.training[0] for built in second
-    ]
-    assert all(built.plan.notes == ("trained as in snapshot 000000000000",) for built in second)
+    for name, field in (("hnsw", "pieces"), ("ivf", "pieces"), ("hnsw", "shards")):
+        old_blobs, new_blobs = (read_blobs(store, builds, name, field) for builds in (parent_builds, new_builds))
+        assert sorted(a == b for a, b in zip(old_blobs, new_blobs, strict=True)) == [False, True, True]
+    assert [index.training[0] for index in indexes] == [parent.training[0] for parent in parents]
+    assert all(index.plan.notes == ("trained as in snapshot 000000000000",) for index in indexes)
 
 
-def test_of_a_part_that_changed_only_new_vectors_are_coded(
-    store: Store, months: Months, monkeypatch: pytest.MonkeyPatch
+def test_only_new_vectors_of_a_changed_part_are_encoded(
+    empty_store: Store, months: Months, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(RECIPES, "ivf", CODED)
-    first, old = build(store, months[0])
-    index_of = [built.blob for built in build(store, months[1], first, months[0])[0]]
-    found = {record.stats["encoded"] for record in scattered(store) if "encoded" in record.stats}
-    assert found == {*SIZES, 2}
-    for lost in listed(store, old, "ivf", "pieces")[:1]:  # the piece of which it was made
-        store.files.local_path(lost.path).unlink()
-    for record in scattered(store):
+    monkeypatch.setitem(RECIPES, "ivf", SLOW_CODES)
+    store, (parents, builds) = empty_store, build(empty_store, months[0])
+    blobs = [index.blob for index in build(store, months[1], parents, months[0])[0]]
+    assert {*list_encoded(store)} == {*SIZES, 2}
+    store.files.local_path(read_blobs(store, builds, "ivf", "pieces")[0].path).unlink()
+    for record in list_scatter_records(store):
         if record.stats.get("encoded") == 2:
             store.files.local_path(f"memo/scatter/{record.key}.json").unlink()
-    again = [built.blob for built in build(store, months[1], first, months[0])[0]]
-    assert sorted(record.stats["encoded"] for record in scattered(store) if "encoded" in record.stats) == [
-        300,
-        401,
-        500,
-    ]
-    assert again == index_of, "coded or carried, the index has the same bytes"
+    rebuilt_blobs = [index.blob for index in build(store, months[1], parents, months[0])[0]]
+    assert list_encoded(store) == [300, 401, 500]
+    assert rebuilt_blobs == blobs, "with encoded or reused codes, the index has the same bytes"
 
 
-def test_a_damaged_piece_of_the_parent_is_not_carried(
-    store: Store, months: Months, monkeypatch: pytest.MonkeyPatch
+def test_a_damaged_piece_of_the_parent_is_not_reused(
+    empty_store: Store, months: Months, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(RECIPES, "ivf", CODED)
-    first, old = build(store, months[0])
-    lost = store.files.local_path(listed(store, old, "ivf", "pieces")[0].path)
-    data = bytearray(lost.read_bytes())
-    data[-1] ^= 1  # a code: the piece is as long as it was
-    lost.write_bytes(data)
-    found = [built.blob for built in build(store, months[1], first, months[0])[0]]
-    coded = sorted(record.stats["encoded"] for record in scattered(store) if "encoded" in record.stats)
-    assert coded == [300, 400, 401, 500], "all vectors of the part that changed"
-    other = Store.open(str(store.files.local_path("").parent / "other"), create=True)
-    other_first, _ = build(other, months[0])
-    assert [built.blob for built in build(other, months[1], other_first, months[0])[0]] == found
+    monkeypatch.setitem(RECIPES, "ivf", SLOW_CODES)
+    parents, builds = build(empty_store, months[0])
+    intact_store = Store.open(str(shutil.copytree(empty_store.files.local_path(""), tmp_path / "intact")))
+    piece = empty_store.files.local_path(read_blobs(empty_store, builds, "ivf", "pieces")[0].path)
+    data = bytearray(piece.read_bytes())
+    data[-1] ^= 1  # a code, so that the piece keeps its length
+    piece.write_bytes(data)
+    blobs = [index.blob for index in build(empty_store, months[1], parents, months[0])[0]]
+    assert list_encoded(empty_store) == [300, 400, 401, 500], "all vectors of the changed part"
+    assert [index.blob for index in build(intact_store, months[1], parents, months[0])[0]] == blobs
 
 
-def test_a_task_after_training_names_no_files_of_other_parts(store: Store, months: Months) -> None:
-    """There is a task for each part: if each named all parts, a build would take their square in memory."""
-    first, _ = build(store, months[0])
-    _, builds = build(store, months[1], first, months[0])
-    others = {store.blobs.put_file(path).id for path in (*months[0], *months[1])}
-    for one in builds:
-        told = repr(ScatterTask(one, 0, one.rows))
-        assert not [id_ for id_ in others if id_ in told]
+def test_a_task_after_training_names_no_files_of_other_parts(store: Store, months: Months, parents: Any) -> None:
+    """If the task of each part named all parts, a build would need memory for their square."""
+    _, builds = build(store, months[1], parents, months[0])
+    blob_ids = {store.blobs.put_file(path).id for path in (*months[0], *months[1])}
+    for index_build in builds:
+        task_text = repr(ScatterTask(index_build, 0, index_build.rows))
+        assert not [blob_id for blob_id in blob_ids if blob_id in task_text]
 
 
-def test_an_index_of_inherited_pieces_is_as_good_as_one_of_new_ones(
-    store: Store, months: Months, tmp_path: Path
+def test_an_index_of_reused_pieces_has_the_recall_of_a_new_one(
+    store: Store, empty_store: Store, months: Months, parents: Any
 ) -> None:
-    first, _ = build(store, months[0])
-    inherited, _ = build(store, months[1], first, months[0])
-    anew, _ = build(Store.open(str(tmp_path / "other"), create=True), months[1])
-    questions = clouds(100, 21)
-    _, rows = ExactIndex(months[1]).search(questions, 10)
-    for ours, theirs in zip(inherited, anew, strict=True):
-        found = [
-            open_index(path, defaults=ours.plan.search).search(questions, 10)[1]
-            for path in (store.blobs.get_local_path(ours.blob), tmp_path / "other" / theirs.blob.path)
-        ]
-        recalls = [np.mean([len({*a} & {*b}) / 10 for a, b in zip(own, rows, strict=True)]) for own in found]
-        assert recalls[0] > recalls[1] - 0.02, ours.name
+    indexes, _ = build(store, months[1], parents, months[0])
+    new_indexes, _ = build(empty_store, months[1])
+    queries = draw_vectors(100, 21)
+    for index_of_reused, new_index in zip(indexes, new_indexes, strict=True):
+        recall = measure_recall(store, index_of_reused, months[1], queries)
+        assert recall > measure_recall(empty_store, new_index, months[1], queries) - 0.02, new_index.name
 
 
-def test_the_same_again_makes_nothing(store: Store, months: Months) -> None:
-    first, _ = build(store, months[0])
-    second, _ = build(store, months[1], first, months[0])
+def test_a_repeated_build_writes_no_record(store: Store, months: Months, parents: Any) -> None:
+    indexes, _ = build(store, months[1], parents, months[0])
     files = sorted(store.files.local_path("memo").rglob("*"))
-    again, _ = build(store, months[1], first, months[0])
-    third, _ = build(store, months[1], second, months[1])  # a parent that is itself: no vector is new, none is asked
-    assert [built.blob for built in second] == [built.blob for built in again] == [built.blob for built in third]
-    assert [built.training for built in second] == [built.training for built in third]
-    assert sorted(store.files.local_path("memo").rglob("*")) == files
+    for repeated_parents, parent_files in ((parents, months[0]), (indexes, months[1])):
+        repeated, _ = build(store, months[1], repeated_parents, parent_files)
+        assert [(index.blob, index.training) for index in repeated] == [
+            (index.blob, index.training) for index in indexes
+        ]
+        assert sorted(store.files.local_path("memo").rglob("*")) == files
 
 
 @pytest.fixture
-def later(tmp_path: Path, months: Months) -> list[Path]:
-    """Parts of a third month: of every direction some vectors are gone and some are new; some are there twice."""
+def third_month(tmp_path: Path, months: Months) -> list[Path]:
+    """Parts of a third month, with deleted and new vectors of every direction, and with repeated ones."""
     parts = [np.load(path) for path in months[1]]
-    parts[1] = np.concatenate([parts[1][25:], clouds(20, 31), parts[1][40:43]])
-    return saved(tmp_path / "later", parts)
+    parts[1] = np.concatenate([parts[1][25:], draw_vectors(20, 31), parts[1][40:43]])
+    return save_parts(tmp_path / "third_month", parts)
 
 
-def stats_of(store: Store) -> list[dict[str, Any]]:
-    """Return what each recorded shard says of itself."""
+def read_shard_stats(store: Store) -> list[dict[str, Any]]:
+    """Return the statistics of each recorded shard."""
     keys = [name.removesuffix(".json") for name in store.files.list_names("memo/shard")]
     return [dict(record.stats) for key in keys if (record := store.memo.find("shard", key))]
 
 
-def count_cells(built: BuiltIndex) -> list[float]:
+def count_cells(built_index: BuiltIndex) -> list[float]:
     names = ("built_cells", "updated_cells", "reused_cells", "generation")
-    return [built.stats.get(name, -1) for name in names]
+    return [built_index.stats.get(name, -1) for name in names]
 
 
 def test_the_graph_of_a_cell_is_updated_from_update_to_update(
-    store: Store, months: Months, later: list[Path], tmp_path: Path
+    store: Store, empty_store: Store, months: Months, third_month: list[Path], parents: Any
 ) -> None:
-    (first, _), _ = build(store, months[0])
+    first, _ = parents
     assert count_cells(first) == [-1, -1, -1, -1], "nothing to update"
     (second, _), _ = build(store, months[1], [first], months[0])
     assert count_cells(second) == [0, 1, 2, 1]
-    (third, _), builds = build(store, later, [second], months[1])
+    (third, _), builds = build(store, third_month, [second], months[1])
     assert count_cells(third) == [0, 3, 0, 2]
-    assert sorted(one["generation"] for one in stats_of(store)) == [0, 0, 0, 1, 1, 1, 2]
-    assert all(0 < one["inserted"] < 20 for one in stats_of(store) if one["generation"])
-    assert third.shards
+    assert sorted(stats["generation"] for stats in read_shard_stats(store)) == [0, 0, 0, 1, 1, 1, 2]
+    assert all(0 < stats["inserted"] < 20 for stats in read_shard_stats(store) if stats["generation"])
     assert sorted(third.shards["generation"]) == [1, 1, 2]
     assert third.stats["replaced"] == max(third.shards["replaced"]) < 0.1
 
-    # Killed after two of the three cells, and without the merge: the same bytes.
-    shards = listed(store, builds, "hnsw", "shards")
+    # A build that was killed after two of the three cells resumes and gives the same bytes.
+    shards = read_blobs(store, builds, "hnsw", "shards")
     for stage, output in (("shard", shards[1]), ("merge", third.blob)):
         for path in store.files.local_path(f"memo/{stage}").glob("*.json"):
             if output.id in path.read_text():
                 path.unlink()
     store.files.local_path(shards[1].path).unlink()
-    (resumed, _), _ = build(store, later, [second], months[1])
+    (resumed, _), _ = build(store, third_month, [second], months[1])
     assert (resumed.blob, resumed.shards) == (third.blob, third.shards)
 
-    # After a rollback to the first month, the second comes again, and then goes on to the third.
-    (again, _), _ = build(store, months[1], [first], months[0])
-    assert (again.blob, again.shards) == (second.blob, second.shards)
-    (from_first, _), _ = build(store, later, [first], months[0])
+    # After a rollback to the first month, the second and the third can be built from the first.
+    (repeated, _), _ = build(store, months[1], [first], months[0])
+    assert (repeated.blob, repeated.shards) == (second.blob, second.shards)
+    (from_first, _), _ = build(store, third_month, [first], months[0])
     assert count_cells(from_first) == [0, 3, 0, 1]
 
-    whole, _ = build(Store.open(str(tmp_path / "other"), create=True), later)
-    _, exact = ExactIndex(later).search(questions := clouds(200, 21), 10)
-    recalls = []
-    for path in (store.blobs.get_local_path(third.blob), tmp_path / "other" / whole[0].blob.path):
-        found = open_index(path, defaults=third.plan.search).search(questions, 10)[1]
-        recalls.append(np.mean([len({*a} & {*b}) / 10 for a, b in zip(found, exact, strict=True)]))
-    assert recalls[0] > recalls[1] - 0.01, recalls
+    (full_build, _), _ = build(empty_store, third_month)
+    queries = draw_vectors(200, 21)
+    recall = measure_recall(store, third, third_month, queries)
+    assert recall > measure_recall(empty_store, full_build, third_month, queries) - 0.01
 
 
 @pytest.mark.parametrize(
-    ("harm", "why"), [("damage", "the parent's graph is damaged"), ("loss", "the parent has none in the store")]
+    ("damage", "reason"),
+    [("changed", "the parent's graph is damaged"), ("deleted", "the parent has none in the store")],
 )
-def test_without_the_graph_of_the_parent_a_cell_is_built_again(
-    harm: str, why: str, store: Store, months: Months, later: list[Path]
+def test_a_cell_without_its_parents_graph_is_built_again(
+    damage: str, reason: str, store: Store, months: Months, third_month: list[Path], parents: Any, parent_builds: Any
 ) -> None:
-    (first, _), builds = build(store, months[0])
-    shard = store.files.local_path(listed(store, builds, "hnsw", "shards")[1].path)
-    shard.write_bytes(shard.read_bytes()[:-1] + b"?") if harm == "damage" else shard.unlink()
-    (second, _), _ = build(store, later, [first], months[0])
+    shard = store.files.local_path(read_blobs(store, parent_builds, "hnsw", "shards")[1].path)
+    shard.write_bytes(shard.read_bytes()[:-1] + b"?") if damage == "changed" else shard.unlink()
+    (second, _), _ = build(store, third_month, parents[:1], months[0])
     assert count_cells(second) == [1, 2, 0, 1]
-    assert f"graphs of cells built again: 1 ({why})" in second.plan.notes
-    assert second.shards
+    assert f"graphs of cells built again: 1 ({reason})" in second.plan.notes
     assert second.shards["generation"][1] == 0
 
 
-def test_of_a_month_of_other_vectors_all_cells_are_built_again(store: Store, months: Months, tmp_path: Path) -> None:
-    (first, _), _ = build(store, months[0])
-    files = saved(tmp_path / "strange", [clouds(size, 50 + seed) for seed, size in enumerate(SIZES)])
-    (second, _), _ = build(store, files, [first], months[0])
+def test_all_cells_are_built_again_if_all_vectors_are_new(
+    store: Store, months: Months, parents: Any, tmp_path: Path
+) -> None:
+    files = save_parts(tmp_path / "foreign", [draw_vectors(size, 50 + seed) for seed, size in enumerate(SIZES)])
+    (second, _), _ = build(store, files, parents[:1], months[0])
     assert count_cells(second) == [3, 0, 0, 0]
     (note,) = (note for note in second.plan.notes if "built again" in note)
     assert note.count("(most of its vectors are new)") == 3
 
 
-def test_what_does_not_fit_is_learnt_anew_and_said(store: Store, months: Months, tmp_path: Path) -> None:
-    first, _ = build(store, months[0])
-    strange = np.roll(clouds(200, 5), 7, axis=1)  # about other directions
-    files = [*months[0], *saved(tmp_path / "strange", [strange])]
-    second, _ = build(store, files, first, months[0])
-    for before, after in zip(first, second, strict=True):
-        assert after.training
-        assert before.training
-        assert after.training[0] != before.training[0]
-        (note,) = after.plan.notes
+def test_training_runs_again_if_it_does_not_fit_new_vectors(
+    store: Store, months: Months, parents: Any, tmp_path: Path
+) -> None:
+    foreign_vectors = np.roll(draw_vectors(200, 5), 7, axis=1)  # about other directions
+    files = [*months[0], *save_parts(tmp_path / "foreign", [foreign_vectors])]
+    indexes, _ = build(store, files, parents, months[0])
+    n_old = sum(SIZES)
+    for parent, new_index in zip(parents, indexes, strict=True):
+        assert new_index.training[0] != parent.training[0]
+        (note,) = new_index.plan.notes
         assert note.startswith("trained again: ")
         assert "with 200 new vectors" in note
-    rows = sum(SIZES)
-    for built in second:
-        found = open_index(store.blobs.get_local_path(built.blob)).search(strange[:50], 1)[1]
-        assert np.mean(found[:, 0] == np.arange(rows, rows + 50)) > 0.95
+        rows = open_index(store.blobs.get_local_path(new_index.blob)).search(foreign_vectors[:50], 1)[1]
+        assert np.mean(rows[:, 0] == np.arange(n_old, n_old + 50)) > 0.95
 
 
-def test_lists_that_miss_one_new_article_move_to_it(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_lists_that_miss_a_new_article_are_adapted_to_it(
+    empty_store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(RECIPES, "ivf", IndexRecipe("IVF32,SQ8"))
-    parts = [clouds(size, seed) for seed, size in enumerate((400, 1500, 300))]
-    old = saved(tmp_path / "old", parts)
-    first, _ = build(store, old)
-    strange = clouds(200, 5)
-    article = np.roll(strange[nearest(strange) == 0][:40], 7, axis=1)  # of so few rows that little is lost in all
-    files = saved(tmp_path / "new", [parts[0], np.concatenate([parts[1], article]), parts[2]])
-    (_, moved), _ = build(store, files, first, old)
-    (before,) = [built.training for built in first if built.name == "ivf" and built.training]
-    assert moved.training
-    (note,) = moved.plan.notes
+    store, parts = empty_store, [draw_vectors(size, seed) for seed, size in enumerate((400, 1500, 300))]
+    old_files = save_parts(tmp_path / "old", parts)
+    parents, _ = build(store, old_files)
+    article = draw_vectors(200, 5)
+    article = np.roll(article[find_direction(article) == 0][:40], 7, axis=1)  # too few to lower the mean recall
+    files = save_parts(tmp_path / "new", [parts[0], np.concatenate([parts[1], article]), parts[2]])
+    (_, adapted_index), _ = build(store, files, parents, old_files)
+    (note,) = adapted_index.plan.notes
     assert note.startswith("trained as in snapshot 000000000000, lists moved: recall is 0.")
     assert note.endswith(" for old ones")
-    assert moved.training[0] != before[0]
-    made = records(store, "follow")
-    (_, again), _ = build(store, files, first, old)
-    assert (records(store, "follow"), again.blob) == (made, moved.blob)
-    monkeypatch.setattr("rag_model.index.quality.results._MAX_RECALL_LOSS", 1.0)  # whatever they miss
-    (_, stayed), _ = build(store, files, first, old)
-    assert stayed.training == before
-    (_, exact) = ExactIndex(files).search(article, 10)
-    recalls = []
-    for built in (moved, stayed):
-        found = open_index(store.blobs.get_local_path(built.blob), defaults={"nprobe": 2}).search(article, 10)[1]
-        recalls.append(np.mean([len({*a} & {*b}) / 10 for a, b in zip(found, exact, strict=True)]))
-    assert recalls[0] > 0.8 > recalls[1], recalls
+    assert adapted_index.training[0] != parents[1].training[0]
+    n_records = count_records(store, "follow")
+    (_, repeated_index), _ = build(store, files, parents, old_files)
+    assert (count_records(store, "follow"), repeated_index.blob) == (n_records, adapted_index.blob)
+    monkeypatch.setattr("rag_model.index.quality.results._MAX_RECALL_LOSS", 1.0)  # any recall is accepted
+    (_, unadapted_index), _ = build(store, files, parents, old_files)
+    assert unadapted_index.training == parents[1].training
+    assert measure_recall(store, adapted_index, files, article, nprobe=2) > 0.8
+    assert measure_recall(store, unadapted_index, files, article, nprobe=2) < 0.8
 
 
-def test_a_cell_that_has_grown_is_split(store: Store, months: Months, tmp_path: Path) -> None:
-    (first, _), _ = build(store, months[0])
-    crowd = clouds(3000, 8)
-    crowd = crowd[nearest(crowd) == 1]  # about one direction alone
-    assert first.training
-    fits = replace(first.training[1], losses=dict.fromkeys(first.training[1].losses, 9.0))
-    grown = saved(tmp_path / "grown", [crowd])
-    (second, _), _ = build(store, [*months[0], *grown], [replace(first, training=(first.training[0], fits))], months[0])
-    assert second.training
+def test_an_overgrown_cell_is_split(store: Store, months: Months, parents: Any, tmp_path: Path) -> None:
+    first, _ = parents
+    crowd = draw_vectors(3000, 8)
+    files = [*months[0], *save_parts(tmp_path / "crowd", [crowd[find_direction(crowd) == 1]])]
+    fit = replace(first.training[1], losses=dict.fromkeys(first.training[1].losses, 9.0))
+    (second, _), _ = build(store, files, [replace(first, training=(first.training[0], fit))], months[0])
     assert second.training[1].imbalance_now > 1.8
-    larger = [*months[0], *grown]
-    (third, _), _ = build(store, larger, [second], larger)
+    (third, _), _ = build(store, files, [second], files)
     (note, *_) = third.plan.notes
     assert note.startswith("trained as in snapshot 000000000000, cells split: the largest cell has grown to 1.9")
-    assert third.training
     assert third.training[0] != second.training[0]
     assert third.training[1].imbalance_now < second.training[1].imbalance_now
     assert sum(count_cells(third)[:3]) == 3, "the parent's graphs are there to be updated"
-    questions = clouds(100, 21)
-    _, exact = ExactIndex(larger).search(questions, 10)
-    path = store.blobs.get_local_path(third.blob)
-    found = open_index(path, defaults=third.plan.search).search(questions, 10)[1]
-    assert np.mean([len({*a} & {*b}) / 10 for a, b in zip(found, exact, strict=True)]) > 0.97
+    assert measure_recall(store, third, files, draw_vectors(100, 21)) > 0.97
 
 
-def test_more_cells_are_split_off_and_the_others_stay(
-    store: Store, months: Months, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_larger_number_of_cells_splits_one_cell_and_keeps_the_others(
+    store: Store, months: Months, parents: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (first, _), _ = build(store, months[0])
-    crowd = clouds(1500, 8)
-    grown = [*months[0], *saved(tmp_path / "grown", [crowd[nearest(crowd) == 1]])]
+    crowd = draw_vectors(1500, 8)
+    files = [*months[0], *save_parts(tmp_path / "crowd", [crowd[find_direction(crowd) == 1]])]
     monkeypatch.setitem(RECIPES, "hnsw", replace(RECIPES["hnsw"], cells=4))
-    made = [build(store, grown, [first], months[0], "there are 4 cells instead of 3")[0][0] for _ in range(2)]
-    second = made[1]
-    assert second == made[0]
-    assert second.plan.notes[0] == "trained as in snapshot 000000000000, cells split: there are 4 cells instead of 3"
+    growth = "there are 4 cells instead of 3"
+    second, repeated = (build(store, files, parents[:1], months[0], growth)[0][0] for _ in range(2))
+    assert second == repeated
+    assert second.plan.notes[0] == f"trained as in snapshot 000000000000, cells split: {growth}"
     assert (second.plan.cells, count_cells(second)[:3]) == (4, [2, 2, 0]), "one cell became two"
     assert any("3 (the parent has none in the store)" in note for note in second.plan.notes)
-    questions = clouds(100, 21)
-    found = open_index(store.blobs.get_local_path(second.blob), defaults=second.plan.search).search(questions, 10)[1]
-    _, exact = ExactIndex(grown).search(questions, 10)
-    assert np.mean([len({*a} & {*b}) / 10 for a, b in zip(found, exact, strict=True)]) > 0.97
+    assert measure_recall(store, second, files, draw_vectors(100, 21)) > 0.97
 
 
-def test_a_cell_that_lost_its_vectors_is_merged_and_the_others_stay(
-    store: Store, months: Months, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_smaller_number_of_cells_merges_one_cell_and_keeps_the_others(
+    empty_store: Store, months: Months, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The last cell takes the place of the merged one, and its graph is written again by an update."""
-    monkeypatch.setitem(RECIPES, "hnsw", replace(RECIPES["hnsw"], cells=4))
+    """The last cell takes the number of the merged one, and an update writes its graph again."""
+    store, recipe = empty_store, RECIPES["hnsw"]
+    monkeypatch.setitem(RECIPES, "hnsw", replace(recipe, cells=4))
     (first, _), _ = build(store, months[0])
     parts = [np.load(path) for path in months[0]]
-    left = saved(tmp_path / "left", [vectors[nearest(vectors) != 0] for vectors in parts])
-    monkeypatch.setitem(RECIPES, "hnsw", replace(RECIPES["hnsw"], cells=3))
-    made = [build(store, left, [first], months[0], "there are 3 cells instead of 4")[0][0] for _ in range(2)]
-    second = made[1]
-    assert second == made[0]
-    assert second.plan.notes[0] == "trained as in snapshot 000000000000, cells merged: there are 3 cells instead of 4"
+    files = save_parts(tmp_path / "remaining", [vectors[find_direction(vectors) != 0] for vectors in parts])
+    monkeypatch.setitem(RECIPES, "hnsw", recipe)
+    growth = "there are 3 cells instead of 4"
+    second, repeated = (build(store, files, [first], months[0], growth)[0][0] for _ in range(2))
+    assert second == repeated
+    assert second.plan.notes[0] == f"trained as in snapshot 000000000000, cells merged: {growth}"
     assert sum(count_cells(second)[:3]) == 3
     assert count_cells(second)[0] <= 1, "only a cell without vectors is built again"
-    questions = clouds(100, 21)
-    found = open_index(store.blobs.get_local_path(second.blob), defaults=second.plan.search).search(questions, 10)[1]
-    _, exact = ExactIndex(left).search(questions, 10)
-    assert np.mean([len({*a} & {*b}) / 10 for a, b in zip(found, exact, strict=True)]) > 0.97
+    assert measure_recall(store, second, files, draw_vectors(100, 21)) > 0.97
 
 
-def test_cells_that_cannot_be_split_are_kept(store: Store, months: Months) -> None:
-    (first, _), _ = build(store, months[0])
-    assert first.training
-    worn = replace(first, training=(first.training[0], first.training[1].with_imbalance(2.9)))
-    (second, _), _ = build(store, months[0], [worn], months[0])
+def test_cells_that_cannot_be_split_are_kept(store: Store, months: Months, parents: Any) -> None:
+    first, _ = parents
+    unbalanced = replace(first, training=(first.training[0], first.training[1].with_imbalance(2.9)))
+    (second, _), _ = build(store, months[0], [unbalanced], months[0])
     assert second.plan.notes == (
         "trained as in snapshot 000000000000, cells split: the largest cell has grown to 2.90 times the mean",
     )
-    assert (second.blob, second.training[0] if second.training else None) == (first.blob, first.training[0])
+    assert (second.blob, second.training[0]) == (first.blob, first.training[0])
     assert count_cells(second) == [0, 0, 3, 0]
 
 
-def test_how_even_the_cells_are_is_passed_on(store: Store, months: Months) -> None:
-    (hnsw, ivf), _ = build(store, months[0])
-    rows = np.bincount(nearest(np.concatenate([np.load(path) for path in months[0]])))
-    assert (
-        hnsw.training[1].imbalance == hnsw.training[1].imbalance_now == pytest.approx(3 * rows.max() / rows.sum(), 1e-3)
-    )
-    assert ivf.training[1].imbalance_now == 0
+def test_training_reports_the_imbalance_of_the_cells(months: Months, parents: Any) -> None:
+    hnsw, ivf = (index.training[1] for index in parents)
+    rows = np.bincount(find_direction(np.concatenate([np.load(path) for path in months[0]])))
+    assert hnsw.imbalance == hnsw.imbalance_now == pytest.approx(3 * rows.max() / rows.sum(), 1e-3)
+    assert ivf.imbalance_now == 0

@@ -1,4 +1,4 @@
-"""A job on real Beam workers: results in order, failures in one sentence, nothing left running."""
+"""A job on real Beam workers returns results in order, explains failures, and leaves no process running."""
 
 import logging
 import os
@@ -34,23 +34,23 @@ def launch(tmp_path: Path) -> Launch:
 
 
 def test_results_come_in_the_order_of_the_tasks_from_other_processes(launch: Launch) -> None:
-    seen: list[tuple[int, int]] = []
-    facts = run_job("square", works.square, [3, 1, 2, 5], launch, lambda done, total: seen.append((done, total)))
-    assert [fact["square"] for fact in facts] == [9, 1, 4, 25]
-    assert os.getpid() not in {fact["pid"] for fact in facts}
-    assert seen[-1] == (4, 4)
-    assert all(done <= total == 4 for done, total in seen)
+    progress: list[tuple[int, int]] = []
+    results = run_job("square", works.square, [3, 1, 2, 5], launch, lambda done, total: progress.append((done, total)))
+    assert [result["square"] for result in results] == [9, 1, 4, 25]
+    assert os.getpid() not in {result["pid"] for result in results}
+    assert progress[-1] == (4, 4)
+    assert all(done <= total == 4 for done, total in progress)
 
 
-def test_a_second_job_of_a_stage_is_not_told_what_the_first_did(launch: Launch) -> None:
+def test_progress_of_a_second_job_of_a_stage_does_not_count_the_first(launch: Launch) -> None:
     run_job("square", works.square, [3, 1, 2], launch)
-    seen: list[int] = []
-    facts = run_job("square", works.square, [4], launch, lambda done, total: seen.append(done))
-    assert [fact["square"] for fact in facts] == [16]
-    assert set(seen) <= {0, 1}
+    done_counts: list[int] = []
+    results = run_job("square", works.square, [4], launch, lambda done, total: done_counts.append(done))
+    assert [result["square"] for result in results] == [16]
+    assert set(done_counts) <= {0, 1}
 
 
-def test_jobs_share_a_fork_server_whose_workers_have_the_surroundings_of_their_job(
+def test_jobs_share_a_fork_server_whose_workers_have_the_environment_of_their_job(
     launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reports = []
@@ -58,13 +58,13 @@ def test_jobs_share_a_fork_server_whose_workers_have_the_surroundings_of_their_j
         (folder := tmp_path / name).mkdir()
         monkeypatch.chdir(folder)
         monkeypatch.setenv("BOOKWHEEL_OF_A_TEST", name)
-        reports += run_job("look", works.look_around, [1], launch)
+        reports += run_job("look", works.describe_process, [1], launch)
     assert [report["variable"] for report in reports] == ["one", "two"]
     assert [report["folder"] for report in reports] == [str(tmp_path / "one"), str(tmp_path / "two")]
     (fork_server,) = {report["parent"] for report in reports}
     os.kill(fork_server, signal.SIGKILL)
-    _until(lambda: [fork_server] if not _runs(fork_server) else [], 1)
-    (report,) = run_job("look", works.look_around, [1], launch)
+    _wait_for(lambda: [fork_server] if not _is_running(fork_server) else [], 1)
+    (report,) = run_job("look", works.describe_process, [1], launch)
     assert report["parent"] not in {fork_server, os.getpid()}, "another server has started"
 
 
@@ -89,28 +89,28 @@ def test_no_tasks_start_no_job(launch: Launch) -> None:
     assert run_job("square", works.square, [], launch) == []
 
 
-def test_what_a_worker_raises_is_raised_here_as_its_own_class(launch: Launch) -> None:
+def test_an_error_of_a_worker_keeps_its_class(launch: Launch) -> None:
     with pytest.raises(InputError, match=r"^part \d is truncated: fetch it again$"):
-        run_job("fail", works.fail, [1, 2], launch)
+        run_job("fail", works.raise_input_error, [1, 2], launch)
 
 
-def test_a_bug_in_a_worker_is_one_sentence_with_its_cause(launch: Launch) -> None:
+def test_a_bug_in_a_worker_is_reported_with_its_cause(launch: Launch) -> None:
     with pytest.raises(BookwheelError, match=r"the bug job failed .*ZeroDivisionError"):
-        run_job("bug", works.bug, [1], launch)
+        run_job("bug", works.divide_by_zero, [1], launch)
 
 
 def test_a_worker_out_of_memory_is_one_sentence(launch: Launch) -> None:
     with pytest.raises(ResourceError, match=r"^a worker ran out of memory \(.*\): give each worker more"):
-        run_job("hunger", works.hunger, [1], launch)
+        run_job("hunger", works.allocate_too_much, [1], launch)
 
 
-def test_what_an_engine_lets_a_worker_do_again_is_still_its_own_work(launch: Launch) -> None:
+def test_a_task_that_an_engine_repeats_still_counts_as_new(launch: Launch) -> None:
     store = Store.open(launch.store_url)
-    for number, task in ((0, 7), (0, 7), (1, 7)):  # the second time after a fault; then another with the same inputs
-        worker = Worker("note", works.note, launch, None, 0)
+    for number, task in ((0, 7), (0, 7), (1, 7)):  # a repeated task, then another task with the same inputs
+        worker = Worker("note", works.record_number, launch, None, 0)
         worker.setup()
         worker.process((number, task))
-    assert [report["made"] for report in store.runs.read_reports(launch.run, "note")] == [True, False]
+    assert [report["is_new"] for report in store.runs.read_reports(launch.run, "note")] == [True, False]
 
 
 def test_workers_of_another_version_are_refused(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,14 +121,14 @@ def test_workers_of_another_version_are_refused(launch: Launch, monkeypatch: pyt
         worker.process((0, 3))
 
 
-def test_a_store_that_only_the_launcher_sees(launch: Launch, tmp_path: Path) -> None:
+def test_a_store_that_workers_cannot_reach_is_named(launch: Launch, tmp_path: Path) -> None:
     worker = Worker("square", works.square, replace(launch, store_url=str(tmp_path / "elsewhere")), None, 0)
     worker.setup()
     with pytest.raises(StoreError, match=r"a worker cannot reach the store \(.*elsewhere.*\): use a store that all"):
         worker.process((0, 3))
 
 
-LOST = "failed in state FAILED: org.apache.beam.vendor.grpc.StatusRuntimeException: CANCELLED: client cancelled"
+LOST_WORKER = "failed in state FAILED: org.apache.beam.vendor.grpc.StatusRuntimeException: CANCELLED: client cancelled"
 NO_SLOTS = "failed in state FAILED: java.util.concurrent.TimeoutException: Timeout has occurred: 300000 ms"
 CANCELLED = "FAILED: org.apache.flink.runtime.client.JobCancellationException: Job was cancelled."
 SPARK_STOPPED = """Pipeline x failed in state FAILED: java.lang.IllegalStateException: the context is stopped.
@@ -152,9 +152,9 @@ RAISED = "rag_model.errors.StoreError: no\n\nrag_model.errors.InputError: so [wh
 
 
 @pytest.mark.parametrize(
-    ("said", "kind", "sentence"),
+    ("failure", "kind", "sentence"),
     [
-        (LOST, ResourceError, "lost workers more often"),
+        (LOST_WORKER, ResourceError, "lost workers more often"),
         (NO_SLOTS, ResourceError, "timed out waiting for as many slots as --parallelism requests"),
         (CANCELLED, BookwheelError, "was cancelled on its engine"),
         (SPARK_STOPPED, BookwheelError, r"IllegalStateException: the context is stopped\.\)"),
@@ -164,43 +164,43 @@ RAISED = "rag_model.errors.StoreError: no\n\nrag_model.errors.InputError: so [wh
         (f"{WORKER_DIED} 3", BookwheelError, r"ended \(exit code 3\); its log .* says why"),
     ],
 )
-def test_what_an_engine_says_is_told(
-    launch: Launch, said: str, kind: type[BookwheelError], sentence: str, tmp_path: Path
+def test_failures_of_an_engine_are_explained(
+    launch: Launch, failure: str, kind: type[BookwheelError], sentence: str, tmp_path: Path
 ) -> None:
-    error = explain_failure(Store.open(launch.store_url), launch.run, "cut", RuntimeError(said), tmp_path)
+    error = explain_failure(Store.open(launch.store_url), launch.run, "cut", RuntimeError(failure), tmp_path)
     assert type(error) is kind
     assert re.search(sentence, str(error))
 
 
 def test_a_killed_worker_ends_the_job_instead_of_hanging_it(launch: Launch) -> None:
     with pytest.raises(ResourceError, match="was killed"):
-        run_job("die", works.die, [1, 2], launch)
+        run_job("die", works.kill_worker, [1, 2], launch)
 
 
-def test_workers_leave_when_their_launcher_is_killed(tmp_path: Path) -> None:
+def test_workers_end_when_their_launcher_is_killed(tmp_path: Path) -> None:
     store = Store.open(str(tmp_path / "store"), create=True)
     code = (
         "from beam_jobs.job import run_job\n"
         "from beam_jobs.launch import Launch\n"
         "from tests.beam_jobs import works\n"
-        f"run_job('linger', works.linger, [1, 2], Launch({store.url!r}, 'run-1'))\n"
+        f"run_job('linger', works.wait_forever, [1, 2], Launch({store.url!r}, 'run-1'))\n"
     )
     launcher = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL)
-    workers = _until(lambda: [report["pid"] for report in store.runs.read_reports("run-1", "started")], 2)
+    workers = _wait_for(lambda: [report["pid"] for report in store.runs.read_reports("run-1", "started")], 2)
     launcher.send_signal(signal.SIGKILL)
     launcher.wait()
-    _until(lambda: [pid for pid in workers if not _runs(pid)], len(workers))
+    _wait_for(lambda: [pid for pid in workers if not _is_running(pid)], len(workers))
 
 
-def _until(look, count: int) -> list[int]:  # type: ignore[no-untyped-def]
+def _wait_for(list_items, count: int) -> list[int]:  # type: ignore[no-untyped-def]
     deadline = time.monotonic() + 300
-    while len(found := look()) < count:
-        assert time.monotonic() < deadline, f"{found} after five minutes, wanted {count}"
+    while len(items := list_items()) < count:
+        assert time.monotonic() < deadline, f"{items} after five minutes, wanted {count}"
         time.sleep(0.05)
-    return list(found)
+    return list(items)
 
 
-def _runs(pid: int) -> bool:
+def _is_running(pid: int) -> bool:
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except FileNotFoundError:
@@ -221,7 +221,7 @@ def test_a_job_counts_its_tasks_for_the_runner_and_restores_what_it_changed(tmp_
     options = pipeline.build_pipeline_options(launch.flags, 3)
     worker = pipeline.Worker("square", works.square, launch, None, 0)
     beam_logger, hook = logging.getLogger("apache_beam"), threading.excepthook
-    before = beam_logger.level, beam_logger.propagate, [*beam_logger.handlers]
+    logger_state = beam_logger.level, beam_logger.propagate, [*beam_logger.handlers]
     job = pipeline._create_pipeline("square", worker, [(0, 2), (1, 3), (2, 4)], options, tmp_path / "log")
     with pipeline._PipelineThread(job, options) as running:
         logging.getLogger("apache_beam.runners").info("see https://console.cloud.google.com/dataflow/jobs/1")
@@ -231,7 +231,7 @@ def test_a_job_counts_its_tasks_for_the_runner_and_restores_what_it_changed(tmp_
     counts = {(counter.key.metric.namespace, counter.key.metric.name): counter.committed for counter in counters}
     assert counts["square", "tasks_done"] == 3
     assert threading.excepthook is hook
-    assert (beam_logger.level, beam_logger.propagate, [*beam_logger.handlers]) == before
+    assert (beam_logger.level, beam_logger.propagate, [*beam_logger.handlers]) == logger_state
 
 
 def test_a_job_runs_through_beams_portable_job_service(launch: Launch) -> None:
@@ -240,4 +240,4 @@ def test_a_job_runs_through_beams_portable_job_service(launch: Launch) -> None:
     reports = run_job("square", works.square, [1, 2, 3], portable_launch)
     assert [report["square"] for report in reports] == [1, 4, 9]
     with pytest.raises(InputError, match=r"^part 4 is truncated: fetch it again$"):
-        run_job("fail", works.fail, [4], portable_launch)
+        run_job("fail", works.raise_input_error, [4], portable_launch)

@@ -1,6 +1,6 @@
-"""Flink's and Spark's job server, played by a script in the place of Java: one for all jobs, gone with its launcher.
+"""One job server of Flink, Spark or Prism serves all jobs of a launcher, and ends with it.
 
-And a build on a real Spark, where the machine has one.
+A script replaces Java. Builds on a real Spark and a real Prism run on machines that have them.
 """
 
 import json
@@ -26,7 +26,7 @@ from beam_jobs.workers import START_VARIABLE
 from rag_model.errors import ResourceError
 from tests.fixtures.machine_requirements import PRISM, SPARK_JARS, missing
 
-LISTENS = (
+LISTENING_SERVER = (
     "import signal, socket, sys; port = sys.argv[sys.argv.index('--job-port') + 1]; "
     "server = socket.create_server(('127.0.0.1', int(port))); signal.pause()"
 )
@@ -34,53 +34,57 @@ LISTENS = (
 
 @pytest.fixture
 def flags(tmp_path: Path) -> list[str]:
-    """What starts a job server that only listens."""
+    """Flags of Flink that start a job server that only listens."""
     java, jar = tmp_path / "java", tmp_path / "server.jar"
-    java.write_text(f'#!/bin/sh\nexec {sys.executable} -c "{LISTENS}" "$@"\n')
+    java.write_text(f'#!/bin/sh\nexec {sys.executable} -c "{LISTENING_SERVER}" "$@"\n')
     java.chmod(0o755)
     jar.touch()
     return ["--runner=FlinkRunner", f"--flink_job_server_jar={jar}", f"--job_server_java_launcher={java}"]
 
 
-def servers(flags: list[str], pid: int | None = None) -> list[psutil.Process]:
-    """The servers of these flags that a process started, and that still run."""
+def find_servers(flags: list[str], pid: int | None = None) -> list[psutil.Process]:
+    """List the running job servers that a process has started for these flags."""
     jar = flags[1].partition("=")[2]
-    below = psutil.Process(pid or os.getpid()).children(recursive=True)
-    return [one for one in below if jar in words(one) and LISTENS in words(one)]
+    descendants = psutil.Process(pid or os.getpid()).children(recursive=True)
+    return [
+        process
+        for process in descendants
+        if jar in get_command_line(process) and LISTENING_SERVER in get_command_line(process)
+    ]
 
 
-def words(process: psutil.Process) -> list[str]:
-    """What a process was started with; nothing of one that has ended, as other tests' may have."""
+def get_command_line(process: psutil.Process) -> list[str]:
+    """Return the arguments of a process, and none if it has ended."""
     with suppress(psutil.NoSuchProcess):  # a zombie is one as well
         return process.cmdline()
     return []
 
 
-def until(true: Callable[[], object]) -> None:
+def wait_until(condition: Callable[[], object]) -> None:
     deadline = time.monotonic() + 300
-    while not true():
+    while not condition():
         assert time.monotonic() < deadline, "not seen in five minutes"
         time.sleep(0.05)
 
 
-def reached(flags: list[str]) -> str | None:
+def resolve_endpoint(flags: list[str]) -> str | None:
     options = PipelineOptions(flags)
     set_job_server(options, flags)
     endpoint: str | None = options.view_as(PortableOptions).job_endpoint
     return endpoint
 
 
-def test_all_jobs_of_the_same_flags_have_one_server_and_a_new_one_where_it_has_ended(flags: list[str]) -> None:
-    first = reached(flags)
-    assert reached(flags) == first
-    (server,) = servers(flags)
+def test_jobs_with_the_same_flags_share_a_server_that_is_restarted_when_it_has_ended(flags: list[str]) -> None:
+    first = resolve_endpoint(flags)
+    assert resolve_endpoint(flags) == first
+    (server,) = find_servers(flags)
     server.kill()
-    until(lambda: reached(flags) != first)
-    (other,) = servers(flags)
+    wait_until(lambda: resolve_endpoint(flags) != first)
+    (second_server,) = find_servers(flags)
     options = PipelineOptions(flags)
     set_job_server(options, flags)
     cancel_job(options, "any")
-    until(lambda: not other.is_running() or other.status() == psutil.STATUS_ZOMBIE)
+    wait_until(lambda: not second_server.is_running() or second_server.status() == psutil.STATUS_ZOMBIE)
 
 
 def test_a_job_stages_no_file_of_the_launcher(flags: list[str]) -> None:
@@ -91,7 +95,7 @@ def test_a_job_stages_no_file_of_the_launcher(flags: list[str]) -> None:
     cancel_job(options, "any")
 
 
-def test_it_ends_with_a_launcher_that_is_killed(flags: list[str]) -> None:
+def test_the_server_ends_when_its_launcher_is_killed(flags: list[str]) -> None:
     code = (
         "import signal\n"
         "from apache_beam.options.pipeline_options import PipelineOptions\n"
@@ -101,44 +105,44 @@ def test_it_ends_with_a_launcher_that_is_killed(flags: list[str]) -> None:
     launcher = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     assert launcher.stdout is not None
     assert launcher.stdout.readline() == "there\n"
-    (server,) = servers(flags, launcher.pid)
+    (server,) = find_servers(flags, launcher.pid)
     launcher.send_signal(signal.SIGKILL)
     launcher.communicate()
-    until(lambda: not server.is_running())
+    wait_until(lambda: not server.is_running())
 
 
 @pytest.mark.parametrize("runner", ["SparkRunner", "spark"])
 def test_spark_gets_its_server_from_any_thread(flags: list[str], runner: str, tmp_path: Path) -> None:
     jar = f"--spark_job_server_jar={tmp_path / 'server.jar'}"
     spark_flags, endpoints = [f"--runner={runner}", jar, flags[2]], list[str | None]()
-    thread = threading.Thread(target=lambda: endpoints.append(reached(spark_flags)))
+    thread = threading.Thread(target=lambda: endpoints.append(resolve_endpoint(spark_flags)))
     thread.start()
     thread.join()
-    assert endpoints == [reached(spark_flags)] != [None]
-    (server,) = servers(spark_flags)
-    assert "--spark-master-url" in words(server)
+    assert endpoints == [resolve_endpoint(spark_flags)] != [None]
+    (server,) = find_servers(spark_flags)
+    assert "--spark-master-url" in get_command_line(server)
     server.kill()
 
 
 def test_prism_gets_its_server_from_any_thread(tmp_path: Path) -> None:
     program = tmp_path / "prism"
-    listens = LISTENS.replace("--job-port", "--job_port")
+    listens = LISTENING_SERVER.replace("--job-port", "--job_port")
     program.write_text(f'#!/bin/sh\nexec {sys.executable} -c "{listens}" "$0" "$@"\n')
     program.chmod(0o755)
     prism_flags, endpoints = ["--runner=PrismRunner", f"--prism_location={program}"], list[str | None]()
-    thread = threading.Thread(target=lambda: endpoints.append(reached(prism_flags)))
+    thread = threading.Thread(target=lambda: endpoints.append(resolve_endpoint(prism_flags)))
     thread.start()
     thread.join()
-    assert endpoints == [reached(prism_flags)] != [None]
-    below = psutil.Process().children(recursive=True)
-    (server,) = [process for process in below if {str(program), listens} <= {*words(process)}]
+    assert endpoints == [resolve_endpoint(prism_flags)] != [None]
+    descendants = psutil.Process().children(recursive=True)
+    (server,) = [process for process in descendants if {str(program), listens} <= {*get_command_line(process)}]
     server.kill()
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
-    ("engine", "variable", "part", "flags"),
+    ("engine", "variable", "program", "flags"),
     [
         ("Spark", SPARK_JARS, "the jar of Beam's job server for Spark",
          ["--spark_job_server_jar={}", "--spark_master_url=local[2]"]),
@@ -147,37 +151,42 @@ def test_prism_gets_its_server_from_any_thread(tmp_path: Path) -> None:
     ids=["spark", "prism"],
 )  # fmt: skip
 def test_a_build_on_an_engine_gives_the_snapshot_of_a_local_build(
-    engine: str, variable: str, part: str, flags: list[str], mini_dump: Path, tiny: Path, tmp_path: Path
+    engine: str, variable: str, program: str, flags: list[str], mini_dump: Path, tiny: Path, tmp_path: Path
 ) -> None:
-    file = os.environ.get(variable) or missing(engine.lower(), f"name {part} in {variable}")
+    file = os.environ.get(variable) or missing(engine.lower(), f"name {program} in {variable}")
     (tmp_path / "recipe.toml").write_text('part_bytes = 15_000\n[index.hnsw]\nfactory = "HNSW8"\n')
-    given = ["--dump", str(mini_dump), "--encoder", str(tiny), "--recipe", str(tmp_path / "recipe.toml"), "--json"]
+    arguments = ["--dump", str(mini_dump), "--encoder", str(tiny), "--recipe", str(tmp_path / "recipe.toml"), "--json"]
     cluster = [f"--runner={engine}Runner", *(flag.format(file) for flag in flags), "--environment_type=LOOPBACK"]
-    alone = {**os.environ, "OMP_NUM_THREADS": "1", "BOOKWHEEL_CACHE": str(tmp_path / "cache"), START_VARIABLE: "0"}
-    alone.pop("PREFECT_API_URL", None)
-    built = []
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "BOOKWHEEL_CACHE": str(tmp_path / "cache"),
+        START_VARIABLE: "0",
+    }
+    environment.pop("PREFECT_API_URL", None)
+    reports = []
     for options in (cluster, ["--runner=FnApiRunner"]):
-        store = ["--store", str(tmp_path / f"store-{len(built)}")]
-        words = [Path(sys.executable).with_name("bookwheel"), "reindex", *store, *given, "--", *options]
-        ended = subprocess.run(words, env=alone, capture_output=True, text=True, check=False)
-        assert ended.returncode == 0, ended.stderr
-        built.append(json.loads(ended.stdout))
-    assert built[0]["snapshot"] == built[1]["snapshot"]
-    assert built[0]["counts"] == built[1]["counts"]
+        store = ["--store", str(tmp_path / f"store-{len(reports)}")]
+        command = [Path(sys.executable).with_name("bookwheel"), "reindex", *store, *arguments, "--", *options]
+        process = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        assert process.returncode == 0, process.stderr
+        reports.append(json.loads(process.stdout))
+    assert reports[0]["snapshot"] == reports[1]["snapshot"]
+    assert reports[0]["counts"] == reports[1]["counts"]
 
 
-@pytest.mark.parametrize("others", [[], ["--runner=FlinkRunner", "--job_endpoint=elsewhere:8099"]])
-def test_none_is_started_where_none_is_needed(others: list[str]) -> None:
-    endpoint = reached(others)
-    assert endpoint == ("elsewhere:8099" if others else None)
-    assert not [one for one in psutil.Process().children() if "flink-job-server" in words(one)]
+@pytest.mark.parametrize("flags", [[], ["--runner=FlinkRunner", "--job_endpoint=elsewhere:8099"]])
+def test_no_server_is_started_if_none_is_needed(flags: list[str]) -> None:
+    endpoint = resolve_endpoint(flags)
+    assert endpoint == ("elsewhere:8099" if flags else None)
+    assert not [process for process in psutil.Process().children() if "flink-job-server" in get_command_line(process)]
 
 
-def test_why_none_starts_is_one_sentence(flags: list[str], tmp_path: Path) -> None:
+def test_a_server_that_does_not_start_is_explained(flags: list[str], tmp_path: Path) -> None:
     with pytest.raises(ResourceError, match=r"^Flink's job server did not start \(.*no-java.*\): it needs Java"):
-        reached([*flags, "--job_server_java_launcher=no-java"])
+        resolve_endpoint([*flags, "--job_server_java_launcher=no-java"])
     with pytest.raises(ResourceError, match=r"^Beam cannot download its job server .*absent.jar"):
-        reached([*flags, f"--flink_job_server_jar={tmp_path}/absent.jar"])
+        resolve_endpoint([*flags, f"--flink_job_server_jar={tmp_path}/absent.jar"])
 
 
 class _JobManager(BaseHTTPRequestHandler):
@@ -186,8 +195,8 @@ class _JobManager(BaseHTTPRequestHandler):
     server: Any
 
     def do_GET(self) -> None:
-        named = {"1": "chunk", "2": "embed", "3": "train"}
-        jobs = [{"jid": jid, "name": f"bookwheel-{name}-run", "end-time": -1} for jid, name in named.items()]
+        stages = {"1": "chunk", "2": "embed", "3": "train"}
+        jobs = [{"jid": jid, "name": f"bookwheel-{name}-run", "end-time": -1} for jid, name in stages.items()]
         jobs[0]["end-time"] = 7
         self._answer(json.dumps({"jobs": jobs}).encode())
 
@@ -195,10 +204,10 @@ class _JobManager(BaseHTTPRequestHandler):
         self.server.patched.append(self.path)
         self._answer(b"{}")
 
-    def _answer(self, said: bytes) -> None:
+    def _answer(self, body: bytes) -> None:
         self.send_response(200)
         self.end_headers()
-        self.wfile.write(said)
+        self.wfile.write(body)
 
     def log_message(self, *_: Any) -> None:
         """Say nothing."""
@@ -213,7 +222,7 @@ def job_manager() -> Iterator[Any]:
         server.shutdown()
 
 
-def test_the_job_of_that_name_is_cancelled_on_its_cluster_and_no_other(job_manager: Any) -> None:
+def test_only_the_running_job_of_that_name_is_cancelled(job_manager: Any) -> None:
     flags = [
         "--runner=FlinkRunner",
         f"--flink_master=127.0.0.1:{job_manager.server_port}",

@@ -17,10 +17,10 @@ def test_flags_pass_through(flags: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("flag", "says"), [("--direct_num_workers=x", "invalid int value: 'x'"), ("--runner=Nope", "no runner Nope")]
+    ("flag", "message"), [("--direct_num_workers=x", "invalid int value: 'x'"), ("--runner=Nope", "no runner Nope")]
 )
-def test_flags_that_beam_refuses_are_one_sentence(flag: str, says: str, capfd: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(UsageError, match=says) as refused:
+def test_flags_that_beam_refuses_are_one_sentence(flag: str, message: str, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(UsageError, match=message) as refused:
         check_flags([flag])
     assert "\n" not in str(refused.value)
     assert capfd.readouterr().err == ""
@@ -35,7 +35,7 @@ def test_local_workers_are_as_many_as_memory_has_room_for() -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "count", "wanted"),
+    ("flags", "count", "expected_flags"),
     [
         ([], 0, []),
         ([], 2, ["--direct_num_workers=2"]),
@@ -46,8 +46,8 @@ def test_local_workers_are_as_many_as_memory_has_room_for() -> None:
         (["--runner=FlinkRunner"], 2, ["--runner=FlinkRunner"]),
     ],
 )
-def test_each_gpu_has_one_worker_whatever_the_cores(flags: list[str], count: int, wanted: list[str]) -> None:
-    assert Launch("store", "run", tuple(flags)).for_gpus(count).flags == tuple(wanted)
+def test_each_gpu_has_one_worker_whatever_the_cores(flags: list[str], count: int, expected_flags: list[str]) -> None:
+    assert Launch("store", "run", tuple(flags)).for_gpus(count).flags == tuple(expected_flags)
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_gpus_are_counted_as_the_driver_shows_them_and_cuda_would_use_them(
 
 
 @pytest.mark.parametrize("flags", [["--runner=FlinkRunner"], ["--runner", "FlinkRunner"], ["--x=1", "--runner=x"]])
-def test_an_engine_that_is_named_has_the_workers(flags: list[str]) -> None:
+def test_an_engine_in_the_flags_runs_the_workers(flags: list[str]) -> None:
     assert not is_local(flags)
     assert is_local([flag for flag in flags if not flag.startswith("--runner")])
 

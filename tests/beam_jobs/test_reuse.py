@@ -1,4 +1,4 @@
-"""A new dump costs what changed in it: what is inherited, what is made anew, and that nobody can tell them apart."""
+"""A rebuild parses and encodes only what changed in a dump, and gives the same snapshot as a full build."""
 
 import json
 import shutil
@@ -30,47 +30,51 @@ from tests.fixtures.monthly_dumps import OLD, RECIPE, Built, Dumps, Page, build
 from tests.fixtures.tiny import save_bert
 
 
-def test_a_new_dump_costs_what_changed(store: Store, month: Built, dumps: Dumps, tiny: Path, tmp_path: Path) -> None:
-    known = {passage.hash for passage in month.rows}
-    now = build(store, dumps.new, tiny)
-    new = [passage for passage in now.rows if passage.hash not in known]
-    assert {passage.page_id for passage in new} == {"60", "250", "260", "270", "280"}
-    assert now.parsed == 5
-    assert now.counts["embedded"] == len(new)
-    assert now.counts["reused"] == len(now.rows) - len(new)
+def test_a_rebuild_parses_and_encodes_only_changes(
+    store: Store, month: Built, dumps: Dumps, tiny: Path, tmp_path: Path
+) -> None:
+    parent_hashes = {passage.hash for passage in month.rows}
+    rebuild = build(store, dumps.new, tiny)
+    new_passages = [passage for passage in rebuild.rows if passage.hash not in parent_hashes]
+    assert {passage.page_id for passage in new_passages} == {"60", "250", "260", "270", "280"}
+    assert rebuild.parsed == 5
+    assert rebuild.counts["embedded"] == len(new_passages)
+    assert rebuild.counts["reused"] == len(rebuild.rows) - len(new_passages)
 
     full = build(Store.open(str(tmp_path / "full"), create=True), dumps.new, tiny)
     assert (full.inherited, full.counts["reused"]) == (0, 0)
-    assert full.rows == now.rows
-    np.testing.assert_allclose(now.vectors, full.vectors, atol=1e-3)
+    assert full.rows == rebuild.rows
+    np.testing.assert_allclose(rebuild.vectors, full.vectors, atol=1e-3)
 
 
 def test_parts_keep_their_ranges_and_new_pages_fill_the_last(
     store: Store, month: Built, dumps: Dumps, tiny: Path
 ) -> None:
-    now = build(store, dumps.new, tiny)
+    rebuild = build(store, dumps.new, tiny)
     assert len(month.ranges) == 3
-    assert now.ranges[:2] == month.ranges[:2]
-    assert now.ranges[-1][1] == 280
-    (same,) = {"part-00000", "part-00001"} - {part.name for part in month.content.parts if holds(part, 60, 90)}
-    for path in (passages_path(same), embeddings_path(same), articles_path(same)):
-        assert now.content.files[path] == month.content.files[path], "a part without a change is the same file"
+    assert rebuild.ranges[:2] == month.ranges[:2]
+    assert rebuild.ranges[-1][1] == 280
+    (unchanged_part,) = {"part-00000", "part-00001"} - {
+        part.name for part in month.content.parts if contains_page(part, 60, 90)
+    }
+    for path in (passages_path(unchanged_part), embeddings_path(unchanged_part), articles_path(unchanged_part)):
+        assert rebuild.content.files[path] == month.content.files[path], "a part without a change is the same file"
 
 
-def holds(part: Any, *pages: int) -> bool:
+def contains_page(part: Any, *pages: int) -> bool:
     return any(part.first_page <= page <= part.last_page for page in pages)
 
 
-def test_what_is_inherited_is_byte_for_byte_what_would_have_been_made(
+def test_reused_passages_and_articles_equal_newly_made_ones(
     store: Store, dumps: Dumps, tiny: Path, tmp_path: Path
 ) -> None:
-    bare = Store.open(str(shutil.copytree(store.files.local_path(""), tmp_path / "bare")))
-    parent = Parent.from_ref(bare, "latest").manifest
+    stripped_store = Store.open(str(shutil.copytree(store.files.local_path(""), tmp_path / "bare")))
+    parent = Parent.from_ref(stripped_store, "latest").manifest
     assert parent is not None
-    for path, blob in parent.content.files.items():  # same parent, same ranges, nothing to inherit
+    for path, blob in parent.content.files.items():  # same parent and ranges, but no results to reuse
         if path.startswith(("articles/", "embeddings/")):
-            bare.files.local_path(blob.path).unlink(missing_ok=True)
-    actual, reference = build(store, dumps.new, tiny), build(bare, dumps.new, tiny)
+            stripped_store.files.local_path(blob.path).unlink(missing_ok=True)
+    actual, reference = build(store, dumps.new, tiny), build(stripped_store, dumps.new, tiny)
     assert actual.inherited > 0
     assert (reference.inherited, reference.counts["reused"]) == (0, 0)
     assert actual.content.parts == reference.content.parts
@@ -83,54 +87,54 @@ def test_what_is_inherited_is_byte_for_byte_what_would_have_been_made(
 def test_text_that_changed_under_its_old_revision_is_noticed(
     store: Store, write_dump: Callable[[Sequence[Page]], str], tiny: Path
 ) -> None:
-    now = build(store, write_dump([*OLD[:-1], replace(OLD[-1], lead="Edited by hand.")]), tiny)
-    assert now.parsed == 1
-    assert any(passage.text.startswith("Edited by hand.") for passage in now.rows)
+    rebuild = build(store, write_dump([*OLD[:-1], replace(OLD[-1], lead="Edited by hand.")]), tiny)
+    assert rebuild.parsed == 1
+    assert any(passage.text.startswith("Edited by hand.") for passage in rebuild.rows)
 
 
-def test_the_same_dump_again_finds_its_own_boundaries(store: Store, dumps: Dumps, tiny: Path) -> None:
-    first, again = build(store, dumps.new, tiny), build(store, dumps.new, tiny)
-    assert first.content == again.content
-    assert (again.inherited, again.parsed, again.counts["embedded"]) == (0, 0, 0)
+def test_a_second_build_of_the_same_dump_gives_the_same_snapshot(store: Store, dumps: Dumps, tiny: Path) -> None:
+    first, second = build(store, dumps.new, tiny), build(store, dumps.new, tiny)
+    assert first.content == second.content
+    assert (second.inherited, second.parsed, second.counts["embedded"]) == (0, 0, 0)
     assert store.refs.list_numbers("latest") == [1, 2]
 
 
-def test_what_a_run_that_died_had_encoded_is_not_encoded_again(
+def test_vectors_of_an_interrupted_run_are_not_encoded_again(
     store: Store, month: Built, dumps: Dumps, tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    done: list[Any] = []
+    reports: list[Any] = []
 
-    def dies(task: EmbedTask, store: Store) -> Any:
-        if done:
+    def embed_one_part(task: EmbedTask, store: Store) -> Any:
+        if reports:
             raise KeyboardInterrupt
-        done.append(embed(task, store))
-        return done[0]
+        reports.append(embed(task, store))
+        return reports[0]
 
-    with monkeypatch.context() as death:
-        death.setattr(monthly_dumps, "embed", dies)
+    with monkeypatch.context() as patch:
+        patch.setattr(monthly_dumps, "embed", embed_one_part)
         with pytest.raises(KeyboardInterrupt):
             build(store, dumps.new, tiny)
-    now = build(store, dumps.new, tiny)
-    known = {passage.hash for passage in month.rows}
-    new = sum(passage.hash not in known for passage in now.rows)
-    assert 0 < done[0]["encoded"] < new
-    assert now.counts["embedded"] == new - done[0]["encoded"]
+    rebuild = build(store, dumps.new, tiny)
+    parent_hashes = {passage.hash for passage in month.rows}
+    n_new = sum(passage.hash not in parent_hashes for passage in rebuild.rows)
+    assert 0 < reports[0]["encoded"] < n_new
+    assert rebuild.counts["embedded"] == n_new - reports[0]["encoded"]
 
 
 def test_a_part_without_passages_leaves_no_gap(
     write_dump: Callable[[Sequence[Page]], str], tiny: Path, tmp_path: Path
 ) -> None:
-    """Redirects fill whole parts; the next build must number and cut the rest as this one did."""
+    """Redirects fill whole parts; the next build must number and divide the other pages as this one did."""
     store = Store.open(str(tmp_path), create=True)
     empty = {10, 20, 30, 40, 100, 110, 120, 130, 140, 150, 160, 170, 180, 230, 240}
     pages = [replace(page, redirect="Page 50") if page.page_id in empty else page for page in OLD]
     small = replace(RECIPE, part_bytes=400)
     first = build(store, write_dump(pages), tiny, small)
     assert first.ranges[0][0] == 0
-    assert all(before[1] + 1 == after[0] for before, after in pairwise(first.ranges))
-    again = build(store, write_dump(pages), tiny, small)
-    assert again.content == first.content
-    assert again.counts["embedded"] == 0
+    assert all(previous[1] + 1 == following[0] for previous, following in pairwise(first.ranges))
+    second = build(store, write_dump(pages), tiny, small)
+    assert second.content == first.content
+    assert second.counts["embedded"] == 0
 
 
 @pytest.mark.parametrize(
@@ -141,40 +145,40 @@ def test_a_part_without_passages_leaves_no_gap(
         ({"encode": EncodeRecipe(spec={"max_length": 32})}, True),
     ],
 )
-def test_a_setting_invalidates_what_depends_on_it_and_nothing_else(
+def test_a_setting_invalidates_only_dependent_stages(
     store: Store, dumps: Dumps, tiny: Path, setting: dict[str, Any], encoded: bool
 ) -> None:
-    now = build(store, dumps.old, tiny, replace(RECIPE, **setting))
-    assert now.parsed == 0
-    assert now.counts["embedded"] == (now.counts["passages"] if encoded else 0)
+    rebuild = build(store, dumps.old, tiny, replace(RECIPE, **setting))
+    assert rebuild.parsed == 0
+    assert rebuild.counts["embedded"] == (rebuild.counts["passages"] if encoded else 0)
 
 
-def test_another_cut_is_parsed_again_and_passages_that_stayed_keep_their_vectors(
+def test_another_passage_length_parses_again_and_equal_passages_keep_their_vectors(
     store: Store, month: Built, dumps: Dumps, tiny: Path
 ) -> None:
-    now = build(store, dumps.old, tiny, replace(RECIPE, chunk=ChunkRecipe(words=20)))
-    known = {passage.hash for passage in month.rows}
-    new = [passage for passage in now.rows if passage.hash not in known]
-    assert (now.inherited, now.parsed) == (0, len(OLD))
-    assert 0 < now.counts["embedded"] == len(new) < len(now.rows)
+    rebuild = build(store, dumps.old, tiny, replace(RECIPE, chunk=ChunkRecipe(words=20)))
+    parent_hashes = {passage.hash for passage in month.rows}
+    new_passages = [passage for passage in rebuild.rows if passage.hash not in parent_hashes]
+    assert (rebuild.inherited, rebuild.parsed) == (0, len(OLD))
+    assert 0 < rebuild.counts["embedded"] == len(new_passages) < len(rebuild.rows)
 
 
-def test_parts_of_another_size_inherit_too(store: Store, month: Built, dumps: Dumps, tiny: Path) -> None:
-    now = build(store, dumps.old, tiny, replace(RECIPE, part_bytes=3_500))
-    assert (now.parsed, now.counts["embedded"]) == (0, 0)
-    assert now.rows == month.rows
-    assert len(now.ranges) < len(month.ranges)
+def test_parts_of_another_size_reuse_results(store: Store, month: Built, dumps: Dumps, tiny: Path) -> None:
+    rebuild = build(store, dumps.old, tiny, replace(RECIPE, part_bytes=3_500))
+    assert (rebuild.parsed, rebuild.counts["embedded"]) == (0, 0)
+    assert rebuild.rows == month.rows
+    assert len(rebuild.ranges) < len(month.ranges)
 
 
 def test_another_encoder_encodes_all_and_a_renamed_one_nothing(
     store: Store, month: Built, dumps: Dumps, tiny: Path, tmp_path: Path
 ) -> None:
     renamed = Path(shutil.copytree(tiny, tmp_path / "renamed"))
-    now = build(store, dumps.old, renamed)
-    assert (now.content, now.counts["embedded"]) == (month.content, 0)
-    other = build(store, dumps.new, save_bert(tmp_path / "other", seed=2))
-    assert other.counts["reused"] == 0
-    assert other.parsed == 5
+    rebuild = build(store, dumps.old, renamed)
+    assert (rebuild.content, rebuild.counts["embedded"]) == (month.content, 0)
+    other_build = build(store, dumps.new, save_bert(tmp_path / "other", seed=2))
+    assert other_build.counts["reused"] == 0
+    assert other_build.parsed == 5
 
 
 def test_documents_keep_their_vectors_too(tiny: Path, tmp_path: Path) -> None:
@@ -183,20 +187,23 @@ def test_documents_keep_their_vectors_too(tiny: Path, tmp_path: Path) -> None:
     dump.write_text("".join(json.dumps(document) + "\n" for document in documents))
     first = build(store, str(dump), tiny, replace(RECIPE, part_bytes=200))
     documents[7]["text"] = "other words"
-    grown = [*documents, *({"id": f"n{number}", "title": "New", "text": f"new {number}"} for number in range(20))]
-    dump.write_text("".join(json.dumps(document) + "\n" for document in grown))
-    now = build(store, str(dump), tiny, replace(RECIPE, part_bytes=200))
-    assert len(now.ranges) > 1
-    assert now.ranges == first.ranges
-    assert (now.counts["embedded"], now.counts["reused"]) == (21, 59)
+    more_documents = [
+        *documents,
+        *({"id": f"n{number}", "title": "New", "text": f"new {number}"} for number in range(20)),
+    ]
+    dump.write_text("".join(json.dumps(document) + "\n" for document in more_documents))
+    rebuild = build(store, str(dump), tiny, replace(RECIPE, part_bytes=200))
+    assert len(rebuild.ranges) > 1
+    assert rebuild.ranges == first.ranges
+    assert (rebuild.counts["embedded"], rebuild.counts["reused"]) == (21, 59)
 
 
-def test_a_new_ref_inherits_from_latest(store: Store, dumps: Dumps, tiny: Path) -> None:
-    now = build(store, dumps.new, tiny, ref="candidate")
-    assert (now.parsed, now.counts["reused"] > 0) == (5, True)
+def test_a_new_ref_reuses_results_of_latest(store: Store, dumps: Dumps, tiny: Path) -> None:
+    rebuild = build(store, dumps.new, tiny, ref="candidate")
+    assert (rebuild.parsed, rebuild.counts["reused"] > 0) == (5, True)
 
 
-def test_what_is_damaged_is_not_inherited_but_named(store: Store, month: Built, dumps: Dumps, tiny: Path) -> None:
+def test_a_damaged_file_is_named_and_not_reused(store: Store, month: Built, dumps: Dumps, tiny: Path) -> None:
     blob = month.content.files[embeddings_path("part-00000")]
     damaged = store.files.local_path(blob.path)
     data = bytearray(damaged.read_bytes())
@@ -208,22 +215,22 @@ def test_what_is_damaged_is_not_inherited_but_named(store: Store, month: Built, 
     assert build(store, dumps.new, tiny).counts["embedded"] > 0
 
 
-def test_a_page_that_was_taken_down_is_not_handed_back(store: Store, month: Built, dumps: Dumps, tiny: Path) -> None:
-    """Though the record of its part is there; the other parts are not cut again, and nothing is parsed or encoded."""
+def test_a_rebuild_removes_a_page_that_was_taken_down(store: Store, month: Built, dumps: Dumps, tiny: Path) -> None:
+    """Only the part of the page changes, and nothing is parsed or encoded."""
     store.takedowns.add("enwiki", ["60"], "", "")
     store.takedowns.add("dewiki", ["70"], "", "")
-    now = build(store, dumps.old, tiny)
-    assert {passage.page_id for passage in month.rows} - {passage.page_id for passage in now.rows} == {"60"}
-    assert now.counts["dropped"] == {**month.counts["dropped"], "taken_down": 1}
-    assert (now.parsed, now.counts["embedded"]) == (0, 0)
-    (part,) = (part for part in month.content.parts if holds(part, 60))
+    rebuild = build(store, dumps.old, tiny)
+    assert {passage.page_id for passage in month.rows} - {passage.page_id for passage in rebuild.rows} == {"60"}
+    assert rebuild.counts["dropped"] == {**month.counts["dropped"], "taken_down": 1}
+    assert (rebuild.parsed, rebuild.counts["embedded"]) == (0, 0)
+    (part,) = (part for part in month.content.parts if contains_page(part, 60))
     for path, ref in month.content.files.items():
-        assert (now.content.files[path] == ref) == (part.name not in path), path
+        assert (rebuild.content.files[path] == ref) == (part.name not in path), path
 
 
 @pytest.fixture
 def embed_tasks(store: Store, dumps: Dumps, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> list[EmbedTask]:
-    """The tasks of a build of an empty store, which were run with this machine's arithmetic."""
+    """The embed tasks of a rebuild, which have run with this machine's precision."""
     tasks: list[EmbedTask] = []
     with monkeypatch.context() as patch:
         patch.setattr(monthly_dumps, "embed", lambda task, store: tasks.append(task) or embed(task, store))
@@ -244,11 +251,11 @@ def test_vectors_of_another_device_are_not_those_of_this_one(
 
 
 def test_a_gpu_that_torch_cannot_use_gives_vectors_of_the_cpu(store: Store, embed_tasks: list[EmbedTask]) -> None:
-    """The driver's files are there, so that the task expects a GPU; the encoder runs on the CPU."""
+    """The task expects a GPU, because the driver's files exist, but the encoder runs on the CPU."""
     task = next(task for task in embed_tasks if task.new_passages)
-    here = embed(task, store)
-    assert embed(replace(task, precision="cuda bfloat16"), store) == here
-    assert here["arithmetic"] == task.precision
+    report = embed(task, store)
+    assert embed(replace(task, precision="cuda bfloat16"), store) == report
+    assert report["arithmetic"] == task.precision
 
 
 def test_a_record_of_an_older_version_with_another_arithmetic_is_not_used(
@@ -305,13 +312,13 @@ def test_the_arithmetic_is_that_of_torch(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_a_mixture_of_arithmetics_is_a_note_of_the_snapshot() -> None:
     ref = BlobRef(f"sha256:{0:064}", 1)
-    new, recorded = EmbedResult(ref, 5, 5, arithmetic="cpu float32"), EmbedResult(ref, 5, 0)
+    new_result, recorded_result = EmbedResult(ref, 5, 5, arithmetic="cpu float32"), EmbedResult(ref, 5, 0)
     parent = {"arithmetic": ["cuda bfloat16"]}
-    assert list_precisions({"embeddings": [new]}, parent) == ["cpu float32"]
-    mixed = list_precisions({"embeddings": [new, recorded]}, parent)
+    assert list_precisions({"embeddings": [new_result]}, parent) == ["cpu float32"]
+    mixed = list_precisions({"embeddings": [new_result, recorded_result]}, parent)
     assert mixed == ["cpu float32", "cuda bfloat16"]
-    (note,) = arithmetic_notes = describe_mixed_precisions({"embeddings": [new, recorded]}, parent)
+    (note,) = arithmetic_notes = describe_mixed_precisions({"embeddings": [new_result, recorded_result]}, parent)
     assert note.startswith("vectors of embeddings were computed with cpu float32 and cuda bfloat16")
     assert build_provenance("dump", "encoder", [], {}, mixed, arithmetic_notes)["notes"] == [note]
-    other = EmbedResult(ref, 5, 5, arithmetic="endpoint float32")
-    assert describe_mixed_precisions({"embeddings": [new], "remote": [other]}, parent) == []
+    remote_result = EmbedResult(ref, 5, 5, arithmetic="endpoint float32")
+    assert describe_mixed_precisions({"embeddings": [new_result], "remote": [remote_result]}, parent) == []

@@ -1,4 +1,4 @@
-"""What needs no workers starts none: recorded tasks, and work smaller than a start."""
+"""Workers do not start for recorded tasks, or for work that takes less time than their start."""
 
 import os
 from collections.abc import Iterator
@@ -16,8 +16,9 @@ from rag_model.process import CORES_VARIABLE
 from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.store import Store
 from tests.beam_jobs import works
+from tests.beam_jobs.works import record_number
 
-HERE = "--runner=FnApiRunner"  # Beam in this process: its workers report to the store, the launcher itself does not
+IN_PROCESS = "--runner=FnApiRunner"  # its workers are threads of this process, and report to the store
 
 
 @pytest.fixture
@@ -27,53 +28,55 @@ def store(tmp_path: Path) -> Store:
 
 @pytest.fixture
 def launch(store: Store) -> Launch:
-    return Launch(store.url, "run-1", (HERE,), poll_seconds=0.05)
+    return Launch(store.url, "run-1", (IN_PROCESS,), poll_seconds=0.05)
 
 
-def test_recorded_tasks_go_to_no_worker(store: Store, launch: Launch) -> None:
-    works.note(2, store)
-    seen: list[tuple[int, int]] = []
-    told = run_job("note", works.note, [1, 2, 3], launch, lambda *done: seen.append(done), memoised=True)
-    assert [fact["number"] for fact in told] == [1, 2, 3]
-    assert [fact["made"] for fact in told] == [True, False, True]
+def test_recorded_tasks_are_not_sent_to_workers(store: Store, launch: Launch) -> None:
+    record_number(2, store)
+    progress: list[tuple[int, int]] = []
+    results = run_job("note", record_number, [1, 2, 3], launch, lambda *done: progress.append(done), memoised=True)
+    assert [result["number"] for result in results] == [1, 2, 3]
+    assert [result["is_new"] for result in results] == [True, False, True]
     assert store.runs.count_reports("run-1", "note") == 2
-    assert seen[-1] == (3, 3)
-    assert min(done for done, _ in seen) >= 1
+    assert progress[-1] == (3, 3)
+    assert min(done for done, _ in progress) >= 1
 
-    again = run_job("note", works.note, [3, 2, 1], Launch(store.url, "run-2", (HERE,)), memoised=True)
-    assert [fact["number"] for fact in again] == [3, 2, 1]
-    assert not any(fact["made"] for fact in again)
+    recorded_results = run_job(
+        "note", record_number, [3, 2, 1], Launch(store.url, "run-2", (IN_PROCESS,)), memoised=True
+    )
+    assert [result["number"] for result in recorded_results] == [3, 2, 1]
+    assert not any(result["is_new"] for result in recorded_results)
     assert store.runs.count_reports("run-2", "note") == 0
 
 
-def test_what_is_recorded_and_gone_is_made_again(store: Store, launch: Launch) -> None:
-    out = BlobRef.from_json(works.note(2, store)["out"])
+def test_a_recorded_output_that_was_deleted_is_made_again(store: Store, launch: Launch) -> None:
+    out = BlobRef.from_json(record_number(2, store)["out"])
     store.files.remove(out.path)
-    (told,) = run_job("note", works.note, [2], launch, memoised=True)
-    assert told["made"]
+    (result,) = run_job("note", record_number, [2], launch, memoised=True)
+    assert result["is_new"]
     assert store.blobs.read(out) == b"2"
 
 
 @pytest.fixture
 def two_threads() -> Iterator[None]:
-    """Of faiss, in this process: the tests may run on one."""
-    before = faiss.omp_get_max_threads()
+    """Let faiss use two threads in this process, because the tests may run on one."""
+    n_threads = faiss.omp_get_max_threads()
     faiss.omp_set_num_threads(2)
     yield
-    faiss.omp_set_num_threads(before)
+    faiss.omp_set_num_threads(n_threads)
 
 
 @pytest.mark.usefixtures("two_threads")
 def test_a_small_job_is_done_by_the_launcher_itself(store: Store) -> None:
-    before = 2, os.environ.get("OMP_NUM_THREADS")
-    seen: list[tuple[int, int]] = []
+    thread_settings = 2, os.environ.get("OMP_NUM_THREADS")
+    progress: list[tuple[int, int]] = []
     launch = Launch(store.url, "run-1")
-    told = run_job(
-        "note", works.note, [1, 2], launch, lambda *done: seen.append(done), lambda task: LOCAL_START_SECONDS / 4
+    results = run_job(
+        "note", record_number, [1, 2], launch, lambda *done: progress.append(done), lambda task: LOCAL_START_SECONDS / 4
     )
-    assert {fact["pid"] for fact in told} == {os.getpid()}
-    assert seen == [(1, 2), (2, 2)]
-    assert (faiss.omp_get_max_threads(), os.environ.get("OMP_NUM_THREADS")) == before
+    assert {result["pid"] for result in results} == {os.getpid()}
+    assert progress == [(1, 2), (2, 2)]
+    assert (faiss.omp_get_max_threads(), os.environ.get("OMP_NUM_THREADS")) == thread_settings
     assert store.runs.count_reports("run-1", "note") == 0
 
 
@@ -89,9 +92,11 @@ def test_a_worker_tokenises_with_all_its_threads(threads: int, parallel: str, mo
 
 @pytest.mark.xdist_group("beam")
 @pytest.mark.parametrize(("seconds", "flags"), [(LOCAL_START_SECONDS, ()), (0.1, ("--direct_num_workers=1",))])
-def test_a_large_job_or_a_number_of_workers_means_workers(store: Store, seconds: float, flags: tuple[str, ...]) -> None:
-    (told,) = run_job("note", works.note, [1], Launch(store.url, "run-1", flags), None, lambda task: seconds)
-    assert told["pid"] != os.getpid()
+def test_a_large_job_or_a_number_of_workers_starts_workers(
+    store: Store, seconds: float, flags: tuple[str, ...]
+) -> None:
+    (result,) = run_job("note", record_number, [1], Launch(store.url, "run-1", flags), None, lambda task: seconds)
+    assert result["pid"] != os.getpid()
 
 
 FLINK = ("--x=1", "--runner=FlinkRunner")
@@ -109,8 +114,8 @@ FLINK = ("--x=1", "--runner=FlinkRunner")
         (FLINK, 1 << 31, 0.0, False),  # the launcher of an engine may be a small machine
         (("--runner", "flink"), 0, 9.9, True),
         (("--runner=apache_beam.runners.portability.flink_runner.FlinkRunner",), 0, 9.9, True),
-        ((HERE, *FLINK), 0, 9.9, True),  # Beam takes the last one
-        ((*FLINK, HERE), 0, 0.0, False),
+        ((IN_PROCESS, *FLINK), 0, 9.9, True),  # Beam takes the last one
+        ((*FLINK, IN_PROCESS), 0, 0.0, False),
         (("--runner=DataflowRunner",), 0, 0.0, False),  # not measured
     ],
 )
@@ -121,7 +126,7 @@ def test_a_job_is_small_if_the_workers_of_its_runner_take_longer_to_start(
     assert Launch("store", "run", flags).with_task_bytes(task_bytes).is_too_small(seconds) is small
 
 
-def test_the_launcher_of_an_engine_does_no_task_that_it_was_given_no_memory_for(
+def test_the_launcher_of_an_engine_runs_no_task_beyond_its_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv(START_VARIABLE, raising=False)
@@ -132,13 +137,13 @@ def test_the_launcher_of_an_engine_does_no_task_that_it_was_given_no_memory_for(
 
 
 def test_the_seconds_of_a_start_can_be_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    for given, seconds, small in (("0", 0.0, False), ("120", 119.0, True), ("120", 121.0, False)):
-        monkeypatch.setenv(START_VARIABLE, given)
+    for value, seconds, small in (("0", 0.0, False), ("120", 119.0, True), ("120", 121.0, False)):
+        monkeypatch.setenv(START_VARIABLE, value)
         for flags in ((), FLINK, ("--runner=DataflowRunner",)):
             assert Launch("store", "run", flags).is_too_small(seconds) is small
-    for given in ("", "soon", "-1", "nan"):
-        monkeypatch.setenv(START_VARIABLE, given)
-        with pytest.raises(UsageError, match=f"^{START_VARIABLE} is '{given}': set it to a number of seconds"):
+    for value in ("", "soon", "-1", "nan"):
+        monkeypatch.setenv(START_VARIABLE, value)
+        with pytest.raises(UsageError, match=f"^{START_VARIABLE} is '{value}': set it to a number of seconds"):
             Launch.new("store")
 
 
@@ -146,15 +151,15 @@ def test_the_seconds_of_a_start_can_be_set(monkeypatch: pytest.MonkeyPatch) -> N
     ("variable", "what"), [(CORES_VARIABLE, "number of processors"), (MEMORY_VARIABLE, "number of bytes")]
 )
 def test_a_wrong_variable_is_refused_before_any_work(variable: str, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for given in ("many", "4GiB", "0", "-1", "1.5"):
-        monkeypatch.setenv(variable, given)
-        with pytest.raises(UsageError, match=f"^{variable} is '{given}': set it to a {what}, at least 1, or unset it"):
+    for value in ("many", "4GiB", "0", "-1", "1.5"):
+        monkeypatch.setenv(variable, value)
+        with pytest.raises(UsageError, match=f"^{variable} is '{value}': set it to a {what}, at least 1, or unset it"):
             Launch.new("store")
 
 
-def test_what_goes_wrong_in_the_launcher_is_told_as_of_a_worker(store: Store) -> None:
+def test_an_error_in_the_launcher_is_reported_like_one_of_a_worker(store: Store) -> None:
     launch = Launch(store.url, "run-1")
     with pytest.raises(InputError, match=r"^part 1 is truncated: fetch it again$"):
-        run_job("fail", works.fail, [1], launch, None, lambda task: 0.0)
+        run_job("fail", works.raise_input_error, [1], launch, None, lambda task: 0.0)
     with pytest.raises(ResourceError, match=r"could not read or write .*absent"):
-        run_job("absent", works.absent, [1], launch, None, lambda task: 0.0)
+        run_job("absent", works.read_missing_file, [1], launch, None, lambda task: 0.0)

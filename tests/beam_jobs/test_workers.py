@@ -48,7 +48,7 @@ HARMFUL = [
 
 
 @pytest.fixture(autouse=True)
-def nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_operator_options(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(ALLOWED_VARIABLE, raising=False)
     monkeypatch.delenv(DEFAULT_VARIABLE, raising=False)
 
@@ -73,7 +73,7 @@ def test_sizes_and_beams_own_runners_are_taken(flags: list[str]) -> None:
     PipelineOptions(flags)
 
 
-def test_a_value_of_its_own_does_not_hide_an_option() -> None:
+def test_an_option_after_another_value_is_refused() -> None:
     for flags in (["--parallelism", "--setup_file=x"], ["--parallelism=1", "x"], ["--parallelism", "1", "2"]):
         with pytest.raises(UsageError, match="may not set"):
             refuse_unlisted(flags)
@@ -85,9 +85,9 @@ def test_the_operator_allows_more_in_the_environment(monkeypatch: pytest.MonkeyP
     )
     refuse_unlisted(["--flink_master=flink:8081", "--temp_location", "gs://any"])
     refuse_unlisted(["--flink_master", "flink:8081", '--environment_config={"a": 1, "b": 2}'])
-    for other in ("--flink_master=elsewhere:8081", "--environment_config={}", "--setup_file=x"):
+    for flag in ("--flink_master=elsewhere:8081", "--environment_config={}", "--setup_file=x"):
         with pytest.raises(UsageError, match="may not set"):
-            refuse_unlisted([other])
+            refuse_unlisted([flag])
     monkeypatch.setenv(ALLOWED_VARIABLE, "'open")
     with pytest.raises(UsageError, match="separate options by spaces"):
         refuse_unlisted(["--flink_master=flink:8081"])
@@ -102,9 +102,9 @@ def test_a_run_has_the_options_of_the_operator_and_then_those_of_its_form(monkey
     assert PipelineOptions([*resolved]).get_all_options()["parallelism"] == 4
     assert resolve_options(resolved) == resolved  # of a flow that another one calls
     refuse_unlisted(operator)  # typed into the form again
-    for other in ("--flink_master=elsewhere:8081", "--setup_file=x"):
+    for flag in ("--flink_master=elsewhere:8081", "--setup_file=x"):
         with pytest.raises(UsageError, match="may not set"):
-            resolve_options([other])
+            resolve_options([flag])
 
 
 def test_a_list_of_allowed_options_in_the_variable_of_the_defaults_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Work for jobs under test: workers import it by name, as they do the product's own."""
+"""Task functions of test jobs; workers import them by name, as they import those of the product."""
 
 import os
 import signal
@@ -12,55 +12,55 @@ from rag_model.store.store import Store
 
 
 def square(task: int, store: Store) -> dict[str, Any]:
-    """Return the square, and which process made it."""
+    """Return the square, and the process that computed it."""
     return {"square": task * task, "pid": os.getpid(), "threads": os.environ.get("OMP_NUM_THREADS")}
 
 
-def look_around(task: int, store: Store) -> dict[str, Any]:
+def describe_process(task: int, store: Store) -> dict[str, Any]:
     """Return the surroundings of this process."""
     return {"variable": os.environ.get("BOOKWHEEL_OF_A_TEST"), "folder": str(Path.cwd()), "parent": os.getppid()}
 
 
-def fail(task: int, store: Store) -> dict[str, Any]:
-    """Raise what a bad input raises."""
+def raise_input_error(task: int, store: Store) -> dict[str, Any]:
+    """Fail as a bad input does."""
     raise InputError(f"part {task} is truncated: fetch it again")
 
 
-def bug(task: int, store: Store) -> dict[str, Any]:
-    """Raise what nobody foresaw."""
+def divide_by_zero(task: int, store: Store) -> dict[str, Any]:
+    """Raise an exception that is a bug."""
     return {"inverse": 1 / (task - task)}
 
 
-def die(task: int, store: Store) -> dict[str, Any]:
+def kill_worker(task: int, store: Store) -> dict[str, Any]:
     """End the worker as the kernel does when memory runs out."""
     os.kill(os.getpid(), signal.SIGKILL)
     return {}
 
 
-def hunger(task: int, store: Store) -> dict[str, Any]:
-    """Ask for more memory than there can be."""
+def allocate_too_much(task: int, store: Store) -> dict[str, Any]:
+    """Allocate more memory than a machine can have."""
     return {"bytes": len(bytearray(1 << 62))}
 
 
-def linger(task: int, store: Store) -> dict[str, Any]:
-    """Say which process this is, and stay."""
+def wait_forever(task: int, store: Store) -> dict[str, Any]:
+    """Report the id of this process, and wait until it is killed."""
     store.runs.write_report("run-1", "started", task, {"pid": os.getpid()})
     signal.pause()
     return {}
 
 
-def note(task: int, store: Store) -> dict[str, Any]:
-    """Write a number down, once, on one thread."""
+def record_number(task: int, store: Store) -> dict[str, Any]:
+    """Write a number to a recorded file, on one thread."""
 
     def produce(workdir: Path) -> StageResult:
         limit_threads(1)
         (workdir / "out").write_text(str(task))
         return StageResult({"out": workdir / "out"}, {"number": task, "pid": os.getpid()})
 
-    record, made = store.memo.get_or_create("note", {"number": task}, produce)
-    return {**record.stats, "out": record.outputs["out"].to_json(), "made": made}
+    record, is_new = store.memo.get_or_create("record_number", {"number": task}, produce)
+    return {**record.stats, "out": record.outputs["out"].to_json(), "is_new": is_new}
 
 
-def absent(task: int, store: Store) -> dict[str, Any]:
-    """Read a file that is not there."""
+def read_missing_file(task: int, store: Store) -> dict[str, Any]:
+    """Read a file that does not exist."""
     return {"text": Path("absent").read_text()}

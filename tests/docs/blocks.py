@@ -1,4 +1,4 @@
-"""The fenced blocks of the pages: which commands are shown, which files, and what a comment before them says.
+"""Reads the fenced blocks of the pages: commands, files, requests and replies, marked by a comment before them.
 
 <!-- not run: needs a cluster -->        the block's commands are parsed and not run
 <!-- file: questions.jsonl -->           the block is a file that later commands of the page read
@@ -32,50 +32,50 @@ class Block:
     """One fenced block of a page."""
 
     page: Path
-    line: int  # of its fence, from 1
+    line: int  # line number of the opening fence, from 1
     language: str
     text: str
     mark: str  # "not run", "file", "request", "reply" or ""
     note: str  # why it is not run, the file's name, or the path of a request
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         return f"{self.page.relative_to(ROOT)}:{self.line}"
 
     @property
     def commands(self) -> list[str]:
-        """The commands after a prompt, each with its continued lines; other lines are what they print."""
+        """The commands after a prompt, each with its continued lines, without their output."""
         if self.language != "console":
             return []
         lines = iter(self.text.splitlines())
-        return [_whole(line.removeprefix("$ "), lines) for line in lines if line.startswith("$ ")]
+        return [_join_lines(line.removeprefix("$ "), lines) for line in lines if line.startswith("$ ")]
 
 
-def _whole(command: str, lines: Iterator[str]) -> str:
+def _join_lines(command: str, lines: Iterator[str]) -> str:
     while command.endswith("\\"):
         command = f"{command[:-1].rstrip()} {next(lines).strip()}"
     return command
 
 
-def blocks(page: Path) -> list[Block]:
+def read_blocks(page: Path) -> list[Block]:
     """Return the fenced blocks of a page, in order."""
     text = page.read_text(encoding="utf-8")
     return [
         Block(
             page,
-            text[: found.start("fence")].count("\n") + 1,
-            found["language"].strip(),
-            found["text"],
-            found["mark"] or "",
-            found["note"] or "",
+            text[: match.start("fence")].count("\n") + 1,
+            match["language"].strip(),
+            match["text"],
+            match["mark"] or "",
+            match["note"] or "",
         )
-        for found in _FENCE.finditer(text)
+        for match in _FENCE.finditer(text)
     ]
 
 
 def read_exchanges() -> dict[str, tuple[Any, Any]]:
-    """Return the request (None: a GET has none) and the reply of each path on the page of the HTTP API."""
-    examples = {(block.mark, block.note): block for block in blocks(DOCS / "http-api.md")}
+    """Return the request (None for a GET) and the reply of each path on the page of the HTTP API."""
+    examples = {(block.mark, block.note): block for block in read_blocks(DOCS / "http-api.md")}
     return {
         path: (
             json.loads(examples["request", path].text) if ("request", path) in examples else None,
@@ -99,7 +99,7 @@ def list_fields(value: Any, path: str = "") -> set[str]:
     return {name for key, item in value.items() for name in (f"{path}.{key}", *list_fields(item, f"{path}.{key}"))}
 
 
-def words(command: str) -> list[str]:
+def split_command(command: str) -> list[str]:
     """Return the words of a command up to a pipe or a redirection, without comments and variables before it.
 
     >>> words("STORE=x bookwheel log --store library > log.txt  # all moves")
@@ -107,7 +107,7 @@ def words(command: str) -> list[str]:
     """
     lexer = shlex.shlex(command, posix=True, punctuation_chars="|&;<>")
     lexer.whitespace_split = True
-    found = list(lexer)
-    end = next((i for i, word in enumerate(found) if word in _END), len(found))
-    start = next((i for i, word in enumerate(found[:end]) if not re.match(r"\w+=", word)), end)
-    return found[start:end]
+    tokens = list(lexer)
+    end = next((i for i, word in enumerate(tokens) if word in _END), len(tokens))
+    start = next((i for i, word in enumerate(tokens[:end]) if not re.match(r"\w+=", word)), end)
+    return tokens[start:end]

@@ -1,4 +1,4 @@
-"""A folder in which the pages' commands can be run: a small real dump and a tiny real encoder, by the pages' names."""
+"""A folder for the commands of the pages, with a small real dump and a tiny real encoder under the pages' names."""
 
 import shutil
 from collections.abc import Iterator
@@ -16,26 +16,26 @@ ENCODER = "sentence-transformers/all-MiniLM-L6-v2"  # the default; a folder of t
 
 
 @pytest.fixture(scope="session")
-def furnished(mini_dump: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def docs_folder(mini_dump: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the dump and the encoder, and a store `library` with two snapshots."""
     folder = tmp_path_factory.mktemp("furnished")
     shutil.copy(mini_dump, folder / DUMP)
     save_bert(folder / ENCODER)
-    with pytest.MonkeyPatch.context() as here:
-        here.chdir(folder)
-        here.setenv(START_VARIABLE, "1000")  # seconds: no job is so long that workers start
+    with pytest.MonkeyPatch.context() as environment:
+        environment.chdir(folder)
+        environment.setenv(START_VARIABLE, "1000")  # seconds, more than any job takes, so that no workers start
         for limit in ("2", "3"):
             assert cli.run(["reindex", "--dump", DUMP, "--store", "library", "--limit", limit]) == 0
     return folder
 
 
 @pytest.fixture
-def shell(furnished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shell]:
-    """A shell in a copy of that folder, whose service ends with the test."""
+def shell(docs_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shell]:
+    """A shell in a copy of `docs_folder`, whose service ends with the test."""
     folder = tmp_path / "work"
-    shutil.copytree(furnished, folder)
+    shutil.copytree(docs_folder, folder)
     monkeypatch.chdir(folder)
     monkeypatch.setenv("BOOKWHEEL_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv(START_VARIABLE, "1000")
-    with Shell(folder) as opened:
-        yield opened
+    with Shell(folder) as opened_shell:
+        yield opened_shell

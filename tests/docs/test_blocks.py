@@ -1,10 +1,10 @@
-"""What is found of a page: commands, files, and what a comment before them says."""
+"""The blocks of a page have their commands, their files and the marks of the comments before them."""
 
 from pathlib import Path
 
 import pytest
 
-from tests.docs import blocks as found
+from tests.docs import blocks
 
 PAGE = """# A page
 <!-- file: recipe.toml -->
@@ -28,10 +28,10 @@ $ bookwheel gc --store library
 
 
 def test_blocks_have_their_commands_and_marks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(found, "ROOT", tmp_path)
+    monkeypatch.setattr(blocks, "ROOT", tmp_path)
     page = tmp_path / "page.md"
     page.write_text(PAGE)
-    file, run, not_run = found.blocks(page)
+    file, run, not_run = blocks.blocks(page)
     assert (file.mark, file.note, file.text, file.commands) == ("file", "recipe.toml", "part_bytes = 1\n", [])
     assert (run.mark, run.commands, run.place) == ("", ["bookwheel log --store library", "echo done"], "page.md:7")
     assert (not_run.mark, not_run.note) == ("not run", "needs a cluster")
@@ -46,5 +46,5 @@ def test_blocks_have_their_commands_and_marks(tmp_path: Path, monkeypatch: pytes
         ("bookwheel doctor && make up", ["bookwheel", "doctor"]),
     ],
 )
-def test_the_words_of_a_command_end_where_a_shell_ends_them(command: str, words: list[str]) -> None:
-    assert found.words(command) == words
+def test_a_command_ends_at_a_pipe_or_redirection(command: str, words: list[str]) -> None:
+    assert blocks.words(command) == words

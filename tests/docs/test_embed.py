@@ -1,4 +1,4 @@
-"""The page's service, as it stands but for the store's address: it pulls at the start, answers, and follows the ref."""
+"""The service of the page pulls at its start, answers, and follows the ref; only the store's address is replaced."""
 
 import importlib.util
 import threading
@@ -12,7 +12,7 @@ import uvicorn
 
 from rag_model.store.store import Store
 from rag_model.store.versions.moves import tag
-from tests.docs.blocks import DOCS, blocks
+from tests.docs.blocks import DOCS, read_blocks
 from tests.docs.shell import Shell
 from tests.fixtures.serving import until
 
@@ -24,7 +24,7 @@ PAGE = DOCS / "howto" / "embed-a-service.md"
 @pytest.fixture
 def service(shell: Shell) -> ModuleType:
     """The page's file, imported."""
-    (file,) = [block for block in blocks(PAGE) if block.mark == "file"]
+    (file,) = [block for block in read_blocks(PAGE) if block.mark == "file"]
     code = [line for line in file.text.splitlines() if line.strip() and not line.startswith(("import", "from", '"""'))]
     assert len(code) <= 20, "the page promises a service of twenty lines"
     path = shell.folder / file.note
@@ -39,7 +39,7 @@ def service(shell: Shell) -> ModuleType:
 
 @pytest.fixture
 def url(service: ModuleType) -> Iterator[str]:
-    """Where uvicorn serves it."""
+    """The URL at which uvicorn serves the app of the page."""
     server = uvicorn.Server(uvicorn.Config(service.app, port=0, log_level="error"))
     thread = threading.Thread(target=server.run)
     thread.start()
@@ -51,15 +51,15 @@ def url(service: ModuleType) -> Iterator[str]:
     thread.join()
 
 
-def test_it_answers_from_what_the_ref_names_by_now(url: str, service: ModuleType) -> None:
+def test_the_service_answers_from_the_snapshot_that_the_ref_names(url: str, service: ModuleType) -> None:
     store = Store.open("library")
     newest = store.snapshots.resolve("latest")
     with httpx.Client(base_url=url, timeout=300) as client:
         reply = client.get("/ask", params={"question": "Who wrote about anarchism?", "k": 2}).json()
         assert (reply["snapshot"], len(reply["hits"])) == (newest, 2)
         assert {"text", "title", "licence", "snapshot"} <= set(reply["hits"][0])
-        refused = client.get("/ask", params={"question": " "})
-        assert (refused.status_code, refused.json()) == (
+        rejected = client.get("/ask", params={"question": " "})
+        assert (rejected.status_code, rejected.json()) == (
             400,
             {"detail": "question 1 is empty: write at least one visible character"},
         )

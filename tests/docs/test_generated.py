@@ -1,4 +1,4 @@
-"""What the pages take from the code: every command with its options, and docstrings that autodoc reads as meant."""
+"""Generated pages have every command and option, and autodoc reads docstrings as Markdown."""
 
 from dataclasses import fields
 from pathlib import Path
@@ -37,8 +37,8 @@ def test_the_page_of_options_has_the_variables_that_the_command_line_reads(
     serve = next(row for row in rows if row.startswith(f"| `{name_variable('--max-queries')}` | `4096` |"))
     assert "| `serve` |" in serve
     monkeypatch.setenv(name_variable("--max-queries"), "7")
-    bound = app.parse_args(["serve", "--store", "s"], exit_on_error=False, print_error=False)[1]
-    assert bound.arguments["max_queries"] == 7
+    bound_arguments = app.parse_args(["serve", "--store", "s"], exit_on_error=False, print_error=False)[1]
+    assert bound_arguments.arguments["max_queries"] == 7
     commands = {row.split(" | ")[0]: row.split(" | ")[2] for row in rows if row.startswith("| `")}
     assert "`index`" not in commands["| `BOOKWHEEL_INDEX`"].split(", ")
     assert len(commands) > 100
@@ -63,13 +63,13 @@ def test_the_page_of_deviations_has_the_defaults_of_the_settings(tmp_path: Path)
             assert row.startswith("| all |") or f"`{objective.name}`" in row
 
 
-def test_a_page_that_would_not_change_is_not_written_again(tmp_path: Path) -> None:
+def test_an_unchanged_page_is_not_written_again(tmp_path: Path) -> None:
     page = tmp_path / "commands.md"
     write_commands(page)
     page.chmod(0o444)
-    before = page.stat().st_mtime_ns
+    modified = page.stat().st_mtime_ns
     write_commands(page)
-    assert page.stat().st_mtime_ns == before
+    assert page.stat().st_mtime_ns == modified
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What the pages of `docs/extend` quote of an error is what the code says where the package is missing."""
+"""Errors that the pages of `docs/extend` quote are those of the code without the packages."""
 
 import re
 from collections.abc import Callable
@@ -11,42 +11,46 @@ from rag_model.corpus.dump_formats.dump_format import FORMATS, detect_format
 from rag_model.index.kind import KINDS, IndexBuilder, IndexPlanner, IndexSearcher, get_kind, get_kind_for_factory
 from rag_model.retrieve.factory import CALLS
 from rag_model.training.objectives.objective import OBJECTIVES
-from tests.docs.blocks import DOCS, blocks
+from tests.docs.blocks import DOCS, read_blocks
 
 
-def _unknown_objective() -> None:
-    given = ["finetune", "toy", "--store", "s", "--train", "t", "--dev", "d"]
-    app.parse_args(given, exit_on_error=False, print_error=False)
+def _parse_unknown_objective() -> None:
+    words = ["finetune", "toy", "--store", "s", "--train", "t", "--dev", "d"]
+    app.parse_args(words, exit_on_error=False, print_error=False)
 
 
 @pytest.mark.parametrize(
-    ("page", "place", "call"),
+    ("page", "number", "call"),
     [
         ("chunker", 0, lambda: build_chunker("overlapping", {})),
         ("index-kind", 0, lambda: get_kind("words")),
         ("index-kind", 1, lambda: get_kind_for_factory("WORDS")),
-        ("objective", 0, _unknown_objective),
+        ("objective", 0, _parse_unknown_objective),
         ("dump-format", 0, lambda: detect_format("file:///archive.mbox")),
     ],
 )
-def test_a_page_quotes_the_sentence_as_it_is(
-    page: str, place: int, call: Callable[[], object], monkeypatch: pytest.MonkeyPatch
+def test_a_page_quotes_the_error_message(
+    page: str, number: int, call: Callable[[], object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for registry in (CHUNKERS, FORMATS, KINDS, OBJECTIVES):
         monkeypatch.setattr(registry, "_loaded", {})  # other tests install the packages of these pages
-    with pytest.raises(Exception) as told:  # noqa: PT011 - a command line's error is Cyclopts's own
+    with pytest.raises(Exception) as error:  # noqa: PT011 - a command line's error is Cyclopts's own
         call()
-    shown = [_words(block.text) for block in blocks(DOCS / "extend" / f"{page}.md") if block.language == "text"]
-    pattern = re.escape(shown[place].removeprefix("bookwheel: ")).replace("…", ".*")
-    assert re.fullmatch(pattern, _words(str(told.value)))
+    quotes = [
+        _normalize(block.text) for block in read_blocks(DOCS / "extend" / f"{page}.md") if block.language == "text"
+    ]
+    pattern = re.escape(quotes[number].removeprefix("bookwheel: ")).replace("…", ".*")
+    assert re.fullmatch(pattern, _normalize(str(error.value)))
 
 
 def test_the_page_of_retrievers_names_every_call() -> None:
-    shown, broken = [block.text for block in blocks(DOCS / "extend" / "retriever.md") if block.language == "text"]
-    assert _words(broken).startswith(
+    quote, broken_quote = [
+        block.text for block in read_blocks(DOCS / "extend" / "retriever.md") if block.language == "text"
+    ]
+    assert _normalize(broken_quote).startswith(
         "retriever 'interleave' (interleave_retriever:build of the package interleave_retriever 1.0) returned "
     )
-    assert f"choose one of {', '.join(CALLS.list_names())}, or name an index: " in _words(shown)
+    assert f"choose one of {', '.join(CALLS.list_names())}, or name an index: " in _normalize(quote)
 
 
 @pytest.mark.parametrize("protocol", [IndexBuilder, IndexSearcher, IndexPlanner])
@@ -57,5 +61,5 @@ def test_the_page_of_index_kinds_lists_every_member(protocol: type) -> None:
     assert [name for name in members if not re.search(rf"^\| [^|]*`{name}[`(]", page, re.MULTILINE)] == []
 
 
-def _words(text: str) -> str:
+def _normalize(text: str) -> str:
     return " ".join(text.split())

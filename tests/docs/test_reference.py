@@ -1,4 +1,4 @@
-"""The pages that list what the code has: environment variables, and the HTTP API with its fields and metrics."""
+"""Pages list the environment variables, messages, estimates, and HTTP fields and metrics that the code has."""
 
 import ast
 import functools
@@ -30,7 +30,7 @@ from rag_model.store.store import Store
 from rag_model.store.versions.build_history import Trend
 from rag_model.training.data.examples import read_examples
 from rag_model.training.objectives.objective import list_objectives
-from tests.docs.blocks import DOCS, ROOT, blocks, read_exchanges
+from tests.docs.blocks import DOCS, ROOT, read_blocks, read_exchanges
 from tests.docs.shell import Shell
 from tests.fixtures.serving import QUICK, serving
 from tests.fixtures.tiny import save_bert
@@ -67,12 +67,12 @@ def read_texts() -> frozenset[str]:
 
 
 def read_messages() -> list[str]:
-    """Return the error messages on the page of errors; … stands for any text."""
+    """Return the error messages on the page of errors; … means any text."""
     rows = re.findall(r"^\| (?:\d{3}, )?(``.+?``|`.+?`)[ ,]", ERRORS.read_text(encoding="utf-8"), re.MULTILINE)
     return [row.strip("`").rstrip("… ") if row.startswith("``") else row[1:-1] for row in rows]
 
 
-def rows_of(title: str) -> list[list[str]]:
+def read_rows(title: str) -> list[list[str]]:
     """Return the cells of the first table below a title of the page."""
     section = re.split(rf"^{title}\n", API, flags=re.MULTILINE)[1]
     table = re.search(r"^\| --- .*\n((?:\|.*\n)+)", section, re.MULTILINE)
@@ -111,7 +111,7 @@ def test_the_page_of_the_api_has_every_field(name: str) -> None:
         for field, schema in schemas[name]["properties"].items()
         if field not in inherited
     }
-    rows = rows_of(f"### {name}")
+    rows = read_rows(f"### {name}")
     assert [row[0] for row in rows] == list(fields)
     for field, type_name, meaning in rows:
         expected, schema = fields[field]
@@ -143,18 +143,18 @@ def test_the_page_of_the_api_has_the_limits_and_the_statuses() -> None:
         (defaults.connections, defaults.connections_per_client),
         (defaults.queue_questions, defaults.queue_answers),
     ]
-    assert [row[1] for row in rows_of("## Limits")] == [
+    assert [row[1] for row in read_rows("## Limits")] == [
         "; ".join(f"{value:,g}" if value < 1e5 else f"{value:,}" for value in row) for row in limits
     ]
     source = (ROOT / "rag_model" / "serving" / "http" / "app.py").read_text(encoding="utf-8")
     declared = re.search(r"for status in \(([\d, ]+)\)", source)
     assert declared is not None
     statuses = {*declared[1].split(", "), "200", "404", "405", "431"}  # the last three come before an endpoint
-    assert [row[0] for row in rows_of("## Status codes")] == sorted(statuses)
+    assert [row[0] for row in read_rows("## Status codes")] == sorted(statuses)
 
 
 def test_the_page_of_the_api_has_every_metric(tmp_path: Path) -> None:
-    """All are of a service whose answers are checked, but for a state that takes days or a fault."""
+    """The metrics are those of a running service, and those of states that it reaches after days or after a fault."""
     encoder, store = save_bert(tmp_path / "encoder"), Store.open(str(tmp_path / "store"), create=True)
     publish_tiny(store, encoder, {f"river {n}": f"It is {n} miles long." for n in range(9)}, tmp_path)
     model, metrics = save_tiny_rag(tmp_path / "model", encoder), ServiceMetrics(QUICK)
@@ -176,7 +176,7 @@ def test_the_page_of_the_api_has_every_metric(tmp_path: Path) -> None:
         if family.name.startswith("bookwheel_") and not family.name.endswith("_created"):
             families[f"`{family.name}{ending}`"] = kind, labels, family.documentation
     assert len(families) > 30
-    rows = {row[0]: row[1:] for row in rows_of("## Metrics")}
+    rows = {row[0]: row[1:] for row in read_rows("## Metrics")}
     assert list(rows) == sorted([*families, "`bookwheel_workers`"])  # of several processes
     for name, (kind, labels, documentation) in families.items():
         assert [rows[name][0], rows[name][2]] == [kind, documentation]
@@ -206,9 +206,9 @@ def test_the_pages_of_endpoints_have_their_variables_with_defaults(page: str, pr
     rows = read_variables(page)
     assert {f"{prefix}BASE_URL", f"{prefix}API_KEY"} <= set(rows)
     variables = {name: name.removeprefix(prefix).lower() for name in rows if not name.endswith(("_URL", "_API_KEY"))}
-    known = {field.name for field in fields(settings)}
-    assert set(variables.values()) <= known
-    for name in known:
+    names = {field.name for field in fields(settings)}
+    assert set(variables.values()) <= names
+    for name in names:
         try:
             type(settings).from_environment({f"{prefix}{name.upper()}": "?"})
         except UsageError:
@@ -274,7 +274,7 @@ def test_the_page_of_builds_has_the_estimates_of_the_plan(capsys: pytest.Capture
 
 
 def read_example(name: str, folder: Path, page: str) -> Path:
-    (block,) = [block for block in blocks(DOCS / "howto" / page) if (block.mark, block.note) == ("file", name)]
+    (block,) = [block for block in read_blocks(DOCS / "howto" / page) if (block.mark, block.note) == ("file", name)]
     (folder / name).write_text(block.text, encoding="utf-8")
     return folder / name
 

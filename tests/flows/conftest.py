@@ -11,11 +11,13 @@ import io
 import json
 import os
 import shutil
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext, redirect_stdout
+from contextlib import closing, nullcontext, redirect_stdout
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 from beam_jobs.workers import START_VARIABLE
 from flows import cli
+from flows.machine.local import LocalServices, down, find_free_ports, serve
 from rag_model.store.versions.signatures import SIGNING_KEY_VARIABLE
 
 for _name, _value in cli._ENVIRONMENT.items():  # as the command does, before Prefect and transformers are imported
@@ -83,12 +86,40 @@ class Built:
 
 
 @pytest.fixture(scope="session")
-def prefect_url() -> Iterator[str]:
-    """The URL of one real Prefect server, on a database of its own."""
-    from prefect.testing.utilities import prefect_test_harness  # noqa: PLC0415 - imports the whole server
+def prefect_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The path of a migrated database, which `prefect_url` writes for later servers, also of this user's later runs.
 
-    with prefect_test_harness(server_startup_timeout=None):
-        yield PREFECT_API_URL.value()
+    A server without a database creates one in more than a hundred migrations, which take 4 CPU seconds.
+    """
+    folder = tmp_path_factory.getbasetemp()
+    user_folders = (parent for parent in folder.parents if parent.name.startswith("pytest-of-"))
+    return next(user_folders, folder) / f"prefect-{version('prefect')}.db"
+
+
+@pytest.fixture(scope="session")
+def prefect_url(prefect_database: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The URL of one real Prefect server, on a database of its own."""
+    from prefect.events.worker import EventsWorker  # noqa: PLC0415 - only tests with a server need it
+    from prefect.logging.handlers import APILogWorker  # noqa: PLC0415
+
+    folder, url = tmp_path_factory.mktemp("server"), f"http://127.0.0.1:{find_free_ports(1)[0]}/api"
+    if is_migrated := prefect_database.exists():
+        shutil.copy(prefect_database, folder / "prefect.db")
+    # Without the UI and the services that schedule runs.
+    environment = {"PREFECT_HOME": str(folder), "PREFECT__SERVER_EPHEMERAL": "1"}
+    try:
+        serve(folder, LocalServices("", url, "", environment))
+        if not is_migrated:
+            databases = [closing(sqlite3.connect(folder / name)) for name in ("prefect.db", "copy")]
+            with databases[0] as database, databases[1] as copy:
+                database.backup(copy)
+            (folder / "copy").replace(prefect_database)
+        with temporary_settings({PREFECT_API_URL: url}):
+            yield url
+            APILogWorker.drain_all()
+            EventsWorker.drain_all()
+    finally:
+        down(folder)
 
 
 @pytest.fixture

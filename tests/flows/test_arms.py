@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.docs.blocks import ROOT, blocks
+from tests.docs.blocks import ROOT, read_blocks
 from tests.fixtures.tiny_generators import save_bart
 
 BM25_RECIPE = """
@@ -47,7 +47,7 @@ def store(library: Path, tmp_path: Path, bookwheel: Any) -> Path:
 
 def write_settings_of_arms(folder: Path) -> dict[str, Path]:
     """Write the settings of each arm: settings for a small training, then those of the documentation page."""
-    texts = {block.note.partition(".")[0]: block.text for block in blocks(PAGE) if block.mark == "file"}
+    texts = {block.note.partition(".")[0]: block.text for block in read_blocks(PAGE) if block.mark == "file"}
     paths = {}
     for name, text in {"whole": "", **texts}.items():
         paths[name] = folder / f"{name}.toml"

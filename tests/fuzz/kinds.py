@@ -1,7 +1,7 @@
-"""The kinds of files that are read: how a small sound one is made, and what a reader does with it.
+"""The kinds of files that the product reads, each with a function that makes a small intact one and a reader.
 
-A kind is `make(folder)`, which returns the path of a sound file, and `read(path)`, which reads all of it as the product
-does. A reader may return, or raise a `BookwheelError`; everything else is a defect.
+`make(folder)` returns the path of an intact file, and `read(path)` reads all of it as the product does. A reader may
+return or raise a `BookwheelError`; everything else is a defect.
 """
 
 import bz2
@@ -81,45 +81,45 @@ class Kind:
     """One kind of file."""
 
     name: str
-    make: Callable[[Path], Path]  # writes a sound file into an empty folder
-    read: Callable[[Path], object]  # reads it whole
+    make: Callable[[Path], Path]  # writes an intact file into an empty folder
+    read: Callable[[Path], object]  # reads the whole file
 
 
-def _written(folder: Path, name: str, data: Any) -> Path:
+def _write_file(folder: Path, name: str, data: Any) -> Path:
     path = folder / name
     path.write_bytes(data if isinstance(data, bytes) else json.dumps(data).encode())
     return path
 
 
 @cache
-def _vectors() -> np.ndarray:
+def _draw_vectors() -> np.ndarray:
     return np.random.default_rng(5).standard_normal((N, D)).astype(np.float32)
 
 
 # records
 
 
-def _manifest(folder: Path) -> Path:
+def _make_manifest(folder: Path) -> Path:
     blob = BlobRef("sha256:" + "a" * 64, 5)
     files = {"passages/part-00000.parquet": blob, "index/hnsw.faiss": blob}
     entry = {"kind": "hnsw", "factory": "HNSW32", "metric": "ip", "n": 3, "d": 4, "search": {"efSearch": 128}}
     content = Content({"kind": "wiki"}, (PartEntry("part-00000", 1, 2, 3),), files, {"a": 1}, {}, {"hnsw": entry})
-    return _written(folder, "manifest.json", Manifest(content, {"recall": 0.9}, (_ID,)).to_json())
+    return _write_file(folder, "manifest.json", Manifest(content, {"recall": 0.9}, (_ID,)).to_json())
 
 
-def _model(folder: Path) -> Path:
+def _make_model(folder: Path) -> Path:
     content = ModelContent("dpr", {"model.safetensors": BlobRef("sha256:" + "a" * 64, 5)}, {}, {"a": 1})
-    return _written(folder, "model.json", ModelManifest(content).to_json())
+    return _write_file(folder, "model.json", ModelManifest(content).to_json())
 
 
-def _evaluation(folder: Path) -> Path:
+def _make_evaluation(folder: Path) -> Path:
     subject = EvaluationSubject(_ID, "", "sha256:" + "a" * 64, {"k": 20, "retrievers": ["hnsw"]})
     files = {"values.json": BlobRef("sha256:" + "a" * 64, 5)}
     content = EvaluationContent(
         subject, {"hnsw": {"Success@20": MetricValue(0.5, 0.4, 0.6), "EM": MetricValue(0.25)}}, files
     )
     provenance = {"created_at": "2026", "questions": "dev.jsonl", "n": 3}
-    return _written(folder, "evaluation.json", EvaluationManifest(content, provenance).to_json())
+    return _write_file(folder, "evaluation.json", EvaluationManifest(content, provenance).to_json())
 
 
 def _read_evaluation(path: Path) -> object:
@@ -127,9 +127,9 @@ def _read_evaluation(path: Path) -> object:
     return build_evaluation_reply(manifest, "").text, summarize_evaluation(manifest), format_evaluation_line(manifest)
 
 
-def _values(folder: Path) -> Path:
+def _make_values(folder: Path) -> Path:
     columns = {"Success@20": [1.0, 0.0, 1.0], "EM": [0.5, None, 1]}
-    return _written(folder, "values.json", {"questions": ["a", "b", "c"], "retrievers": {"hnsw": columns}})
+    return _write_file(folder, "values.json", {"questions": ["a", "b", "c"], "retrievers": {"hnsw": columns}})
 
 
 def _read_values(path: Path) -> object:
@@ -149,42 +149,42 @@ def _read_model(path: Path) -> object:
     return ModelManifest.from_bytes(path.read_bytes()).to_json()
 
 
-def _move(folder: Path) -> Path:
+def _make_ref_move(folder: Path) -> Path:
     move = {"format": 1, "number": 1, "snapshot": _ID, "created_at": "2026", "previous": None, "nonce": "", "note": "x"}
-    return _written(folder, "move.json", move)
+    return _write_file(folder, "move.json", move)
 
 
-def _takedown(folder: Path) -> Path:
+def _make_takedown(folder: Path) -> Path:
     texts = dict.fromkeys(("wiki", "reason", "by", "created_at", "nonce"), "x")
-    return _written(folder, "takedown.json", {"format": 1, "number": 1, "pages": ["624", "7"], **texts})
+    return _write_file(folder, "takedown.json", {"format": 1, "number": 1, "pages": ["624", "7"], **texts})
 
 
-def _place(folder: Path) -> Path:
-    return _written(folder, "place.json", {"format": 1, "snapshot": _ID, "by": "2" * 64, "nonce": ""})
+def _make_replacement(folder: Path) -> Path:
+    return _write_file(folder, "place.json", {"format": 1, "snapshot": _ID, "by": "2" * 64, "nonce": ""})
 
 
-def _intent(folder: Path) -> Path:
-    return _written(folder, "intent.json", {"format": 1, "started": 1.0, "needs": ["blobs/aa/b"]})
+def _make_intent(folder: Path) -> Path:
+    return _write_file(folder, "intent.json", {"format": 1, "started": 1.0, "needs": ["blobs/aa/b"]})
 
 
-def _in_store(place: str, read: Callable[[Store], object], path: Path) -> object:
+def _read_in_store(store_path: str, read: Callable[[Store], object], path: Path) -> object:
     root = path.parent / "store"
     if not root.exists():
         Store.open(str(root), create=True)
     store = Store.open(str(root))
-    store.files.write(place, path.read_bytes())
+    store.files.write(store_path, path.read_bytes())
     return read(store)
 
 
-def _memo(folder: Path) -> Path:
+def _make_memo(folder: Path) -> Path:
     value = {"format": 1, "stage": "s", "key": _ID, "outputs": {"a": {"id": "sha256:" + _ID, "size": 1}}, "facts": {}}
-    return _written(folder, "memo.json", {**value, "inputs": None, "by": None, "nonce": ""})
+    return _write_file(folder, "memo.json", {**value, "inputs": None, "by": None, "nonce": ""})
 
 
 # rows
 
 
-def _passages(folder: Path) -> Path:
+def _make_passages(folder: Path) -> Path:
     with PassageWriter(folder / "part.parquet") as writer:
         for number in range(60):
             text = f"passage {number} is of pigs and {'very ' * (number % 5)}wise"
@@ -200,9 +200,9 @@ def _read_passages(path: Path) -> object:
         return rows, sum(1 for _ in file.iter_passages())
 
 
-def _sliced(folder: Path) -> Path:
+def _make_slices(folder: Path) -> Path:
     slices = []
-    for rows in np.array_split(_vectors(), _SHARDS):
+    for rows in np.array_split(_draw_vectors(), _SHARDS):
         digests = np.arange(len(rows), dtype=np.uint64)
         slices.append(np.array([len(rows) - 9, 9, 4]).tobytes() + rows.tobytes() + digests.tobytes())
     write_sliced_piece(folder / "piece", "stamp", [np.arange(9), np.arange(N)], slices, [1] * _SHARDS)
@@ -216,7 +216,7 @@ def _read_slices(path: Path) -> object:
         return read, piece.read(0), piece.read(1)
 
 
-def _spans(folder: Path) -> Path:
+def _make_spans(folder: Path) -> Path:
     writer = SpanWriter()
     for row in range(N):
         writer.write([SalientSpan(0, 4, 0), SalientSpan(row, row + 5, 1)])
@@ -224,8 +224,8 @@ def _spans(folder: Path) -> Path:
     return folder / "spans.npy"
 
 
-def _npy(folder: Path) -> Path:
-    np.save(folder / "part.npy", _vectors())
+def _make_vectors(folder: Path) -> Path:
+    np.save(folder / "part.npy", _draw_vectors())
     return folder / "part.npy"
 
 
@@ -238,12 +238,12 @@ def _read_input(path: Path) -> object:
     return split_into_parts(inspect_vectors([path]), lambda part: part_sizes.append(len(part)), "drop")
 
 
-def _vector_parquet(folder: Path) -> Path:
-    pq.write_table(pa.table({"vector": [row.tolist() for row in _vectors()[:50]]}), folder / "vectors.parquet")
+def _make_vector_parquet(folder: Path) -> Path:
+    pq.write_table(pa.table({"vector": [row.tolist() for row in _draw_vectors()[:50]]}), folder / "vectors.parquet")
     return folder / "vectors.parquet"
 
 
-def _tokens(folder: Path) -> Path:
+def _make_tokens(folder: Path) -> Path:
     lengths = np.array([5, 0, 7, 3] * 8)
     vectors = np.random.default_rng(1).standard_normal((int(lengths.sum()), D)).astype(np.float32)
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
@@ -257,7 +257,7 @@ def _read_tokens(path: Path) -> object:
     return sum(len(block) for block in file.iter_batches())
 
 
-def _sparse(folder: Path) -> Path:
+def _make_sparse(folder: Path) -> Path:
     (path,) = write_rows(zipfian(60, _TERMS, 20), [], folder, _TERMS)
     return path
 
@@ -269,9 +269,11 @@ def _read_sparse(path: Path) -> object:
 # indexes
 
 
-def _built(factory: str, folder: Path) -> Path:
+def _build_index(factory: str, folder: Path) -> Path:
     kind = get_kind_for_factory(factory)
-    rows = {"text": _passages, "tokens": _tokens, "vectors": _npy, "sparse": _sparse}[kind.represents](folder)
+    rows = {"text": _make_passages, "tokens": _make_tokens, "vectors": _make_vectors, "sparse": _make_sparse}[
+        kind.represents
+    ](folder)
     n = {"text": 60, "tokens": 32, "vectors": N, "sparse": 60}[kind.represents]
     plan = kind.plan(IndexRecipe(factory), n, {"text": 0, "sparse": _TERMS}.get(kind.represents, D))
     run_stages(plan, [rows], folder / "index", folder)
@@ -294,7 +296,7 @@ def _read_postings(path: Path) -> object:
 
 
 def _derive_postings(path: Path) -> object:
-    """Make the index after an insertion, two deletions and a change of the one before, and search it."""
+    """Derive an index with an insertion, two deletions and a change, and search it."""
     base_rows, out = np.array([*range(3), -1, *range(4, 30), -1, *range(31, 59)]), path.with_name("derived")
     new_texts = pa.RecordBatch.from_pydict({"title": ["Pigs", ""], "text": ["very wise pigs 7 8", "two of them"]})
     postings = count_texts(iter_texts([new_texts]), Analyzer("english"))
@@ -316,14 +318,18 @@ def _read_token_index(path: Path) -> object:
 # models
 
 
-def _weights(folder: Path) -> Path:
-    arrays = {f"encoder.layer.{i}.weight": _vectors()[:8] * i for i in range(3)}
+def _make_weights(folder: Path) -> Path:
+    arrays = {f"encoder.layer.{i}.weight": _draw_vectors()[:8] * i for i in range(3)}
     save_file(arrays, str(folder / "model.safetensors"))
     return folder / "model.safetensors"
 
 
-def _static(folder: Path) -> Path:
-    tensors = {"embeddings": _vectors()[:20], "mapping": np.arange(30) % 20, "weights": _vectors()[:30, 0].copy()}
+def _make_static(folder: Path) -> Path:
+    tensors = {
+        "embeddings": _draw_vectors()[:20],
+        "mapping": np.arange(30) % 20,
+        "weights": _draw_vectors()[:30, 0].copy(),
+    }
     save_file(tensors, str(folder / "model.safetensors"))
     return folder / "model.safetensors"
 
@@ -333,7 +339,7 @@ def _read_static(path: Path) -> object:
     return table.digest(), table.read_vectors().tobytes()
 
 
-def _tokenizer(folder: Path) -> Path:
+def _make_tokenizer(folder: Path) -> Path:
     letters = "abcdefghijklmnopqrstuvwxyz0123456789"
     vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *letters, *(f"##{letter}" for letter in letters)]
     numbered = {token: number for number, token in enumerate(vocabulary)}
@@ -341,13 +347,13 @@ def _tokenizer(folder: Path) -> Path:
     return folder / "tokenizer.json"
 
 
-def _gguf(folder: Path) -> Path:
+def _make_gguf(folder: Path) -> Path:
     writer = gguf.GGUFWriter(folder / "tiny.gguf", "llama")
     for name in ("block_count", "head_count", "context_length", "vocab_size"):
         getattr(writer, f"add_{name}")(1)
     writer.add_token_list(["a", "b", "ab"])
     writer.add_token_types([1, 1, 1])
-    writer.add_tensor("token_embd.weight", _vectors()[:3])
+    writer.add_tensor("token_embd.weight", _draw_vectors()[:3])
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -355,8 +361,8 @@ def _gguf(folder: Path) -> Path:
     return folder / "tiny.gguf"
 
 
-def _tokenizer_rules(folder: Path) -> Path:
-    path = _tokenizer(folder)
+def _make_tokenizer_rules(folder: Path) -> Path:
+    path = _make_tokenizer(folder)
     rules = json.loads(path.read_bytes())
     steps = [
         {"type": "Prepend", "prepend": " "},
@@ -366,7 +372,7 @@ def _tokenizer_rules(folder: Path) -> Path:
     ]
     rules["normalizer"] = {"type": "Sequence", "normalizers": steps}
     rules["decoder"] = {"type": "Sequence", "decoders": [*steps[1:3], {"type": "Fuse"}]}
-    return _written(folder, path.name, rules)
+    return _write_file(folder, path.name, rules)
 
 
 def _read_tokenizer(path: Path) -> object:
@@ -376,17 +382,17 @@ def _read_tokenizer(path: Path) -> object:
 # corpora
 
 
-def _dump(folder: Path) -> Path:
+def _make_dump(folder: Path) -> Path:
     revision = (
         "<revision><id>{0}</id><timestamp>2026-11-01T12:00:00Z</timestamp><text>'''T''' is [[a]].</text></revision>"
     )
     page = "<page><title>T{0}</title><ns>0</ns><id>{0}</id>" + revision + "</page>"
     head = '<mediawiki xml:lang="en"><siteinfo><dbname>enwiki</dbname><base>https://x/y</base></siteinfo>'
-    return _written(folder, "dump.xml", (head + "".join(map(page.format, range(1, 30))) + "</mediawiki>").encode())
+    return _write_file(folder, "dump.xml", (head + "".join(map(page.format, range(1, 30))) + "</mediawiki>").encode())
 
 
-def _packed_dump(folder: Path) -> Path:
-    return _written(folder, "dump.xml.bz2", bz2.compress(_dump(folder).read_bytes()))
+def _make_packed_dump(folder: Path) -> Path:
+    return _write_file(folder, "dump.xml.bz2", bz2.compress(_make_dump(folder).read_bytes()))
 
 
 def _read_dump(path: Path) -> object:
@@ -394,18 +400,18 @@ def _read_dump(path: Path) -> object:
     return sum(1 for _ in parse_pages(read_slice(piece), describe_slice(piece)))
 
 
-def _jsonl(folder: Path) -> Path:
+def _make_jsonl(folder: Path) -> Path:
     rows = [
         {"id": i, "title": "t", "sections": [{"heading": "h", "text": "x"}], "revised": "2026-11-01"} for i in range(20)
     ]
-    return _written(folder, "corpus.jsonl", "\n".join(map(json.dumps, rows)).encode())
+    return _write_file(folder, "corpus.jsonl", "\n".join(map(json.dumps, rows)).encode())
 
 
-def _tsv(folder: Path) -> Path:
-    return _written(folder, "corpus.tsv", b"id\ttext\ttitle\n" + b'1\t"a ""b"" c"\tT\n' * 20)
+def _make_tsv(folder: Path) -> Path:
+    return _write_file(folder, "corpus.tsv", b"id\ttext\ttitle\n" + b'1\t"a ""b"" c"\tT\n' * 20)
 
 
-def _documents(folder: Path) -> Path:
+def _make_documents(folder: Path) -> Path:
     dates = pa.array([1_793_534_400_000, None], pa.timestamp("ms", tz="UTC"))
     texts = {"id": ["1", "2"], "title": ["a", "b"], "text": ["x" * 99, "y"]}
     pq.write_table(pa.table({**texts, "revised": dates}), folder / "corpus.parquet")
@@ -418,9 +424,9 @@ def _read_rows(path: Path) -> object:
     return sum(1 for _ in record_format.read_records(str(path)))
 
 
-def _questions(folder: Path) -> Path:
+def _make_questions(folder: Path) -> Path:
     rows = [{"question": f"What is {i}?", "answers": ["x", "y"]} for i in range(9)]
-    return _written(folder, "questions.jsonl", "\n".join(map(json.dumps, rows)).encode())
+    return _write_file(folder, "questions.jsonl", "\n".join(map(json.dumps, rows)).encode())
 
 
 def _read_questions(path: Path) -> object:
@@ -430,23 +436,23 @@ def _read_questions(path: Path) -> object:
 # what models and their endpoints send
 
 
-def _reply(folder: Path) -> Path:
+def _make_reply(folder: Path) -> Path:
     events = [event("<think>Who?</think>"), likely("George", -0.5), event(" Orwell", reasoning="so"), event("", "stop")]
     usage = {"prompt_tokens": 40, "completion_tokens": 5, "completion_tokens_details": {"reasoning_tokens": 2}}
     last = f"data: {json.dumps({'choices': [], 'usage': usage})}\n\ndata: [DONE]\n\n".encode()
-    return _written(folder, "reply.http", STREAM + b"".join(events) + last)
+    return _write_file(folder, "reply.http", STREAM + b"".join(events) + last)
 
 
-def _whole_reply(folder: Path) -> Path:
+def _make_whole_reply(folder: Path) -> Path:
     call = {"type": "function", "function": {"name": "search", "arguments": "{}"}}
     message = {"role": "assistant", "content": [{"type": "text", "text": "Orwell"}], "tool_calls": [call]}
     body = json.dumps({"choices": [{"message": message, "finish_reason": "stop"}], "usage": None}).encode()
     head = STREAM.replace(b"text/event-stream", b"application/json\r\nContent-Encoding: gzip")
-    return _written(folder, "reply.http", head + gzip.compress(body, mtime=0))
+    return _write_file(folder, "reply.http", head + gzip.compress(body, mtime=0))
 
 
 def _read_reply(path: Path) -> object:
-    """Send the bytes as the answer of an endpoint, HTTP head included."""
+    """Send the bytes as the reply of an endpoint, including the HTTP head."""
     settings = ChatSettings(tries=1, whole_seconds=3.0, first_seconds=2.0, logprobs=True)
     with scripted(streams(head=path.read_bytes())) as server:
         writer = EndpointWriter("model", settings, Endpoint(server.url, "a-key-of-sixteen-characters"))
@@ -456,12 +462,12 @@ def _read_reply(path: Path) -> object:
             writer.close()
 
 
-def _chat_template(folder: Path) -> Path:
-    return _written(folder, "chat_template.jinja", CHAT.encode())
+def _make_chat_template(folder: Path) -> Path:
+    return _write_file(folder, "chat_template.jinja", CHAT.encode())
 
 
 def _render_template(path: Path) -> object:
-    """Render as the child process of the product does, in this child, which has limits as well."""
+    """Render the template in this process, which has limits like the product's child process."""
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "who?"}]
     arguments = [path.read_bytes().decode("utf-8", "replace"), messages, {"bos_token": "<s>"}]
     reply = _parse_reply(_answer_call(_render_in_child, arguments).encode(), 0)
@@ -483,53 +489,57 @@ _FAISS = {
 }
 
 KINDS = [
-    Kind("manifest", _manifest, _read_manifest),
-    Kind("model manifest", _model, _read_model),
-    Kind("evaluation manifest", _evaluation, _read_evaluation),
-    Kind("evaluation values", _values, _read_values),
+    Kind("manifest", _make_manifest, _read_manifest),
+    Kind("model manifest", _make_model, _read_model),
+    Kind("evaluation manifest", _make_evaluation, _read_evaluation),
+    Kind("evaluation values", _make_values, _read_values),
     Kind(
-        "ref", _move, partial(_in_store, "refs/latest/00000001.json", lambda store: store.refs.read_history("latest"))
+        "ref",
+        _make_ref_move,
+        partial(_read_in_store, "refs/latest/00000001.json", lambda store: store.refs.read_history("latest")),
     ),
     Kind(
         "takedown",
-        _takedown,
-        partial(_in_store, "takedowns/00000001.json", lambda store: store.takedowns.list_records()),
+        _make_takedown,
+        partial(_read_in_store, "takedowns/00000001.json", lambda store: store.takedowns.list_records()),
     ),
     Kind(
         "replacement",
-        _place,
-        partial(_in_store, f"takedowns/{_ID}.json", lambda store: store.takedowns.find_replacement(_ID)),
+        _make_replacement,
+        partial(_read_in_store, f"takedowns/{_ID}.json", lambda store: store.takedowns.find_replacement(_ID)),
     ),
     Kind(
-        "intent", _intent, partial(_in_store, "intents/build.json", lambda store: store.intents.list_live_intents(0.0))
+        "intent",
+        _make_intent,
+        partial(_read_in_store, "intents/build.json", lambda store: store.intents.list_live_intents(0.0)),
     ),
-    Kind("memo", _memo, lambda path: parse_record("s", _ID, path.read_bytes())),
-    Kind("passages", _passages, _read_passages),
+    Kind("memo", _make_memo, lambda path: parse_record("s", _ID, path.read_bytes())),
+    Kind("passages", _make_passages, _read_passages),
     *(Kind(*delta) for delta in DELTAS),
-    Kind("spans", _spans, lambda path: [SpanFile(path).get_range(0, N), SpanFile(path).rows]),
-    Kind("vectors", _npy, _read_vectors),
-    Kind("vector input npy", _npy, _read_input),
-    Kind("vector input parquet", _vector_parquet, _read_input),
-    Kind("token vectors", _tokens, _read_tokens),
-    *(Kind(f"faiss {name}", partial(_built, factory), _read_faiss) for name, factory in _FAISS.items()),
-    Kind("slices", _sliced, _read_slices),
-    Kind("postings", partial(_built, "BM25"), _read_postings),
-    Kind("postings of a later snapshot", partial(_built, "BM25"), _derive_postings),
-    Kind("sparse rows", _sparse, _read_sparse),
-    Kind("impacts", partial(_built, "Impact"), _read_impacts),
-    Kind("token index", partial(_built, "MaxSim,PQ4"), _read_token_index),
-    Kind("weights", _weights, lambda path: digest_weights(path.parent)),
-    Kind("tokenizer", _tokenizer, _read_tokenizer),
-    Kind("rules of a tokenizer", _tokenizer_rules, _read_tokenizer),
-    Kind("gguf header", _gguf, check_gguf_file),
-    Kind("static encoder", _static, _read_static),
-    Kind("dump", _dump, _read_dump),
-    Kind("packed dump", _packed_dump, _read_dump),
-    Kind("jsonl corpus", _jsonl, _read_rows),
-    Kind("tsv corpus", _tsv, _read_rows),
-    Kind("parquet corpus", _documents, _read_rows),
-    Kind("questions", _questions, _read_questions),
-    Kind("reply of an endpoint", _reply, _read_reply),
-    Kind("whole reply of an endpoint", _whole_reply, _read_reply),
-    Kind("chat template", _chat_template, _render_template),
+    Kind("spans", _make_spans, lambda path: [SpanFile(path).get_range(0, N), SpanFile(path).rows]),
+    Kind("vectors", _make_vectors, _read_vectors),
+    Kind("vector input npy", _make_vectors, _read_input),
+    Kind("vector input parquet", _make_vector_parquet, _read_input),
+    Kind("token vectors", _make_tokens, _read_tokens),
+    *(Kind(f"faiss {name}", partial(_build_index, factory), _read_faiss) for name, factory in _FAISS.items()),
+    Kind("slices", _make_slices, _read_slices),
+    Kind("postings", partial(_build_index, "BM25"), _read_postings),
+    Kind("postings of a later snapshot", partial(_build_index, "BM25"), _derive_postings),
+    Kind("sparse rows", _make_sparse, _read_sparse),
+    Kind("impacts", partial(_build_index, "Impact"), _read_impacts),
+    Kind("token index", partial(_build_index, "MaxSim,PQ4"), _read_token_index),
+    Kind("weights", _make_weights, lambda path: digest_weights(path.parent)),
+    Kind("tokenizer", _make_tokenizer, _read_tokenizer),
+    Kind("rules of a tokenizer", _make_tokenizer_rules, _read_tokenizer),
+    Kind("gguf header", _make_gguf, check_gguf_file),
+    Kind("static encoder", _make_static, _read_static),
+    Kind("dump", _make_dump, _read_dump),
+    Kind("packed dump", _make_packed_dump, _read_dump),
+    Kind("jsonl corpus", _make_jsonl, _read_rows),
+    Kind("tsv corpus", _make_tsv, _read_rows),
+    Kind("parquet corpus", _make_documents, _read_rows),
+    Kind("questions", _make_questions, _read_questions),
+    Kind("reply of an endpoint", _make_reply, _read_reply),
+    Kind("whole reply of an endpoint", _make_whole_reply, _read_reply),
+    Kind("chat template", _make_chat_template, _render_template),
 ]

@@ -1,4 +1,4 @@
-"""Hostile files of every kind are read, or refused in one sentence; none crashes, hangs or takes a gigabyte."""
+"""Hostile files of every kind are read or refused in one sentence; none crashes, hangs or needs a gigabyte."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from tests.fuzz.campaign import try_kinds
 from tests.fuzz.kinds import KINDS
 from tests.fuzz.mutation import mutate
 
-CASES = 25  # of each kind; `make fuzz` tries as many as you like
+CASES = 25  # mutations of each kind; `make fuzz` tries more
 
 
 @SHARED
@@ -19,7 +19,7 @@ def test_mutated_files_are_read_or_refused() -> None:
     assert sum(result.counts["refused"] for result in results) > CASES * len(KINDS) / 2, "damage is noticed"
 
 
-def test_a_mutation_depends_on_its_number_alone() -> None:
+def test_a_mutation_depends_only_on_its_number() -> None:
     data = bytes(range(256)) * 8
     assert mutate(data, 7) == mutate(data, 7)
     assert len({mutate(data, number) for number in range(50)}) > 45

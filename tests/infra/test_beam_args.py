@@ -1,4 +1,4 @@
-"""The options of Beam's engines: each is one that this Beam knows, and their images are ours."""
+"""Beam knows every option in infra/beam, and the images that they name are bookwheel's."""
 
 import argparse
 from pathlib import Path
@@ -13,21 +13,21 @@ from tests.fixtures.infra_files import PROJECT, ROOT, bake, dockerfile
 FILES = sorted((ROOT / "infra/beam").glob("*.args"))
 
 
-def _strictly(words: list[str]) -> argparse.Namespace:
-    """Parse Beam's options, and refuse what none of its classes knows: Beam itself only warns."""
+def _parse_strictly(words: list[str]) -> argparse.Namespace:
+    """Parse Beam's options, and refuse unknown ones, of which Beam only warns."""
     parser = argparse.ArgumentParser(exit_on_error=False, allow_abbrev=False)
-    for kind in _below(PipelineOptions):
+    for kind in _list_subclasses(PipelineOptions):
         if kind.__module__ == PipelineOptions.__module__:
             kind._add_argparse_args(parser)
     return parser.parse_args(words)
 
 
-def _below(kind: type) -> list[type]:
+def _list_subclasses(kind: type) -> list[type]:
     return [
-        found
+        subclass
         for child in kind.__subclasses__()
-        for found in (child, *_below(child))
-        if "_add_argparse_args" in vars(found)
+        for subclass in (child, *_list_subclasses(child))
+        if "_add_argparse_args" in vars(subclass)
     ]
 
 
@@ -38,35 +38,35 @@ def test_beam_knows_every_option(file: Path) -> None:
         "one option a line, without spaces, so that a shell can read it"
     )
     assert check_flags(words)
-    known = vars(_strictly(words))
+    options = vars(_parse_strictly(words))
     for word in words:
         name, _, value = word.removeprefix("--").partition("=")
         assert value
-        assert value in str(known[name]), f"{name} became {known[name]}"
+        assert value in str(options[name]), f"{name} became {options[name]}"
 
 
-def test_an_option_that_beam_does_not_know_is_found() -> None:
+def test_an_option_that_beam_does_not_know_is_refused() -> None:
     with pytest.raises((SystemExit, argparse.ArgumentError)):
-        _strictly(["--runner=FlinkRunner", "--flink_mastre=here:8081"])
+        _parse_strictly(["--runner=FlinkRunner", "--flink_mastre=here:8081"])
 
 
 def test_flink_gets_the_job_server_that_is_in_the_image() -> None:
-    told = _strictly((ROOT / "infra/beam/flink.args").read_text().split())
-    assert told.flink_version in FlinkRunnerOptions.PUBLISHED_FLINK_VERSIONS
+    options = _parse_strictly((ROOT / "infra/beam/flink.args").read_text().split())
+    assert options.flink_version in FlinkRunnerOptions.PUBLISHED_FLINK_VERSIONS
     stage = dockerfile()[1]["flows"]
-    assert any(told.flink_job_server_jar in rest for word, rest in stage.instructions if word == "RUN")
-    assert (told.environment_type, told.environment_config.partition(":")[0]) == ("EXTERNAL", "localhost")
+    assert any(options.flink_job_server_jar in rest for word, rest in stage.instructions if word == "RUN")
+    assert (options.environment_type, options.environment_config.partition(":")[0]) == ("EXTERNAL", "localhost")
 
 
-def test_dataflow_gets_the_image_whose_code_is_the_launcher_s() -> None:
-    told = _strictly((ROOT / "infra/beam/dataflow.args").read_text().split())
-    name, _, tag = told.sdk_container_image.rpartition("/")[2].partition(":")
+def test_dataflow_gets_the_image_with_the_code_of_the_launcher() -> None:
+    options = _parse_strictly((ROOT / "infra/beam/dataflow.args").read_text().split())
+    name, _, tag = options.sdk_container_image.rpartition("/")[2].partition(":")
     assert (name, tag) == ("bookwheel-dataflow", PROJECT["version"])
     assert Version(tag)
     assert name in bake()[1]["dataflow"]["tags"][0]
-    assert told.sdk_location == "container", "or Beam would be put over the one in the image"
-    assert told.number_of_worker_harness_threads == 1, "each thread would load its own encoder"
-    (accelerator,) = told.dataflow_service_options
+    assert options.sdk_location == "container", "or Beam would be put over the one in the image"
+    assert options.number_of_worker_harness_threads == 1, "each thread would load its own encoder"
+    (accelerator,) = options.dataflow_service_options
     assert accelerator.startswith("worker_accelerator=type:nvidia-")
     assert accelerator.endswith(";count:1;install-nvidia-driver")
 

@@ -1,4 +1,4 @@
-"""docker/compose.yaml: by its schema, then against the files it mounts and the images we build; its S3 server runs."""
+"""docker/compose.yaml fits its schema, its mounts and the images of the project; its S3 server runs."""
 
 import json
 import os
@@ -29,15 +29,15 @@ _PATIENCE = 300.0  # seconds that a busy machine gets
 TAGS = {"REGISTRY": "", "TAG": PROJECT["version"]}
 
 
-def _environment(service: dict[str, Any]) -> dict[str, str]:
+def _get_environment(service: dict[str, Any]) -> dict[str, str]:
     return dict(service.get("environment", {}))
 
 
-def _ours(service: dict[str, Any]) -> bool:
+def _is_ours(service: dict[str, Any]) -> bool:
     return "bookwheel-" in service["image"]
 
 
-def test_the_schema_takes_it() -> None:
+def test_the_files_fit_the_compose_schema() -> None:
     command = [str(Path(sys.executable).with_name("check-jsonschema")), "--builtin-schema", "vendor.compose-spec"]
     files = [str(FILE), str(FILE.with_name("compose.gpu.yaml"))]
     run = subprocess.run([*command, *files], capture_output=True, text=True, check=False)
@@ -64,51 +64,51 @@ def test_flink_is_the_version_whose_job_server_the_launcher_has() -> None:
 
 
 def test_secrets_come_from_outside_and_nothing_starts_without_them() -> None:
-    asked = {name: mark for name, mark, _ in SETTING.findall(FILE.read_text()) if name not in TAGS}
-    secrets = {name for name in asked if re.search("KEY|SECRET|PASSWORD", name)}
+    settings = {name: mark for name, mark, _ in SETTING.findall(FILE.read_text()) if name not in TAGS}
+    secrets = {name for name in settings if re.search("KEY|SECRET|PASSWORD", name)}
     assert secrets == {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "POSTGRES_PASSWORD", "GRAFANA_PASSWORD"}
-    assert {asked[name] for name in secrets} == {":?"}
+    assert {settings[name] for name in secrets} == {":?"}
     for service in SERVICES.values():
-        for name, value in _environment(service).items():
+        for name, value in _get_environment(service).items():
             assert not re.search("KEY|SECRET|PASSWORD", name) or value.startswith("${"), name
     example = FILE.with_name(".env.example").read_text()
-    assert {line.partition("=")[0] for line in example.splitlines() if "=" in line} == set(asked)
+    assert {line.partition("=")[0] for line in example.splitlines() if "=" in line} == set(settings)
     assert ".env" in FILE.with_name(".gitignore").read_text().split()
 
 
 def test_variables_of_our_images_are_read() -> None:
     for name, service in SERVICES.items():
-        if _ours(service):
-            assert set(_environment(service)) <= known_variables(), name
+        if _is_ours(service):
+            assert set(_get_environment(service)) <= known_variables(), name
 
 
-def test_what_is_mounted_and_waited_for_is_there() -> None:
+def test_mounts_and_dependencies_exist() -> None:
     for name, service in SERVICES.items():
         for mount in service.get("volumes", ()):
             source = mount.partition(":")[0]
-            there = (FILE.parent / source).exists() if source.startswith(".") else source in COMPOSE["volumes"]
-            assert there, f"{name} mounts {source}"
+            is_there = (FILE.parent / source).exists() if source.startswith(".") else source in COMPOSE["volumes"]
+            assert is_there, f"{name} mounts {source}"
         assert set(service.get("depends_on", ())) <= set(SERVICES), name
-        assert {one["source"] for one in service.get("configs", ())} <= set(COMPOSE["configs"])
-    for told in COMPOSE["configs"].values():
-        assert yaml.safe_load(told["content"])["apiVersion"] == 1
+        assert {config["source"] for config in service.get("configs", ())} <= set(COMPOSE["configs"])
+    for config in COMPOSE["configs"].values():
+        assert yaml.safe_load(config["content"])["apiVersion"] == 1
 
 
-def test_doors_open_on_this_machine_only() -> None:
-    doors = [door for service in SERVICES.values() for door in service.get("ports", ())]
-    assert all(door.startswith("127.0.0.1:") for door in doors)
-    assert len(doors) == len(set(doors))
+def test_ports_are_published_on_loopback_only() -> None:
+    ports = [port for service in SERVICES.values() for port in service.get("ports", ())]
+    assert all(port.startswith("127.0.0.1:") for port in ports)
+    assert len(ports) == len(set(ports))
     assert f"127.0.0.1:8000:{dockerfile()[1]['serve'].last('EXPOSE').split()[0]}" in SERVICES["serve"]["ports"]
 
 
-def test_the_service_may_finish_what_is_under_way() -> None:
-    own = ServiceSettings()
-    assert int(SERVICES["serve"]["stop_grace_period"].removesuffix("s")) > own.linger_seconds + own.drain_seconds
+def test_the_service_may_finish_its_requests_before_it_is_killed() -> None:
+    defaults, grace_period = ServiceSettings(), SERVICES["serve"]["stop_grace_period"]
+    assert int(grace_period.removesuffix("s")) > defaults.linger_seconds + defaults.drain_seconds
 
 
-def test_nothing_of_ours_may_write_beside_its_volumes() -> None:
+def test_our_containers_can_write_only_to_their_volumes() -> None:
     for name, service in SERVICES.items():
-        if _ours(service):
+        if _is_ours(service):
             assert service["read_only"], name
             assert service["cap_drop"] == ["ALL"], name
 
@@ -117,70 +117,70 @@ def test_workers_of_beam_share_the_network_of_the_one_taskmanager() -> None:
     (pool,) = [service for service in SERVICES.values() if "bookwheel-worker" in service["image"]]
     assert pool["network_mode"] == "service:taskmanager"
     assert [name for name, service in SERVICES.items() if service.get("command") == "taskmanager"] == ["taskmanager"]
-    told = yaml.safe_load(_environment(SERVICES["taskmanager"])["FLINK_PROPERTIES"])
-    assert told["restart-strategy.type"] == "fixed-delay"
-    assert told["jobmanager.rpc.address"] in SERVICES
+    properties = yaml.safe_load(_get_environment(SERVICES["taskmanager"])["FLINK_PROPERTIES"])
+    assert properties["restart-strategy.type"] == "fixed-delay"
+    assert properties["jobmanager.rpc.address"] in SERVICES
     port = json.loads(dockerfile()[1]["worker"].last("CMD"))[-1]
     flags = (ROOT / "infra/beam/flink.args").read_text().split()
     assert f"--environment_config=localhost:{port}" in flags
     (alias,) = SERVICES["jobmanager"]["networks"]["default"]["aliases"]
     assert f"--flink_master={alias}:8081" in flags
-    assert f"--parallelism={told['taskmanager.numberOfTaskSlots']}" in flags
+    assert f"--parallelism={properties['taskmanager.numberOfTaskSlots']}" in flags
 
 
 def test_deployed_runs_use_the_flink_of_the_containers() -> None:
     flags = (ROOT / "infra/beam/flink.args").read_text().split()
     for name in ("worker-cpu", "worker-gpu"):
-        assert _environment(SERVICES[name])["BOOKWHEEL_BEAM_OPTIONS"].split() == flags, name
+        assert _get_environment(SERVICES[name])["BOOKWHEEL_BEAM_OPTIONS"].split() == flags, name
 
 
 def test_no_deployment_gets_an_empty_parameter() -> None:
-    deployed = _environment(SERVICES["deployed"])
-    asked = set(re.findall(r"\$(\w+)", (ROOT / "infra/prefect.yaml").read_text())) & set(deployed)
-    assert asked == {"BOOKWHEEL_DUMP", "BOOKWHEEL_DOWNLOADS", "BOOKWHEEL_QUESTIONS", "BOOKWHEEL_STORE"}
-    for name in asked:  # Prefect refuses a deployment whose dump or questions are empty
+    deployed = _get_environment(SERVICES["deployed"])
+    variables = set(re.findall(r"\$(\w+)", (ROOT / "infra/prefect.yaml").read_text())) & set(deployed)
+    assert variables == {"BOOKWHEEL_DUMP", "BOOKWHEEL_DOWNLOADS", "BOOKWHEEL_QUESTIONS", "BOOKWHEEL_STORE"}
+    for name in variables:  # Prefect refuses a deployment whose dump or questions are empty
         assert SETTING.sub(lambda found: found[3], deployed[name]), name
 
 
 def test_prometheus_finds_the_service() -> None:
-    told = yaml.safe_load((ROOT / "infra/prometheus/prometheus.yml").read_text())
-    (job,) = told["scrape_configs"]
+    configuration = yaml.safe_load((ROOT / "infra/prometheus/prometheus.yml").read_text())
+    (job,) = configuration["scrape_configs"]
     assert SERVICES["prometheus"]["network_mode"] == "service:serve"
     assert job["static_configs"] == [{"targets": ["127.0.0.1:8000"]}]
-    assert [name for name in told["rule_files"] if not (ROOT / "infra/prometheus" / name).exists()] == []
+    assert [name for name in configuration["rule_files"] if not (ROOT / "infra/prometheus" / name).exists()] == []
     source = yaml.safe_load(COMPOSE["configs"]["grafana-source"]["content"])["datasources"][0]
     assert source["url"] == "http://serve:9090"
     assert "127.0.0.1:9090:9090" in SERVICES["serve"]["ports"]
 
 
-def test_prefect_is_the_tested_one() -> None:
-    (pinned,) = [one for one in map(Requirement, PROJECT["optional-dependencies"]["pipeline"]) if one.name == "prefect"]
-    assert str(pinned.specifier)
+def test_prefect_runs_the_pinned_version() -> None:
+    requirements = {each.name: each for each in map(Requirement, PROJECT["optional-dependencies"]["pipeline"])}
+    assert str(requirements["prefect"].specifier)
     assert {SERVICES[name]["image"] for name in ("prefect", "worker-cpu", "deployed")} == {SERVICES["bucket"]["image"]}
 
 
 @contextmanager
-def _s3(folder: Path) -> Iterator[dict[str, str]]:
+def _run_s3(folder: Path) -> Iterator[dict[str, str]]:
     """Run the S3 service's own command, on loopback and free ports; yield the environment of its clients."""
     keys = {"AWS_ACCESS_KEY_ID": "a-key", "AWS_SECRET_ACCESS_KEY": "a-secret"}
-    assert set(_environment(SERVICES["s3"])) == set(keys)
-    own = {"-dir": folder, "-ip": "127.0.0.1", "-ip.bind": "127.0.0.1", "-s3.port.lance": 0}
-    doors = [f"-{name}.port{kind}" for name in ("s3", "master", "volume", "filer") for kind in ("", ".grpc")]
-    moved = {**own, **dict(zip(doors, find_free_ports(len(doors)), strict=True))}
-    kept = [word for word in SERVICES["s3"]["command"] if word.partition("=")[0] not in moved]
+    assert set(_get_environment(SERVICES["s3"])) == set(keys)
+    options = {"-dir": folder, "-ip": "127.0.0.1", "-ip.bind": "127.0.0.1", "-s3.port.lance": 0}
+    port_options = [f"-{name}.port{kind}" for name in ("s3", "master", "volume", "filer") for kind in ("", ".grpc")]
+    options = {**options, **dict(zip(port_options, find_free_ports(len(port_options)), strict=True))}
+    words = [word for word in SERVICES["s3"]["command"] if word.partition("=")[0] not in options]
     command = [
         str(Path(sys.executable).with_name("weed")),
-        *kept,
-        *(f"{name}={value}" for name, value in moved.items()),
+        *words,
+        *(f"{name}={value}" for name, value in options.items()),
     ]
     environment = {**{name: value for name, value in os.environ.items() if not name.startswith("AWS_")}, **keys}
     with (folder / "log").open("w") as log:
         server = subprocess.Popen(command, cwd=folder, env=environment, stdout=log, stderr=log)
     try:
-        endpoint = f"http://127.0.0.1:{moved['-s3.port']}"
+        endpoint = f"http://127.0.0.1:{options['-s3.port']}"
         check = SERVICES["s3"]["healthcheck"]["test"][-1].replace("http://127.0.0.1:8333", endpoint)
         deadline = time.monotonic() + _PATIENCE
-        while not _healthy(check):
+        while not _is_healthy(check):
             assert server.poll() is None, (folder / "log").read_text()
             assert time.monotonic() < deadline, f"{check} does not answer"
             time.sleep(0.2)
@@ -188,33 +188,33 @@ def _s3(folder: Path) -> Iterator[dict[str, str]]:
     finally:
         server.kill()
         server.wait()
-        for door in doors:
-            for path in Path("/tmp").glob(f"seaweedfs-*-{moved[door]}.sock"):
+        for port in port_options:
+            for path in Path("/tmp").glob(f"seaweedfs-*-{options[port]}.sock"):
                 path.unlink(missing_ok=True)
 
 
-def _healthy(url: str) -> bool:
+def _is_healthy(url: str) -> bool:
     with suppress(OSError, urllib.error.URLError), urllib.request.urlopen(url, timeout=5) as answer:
         return bool(answer.status == 200)
     return False
 
 
-def test_the_s3_service_takes_the_keys_of_its_environment_and_the_bucket_is_made(tmp_path: Path) -> None:
-    with _s3(tmp_path) as environment:
+def test_the_s3_service_takes_the_keys_of_its_environment_and_creates_the_bucket(tmp_path: Path) -> None:
+    with _run_s3(tmp_path) as environment:
         deadline = time.monotonic() + _PATIENCE
         _, option, code = SERVICES["bucket"]["command"]
         command = [sys.executable, option, code + "; print(s3fs.S3FileSystem().ls(''))"]
-        made = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-        while made.returncode and time.monotonic() < deadline:  # as compose does: `restart: on-failure`
-            made = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-        assert made.stdout == "['library']\n", made.stderr
-        wrong = {**environment, "AWS_SECRET_ACCESS_KEY": "another"}
-        refused = subprocess.run(command, env=wrong, capture_output=True, text=True, check=False)
-        assert refused.returncode, "whoever has no key must not get in"
+        process = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        while process.returncode and time.monotonic() < deadline:  # as compose does: `restart: on-failure`
+            process = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        assert process.stdout == "['library']\n", process.stderr
+        wrong_keys = {**environment, "AWS_SECRET_ACCESS_KEY": "another"}
+        refused_process = subprocess.run(command, env=wrong_keys, capture_output=True, text=True, check=False)
+        assert refused_process.returncode, "a client without the key must be refused"
 
 
 @pytest.mark.parametrize("name", ["prefect", "s3", "postgres"])
-def test_what_others_wait_for_says_when_it_is_ready(name: str) -> None:
-    waiting = [one["depends_on"][name]["condition"] for one in SERVICES.values() if name in one.get("depends_on", ())]
-    assert set(waiting) == {"service_healthy"}
+def test_services_that_others_wait_for_have_a_health_check(name: str) -> None:
+    dependencies = [service.get("depends_on", {}) for service in SERVICES.values()]
+    assert {needed[name]["condition"] for needed in dependencies if name in needed} == {"service_healthy"}
     assert SERVICES[name]["healthcheck"]["test"]

@@ -1,6 +1,6 @@
-"""The dashboard: of any Prometheus, with nothing that overlaps, and of PromQL that Prometheus takes.
+"""The dashboard works with any Prometheus, its panels do not overlap, and its PromQL is valid.
 
-That its metrics are exported is tested where they are: tests/rag_model/serving/test_alarms.py.
+tests/rag_model/serving/test_alarms.py tests that the service exports its metrics.
 """
 
 import json
@@ -12,36 +12,38 @@ from tests.fixtures.alert_rules import DASHBOARD, expressions_of, promtool
 
 BOARD: dict[str, Any] = json.loads(DASHBOARD.read_text())
 PANELS: list[dict[str, Any]] = BOARD["panels"]
-CHOSEN = {"type": "prometheus", "uid": "${datasource}"}
+DATA_SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 
 
-def test_the_data_source_is_chosen_not_fixed() -> None:
-    (variable,) = (one for one in BOARD["templating"]["list"] if one["name"] == "datasource")
+def test_the_data_source_is_a_variable() -> None:
+    (variable,) = (variable for variable in BOARD["templating"]["list"] if variable["name"] == "datasource")
     assert (variable["type"], variable["query"]) == ("datasource", "prometheus")
-    shown = [panel for panel in PANELS if panel["type"] != "row"]
-    named = [*shown, *(target for panel in shown for target in panel["targets"]), *BOARD["annotations"]["list"]]
-    named += [one for one in BOARD["templating"]["list"] if one["type"] == "query"]
-    assert all(one["datasource"] == CHOSEN for one in named)
-    assert all(panel["targets"] for panel in shown)
+    panels = [panel for panel in PANELS if panel["type"] != "row"]
+    elements = [*panels, *(target for panel in panels for target in panel["targets"]), *BOARD["annotations"]["list"]]
+    elements += [variable for variable in BOARD["templating"]["list"] if variable["type"] == "query"]
+    assert all(element["datasource"] == DATA_SOURCE for element in elements)
+    assert all(panel["targets"] for panel in panels)
 
 
-def test_panels_have_ids_and_room_of_their_own() -> None:
+def test_panels_have_unique_ids_and_do_not_overlap() -> None:
     assert len({panel["id"] for panel in PANELS}) == len(PANELS)
-    places = [panel["gridPos"] for panel in PANELS]
-    assert all(place["x"] + place["w"] <= 24 for place in places)
-    for one, other in combinations(places, 2):
-        apart = [one[a] + one[b] <= other[a] or other[a] + other[b] <= one[a] for a, b in (("x", "w"), ("y", "h"))]
-        assert any(apart), (one, other)
+    rectangles = [panel["gridPos"] for panel in PANELS]
+    assert all(rectangle["x"] + rectangle["w"] <= 24 for rectangle in rectangles)
+    for first, second in combinations(rectangles, 2):
+        apart = [
+            first[a] + first[b] <= second[a] or second[a] + second[b] <= first[a] for a, b in (("x", "w"), ("y", "h"))
+        ]
+        assert any(apart), (first, second)
 
 
 def test_prometheus_takes_every_expression(tmp_path: Path) -> None:
-    """Grafana fills its variables in; then each is a rule like any other."""
-    expressions = [one for one in expressions_of(BOARD) if not one.startswith("label_values(")]
+    """With Grafana's variables replaced, every expression is a valid rule."""
+    expressions = [expression for expression in expressions_of(BOARD) if not expression.startswith("label_values(")]
     assert len(expressions) > 20
     filled = [expression.replace("$__rate_interval", "5m").replace("$instance", ".+") for expression in expressions]
-    assert not any("$" in one for one in filled)
-    recorded = [{"record": f"shown:number_{number}", "expr": one} for number, one in enumerate(filled)]
-    rules = tmp_path / "rules.json"
-    rules.write_text(json.dumps({"groups": [{"name": "dashboard", "rules": recorded}]}))
-    checked = promtool("check", "rules", "--lint=none", rules)
-    assert checked.returncode == 0, checked.stdout + checked.stderr
+    assert not any("$" in expression for expression in filled)
+    recorded = [{"record": f"shown:number_{number}", "expr": expression} for number, expression in enumerate(filled)]
+    file = tmp_path / "rules.json"
+    file.write_text(json.dumps({"groups": [{"name": "dashboard", "rules": recorded}]}))
+    process = promtool("check", "rules", "--lint=none", file)
+    assert process.returncode == 0, process.stdout + process.stderr

@@ -1,4 +1,4 @@
-"""The manifests: each by its schema, and then against one another and against what our images have."""
+"""The manifests fit their schemas, one another, and the project's images."""
 
 import json
 import re
@@ -28,7 +28,7 @@ from tests.fixtures.infra_files import (
 
 Document = dict[str, Any]
 OVERLAYS = ("base", "gpu")
-VERSION = "1.33.0"  # of Kubernetes: sidecars are among what every cluster has from here on
+VERSION = "1.33.0"  # the first Kubernetes in which sidecars are stable
 FLINK = json.loads((KUBERNETES.parents[1] / "tests/infra/schemas/flinkdeployment.json").read_text())
 
 
@@ -37,15 +37,15 @@ def manifests(request: pytest.FixtureRequest) -> list[Document]:
     return kustomized(request.param)
 
 
-def _of(manifests: list[Document], kind: str) -> list[Document]:
+def _select(manifests: list[Document], kind: str) -> list[Document]:
     return [manifest for manifest in manifests if manifest["kind"] == kind]
 
 
-def _named(manifests: list[Document], kind: str) -> set[str]:
-    return {one["metadata"]["name"] for one in _of(manifests, kind)}
+def _list_names(manifests: list[Document], kind: str) -> set[str]:
+    return {manifest["metadata"]["name"] for manifest in _select(manifests, kind)}
 
 
-def test_every_manifest_is_one_of_its_kind(manifests: list[Document]) -> None:
+def test_every_manifest_fits_its_schema(manifests: list[Document]) -> None:
     for manifest in manifests:
         if manifest["kind"] == "FlinkDeployment":
             jsonschema.validate(manifest, FLINK)
@@ -66,14 +66,14 @@ def test_every_manifest_is_one_of_its_kind(manifests: list[Document]) -> None:
     ids=["field", "value", "unit"],
 )
 def test_the_schema_of_flink_refuses_what_the_operator_would(change: Any) -> None:
-    (cluster,) = _of(kustomized("base"), "FlinkDeployment")
+    (cluster,) = _select(kustomized("base"), "FlinkDeployment")
     change(cluster["spec"])
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate(cluster, FLINK)
 
 
-def test_every_name_that_is_referred_to_is_there(manifests: list[Document]) -> None:
-    accounts, maps, secrets = (_named(manifests, kind) for kind in ("ServiceAccount", "ConfigMap", "Secret"))
+def test_every_referenced_name_exists(manifests: list[Document]) -> None:
+    accounts, maps, secrets = (_list_names(manifests, kind) for kind in ("ServiceAccount", "ConfigMap", "Secret"))
     for name, template in pods(manifests):
         spec = template["spec"]
         assert spec.get("serviceAccountName", "bookwheel-flink") in accounts, name
@@ -83,32 +83,33 @@ def test_every_name_that_is_referred_to_is_there(manifests: list[Document]) -> N
             for volume in spec.get("volumes", ())
             if "persistentVolumeClaim" in volume
         ]
-        assert set(claims) <= _named(manifests, "PersistentVolumeClaim")
+        assert set(claims) <= _list_names(manifests, "PersistentVolumeClaim")
         for container in containers(template):
             sources = container.get("envFrom", ())
             assert {source["configMapRef"]["name"] for source in sources if "configMapRef" in source} <= maps
             assert {source["secretRef"]["name"] for source in sources if "secretRef" in source} <= secrets
             assert {mount["name"] for mount in container.get("volumeMounts", ())} <= volumes, name
-    for binding in _of(manifests, "RoleBinding"):
-        assert binding["roleRef"]["name"] in _named(manifests, "Role")
+    for binding in _select(manifests, "RoleBinding"):
+        assert binding["roleRef"]["name"] in _list_names(manifests, "Role")
         assert {subject["name"] for subject in binding["subjects"]} <= accounts
-    for scaler in _of(manifests, "HorizontalPodAutoscaler"):
-        assert scaler["spec"]["scaleTargetRef"]["name"] in _named(manifests, scaler["spec"]["scaleTargetRef"]["kind"])
+    for scaler in _select(manifests, "HorizontalPodAutoscaler"):
+        target = scaler["spec"]["scaleTargetRef"]
+        assert target["name"] in _list_names(manifests, target["kind"])
 
 
 def test_selectors_find_pods(manifests: list[Document]) -> None:
     labels = [template["metadata"].get("labels", {}) for _, template in pods(manifests)]
-    labels += [{"type": "flink-native-kubernetes"}]  # Flink's own, on all that a native cluster starts
+    labels += [{"type": "flink-native-kubernetes"}]  # Flink sets it on all pods of a native cluster
 
-    def found(selector: dict[str, str]) -> bool:
+    def selects_pod(selector: dict[str, str]) -> bool:
         return any(selector.items() <= each.items() for each in labels)
 
-    for one in _of(manifests, "Service"):
-        assert found(one["spec"]["selector"])
-    for one in chain(_of(manifests, "Deployment"), _of(manifests, "PodDisruptionBudget")):
-        assert found(one["spec"]["selector"]["matchLabels"])
-    for one in _of(manifests, "NetworkPolicy"):
-        assert found(one["spec"]["podSelector"].get("matchLabels", {}))
+    for service in _select(manifests, "Service"):
+        assert selects_pod(service["spec"]["selector"])
+    for owner in chain(_select(manifests, "Deployment"), _select(manifests, "PodDisruptionBudget")):
+        assert selects_pod(owner["spec"]["selector"]["matchLabels"])
+    for policy in _select(manifests, "NetworkPolicy"):
+        assert selects_pod(policy["spec"]["podSelector"].get("matchLabels", {}))
 
 
 def test_images_are_those_that_are_built_or_public_ones_that_are_pinned(manifests: list[Document]) -> None:
@@ -118,75 +119,79 @@ def test_images_are_those_that_are_built_or_public_ones_that_are_pinned(manifest
         for container in containers(template)
         if "image" in container
     ]
-    images += [one["spec"]["image"] for one in _of(manifests, "FlinkDeployment")]
+    images += [cluster["spec"]["image"] for cluster in _select(manifests, "FlinkDeployment")]
     assert {image for image in images if image.startswith(REGISTRY)} <= {REGISTRY + image for image in built()}
     assert all(re.search(r":[^:/]*\d+\.\d+", image) for image in images)
     assert all(image.startswith(("flink:", REGISTRY)) for image in images)
 
 
-def test_flink_is_one_version_in_every_place(manifests: list[Document]) -> None:
-    (cluster,) = _of(manifests, "FlinkDeployment")
+def test_all_parts_of_flink_have_the_same_version(manifests: list[Document]) -> None:
+    (cluster,) = _select(manifests, "FlinkDeployment")
     minor = cluster["spec"]["flinkVersion"].removeprefix("v").replace("_", ".")
     assert cluster["spec"]["image"].startswith(f"flink:{minor}.")
     assert f"flink{minor}_job_server" in dockerfile()[1]["job-server"].base
 
 
 def test_variables_are_read_and_no_secret_is_written(manifests: list[Document]) -> None:
-    known = known_variables()
-    for one in chain(_of(manifests, "ConfigMap"), _of(manifests, "Secret")):
-        assert set(one.get("data", {})) | set(one.get("stringData", {})) <= known
+    variables = known_variables()
+    for manifest in chain(_select(manifests, "ConfigMap"), _select(manifests, "Secret")):
+        assert set(manifest.get("data", {})) | set(manifest.get("stringData", {})) <= variables
     for _, template in pods(manifests):
         for container in containers(template):
-            assert {variable["name"] for variable in container.get("env", ())} <= known
+            assert {variable["name"] for variable in container.get("env", ())} <= variables
     text = "".join(file.read_text() for file in KUBERNETES.rglob("*.yaml"))
     assert not re.search(r"(?i)(secret|password|api_?key)\w*\s*[:=]\s*['\"]?\w{8,}", text.replace("secretRef", ""))
 
 
 def test_pods_have_no_rights_that_they_do_not_need(manifests: list[Document]) -> None:
     for name, template in pods(manifests):
-        whole = template["spec"].get("securityContext", {})
+        pod_context = template["spec"].get("securityContext", {})
         for container in containers(template):
-            own = {**whole, **container["securityContext"]}
-            assert (own["runAsNonRoot"], own["runAsUser"] > 0) == (True, True), name
-            assert own["allowPrivilegeEscalation"] is False, name
-            assert own["capabilities"] == {"drop": ["ALL"]}, name
-            assert own["seccompProfile"] == {"type": "RuntimeDefault"}, name
-            actual = container.get("image", "").startswith(REGISTRY)
-            assert own.get("readOnlyRootFilesystem", False) == actual, (
+            context = {**pod_context, **container["securityContext"]}
+            assert (context["runAsNonRoot"], context["runAsUser"] > 0) == (True, True), name
+            assert context["allowPrivilegeEscalation"] is False, name
+            assert context["capabilities"] == {"drop": ["ALL"]}, name
+            assert context["seccompProfile"] == {"type": "RuntimeDefault"}, name
+            is_ours = container.get("image", "").startswith(REGISTRY)
+            assert context.get("readOnlyRootFilesystem", False) == is_ours, (
                 "Flink writes beside its program; nothing of ours does"
             )
-            if actual:  # all that our images write
+            if is_ours:  # all that our images write
                 assert {mount["mountPath"] for mount in container["volumeMounts"]} >= {"/scratch", "/tmp"}
                 assert container["resources"].keys() == {"requests", "limits"}
 
 
-def test_serve_is_asked_where_it_answers(manifests: list[Document]) -> None:
+def test_probes_ask_the_ports_that_serve_listens_on(manifests: list[Document]) -> None:
     (template,) = (template for name, template in pods(manifests) if name == "serve")
     (container,) = containers(template)
     port, health = container["ports"]
     image = dockerfile()[1]["serve"]
-    assert [str(one["containerPort"]) for one in (port, health)] == image.last("EXPOSE").split()
-    asked = {probe: container[probe]["httpGet"] for probe in ("startupProbe", "readinessProbe", "livenessProbe")}
-    assert {one["port"] for one in asked.values()} == {health["name"]}
-    assert {probe: one["path"] for probe, one in asked.items()} == {
+    assert [str(exposed_port["containerPort"]) for exposed_port in (port, health)] == image.last("EXPOSE").split()
+    probes = {probe: container[probe]["httpGet"] for probe in ("startupProbe", "readinessProbe", "livenessProbe")}
+    assert {probe["port"] for probe in probes.values()} == {health["name"]}
+    assert {name: probe["path"] for name, probe in probes.items()} == {
         "startupProbe": "/readyz",
         "readinessProbe": "/readyz",
         "livenessProbe": "/healthz",
     }
     scraped = template["metadata"]["annotations"]
     assert (scraped["prometheus.io/port"], scraped["prometheus.io/path"]) == (str(health["containerPort"]), "/metrics")
-    (service,) = _of(manifests, "Service")
+    (service,) = _select(manifests, "Service")
     assert service["spec"]["ports"][0]["targetPort"] == port["name"]
-    (policy,) = (one for one in _of(manifests, "NetworkPolicy") if one["metadata"]["name"] == "serve")
-    assert policy["spec"]["ingress"][0]["ports"] == [{"port": one["containerPort"]} for one in (port, health)]
+    (policy,) = (policy for policy in _select(manifests, "NetworkPolicy") if policy["metadata"]["name"] == "serve")
+    assert policy["spec"]["ingress"][0]["ports"] == [
+        {"port": exposed_port["containerPort"]} for exposed_port in (port, health)
+    ]
     _, pause = container["lifecycle"]["preStop"]["exec"]["command"]
-    own = ServiceSettings()
-    needed = int(pause) + own.linger_seconds + own.drain_seconds
-    assert template["spec"]["terminationGracePeriodSeconds"] > needed, "or it is killed with questions under way"
+    defaults = ServiceSettings()
+    needed = int(pause) + defaults.linger_seconds + defaults.drain_seconds
+    assert template["spec"]["terminationGracePeriodSeconds"] > needed, (
+        "or it is killed before it has answered all requests"
+    )
 
 
-def test_a_pool_of_workers_stands_beside_each_taskmanager(manifests: list[Document]) -> None:
-    (cluster,) = _of(manifests, "FlinkDeployment")
+def test_each_taskmanager_has_a_sidecar_pool_of_workers(manifests: list[Document]) -> None:
+    (cluster,) = _select(manifests, "FlinkDeployment")
     spec = cluster["spec"]["taskManager"]["podTemplate"]["spec"]
     (pool,) = spec["initContainers"]
     assert pool["restartPolicy"] == "Always", "a sidecar, not something to wait for"
@@ -198,13 +203,15 @@ def test_a_pool_of_workers_stands_beside_each_taskmanager(manifests: list[Docume
     assert f"--flink_master={cluster['metadata']['name']}-rest:8081" in flags
     settings = cluster["spec"]["flinkConfiguration"]
     assert settings["restart-strategy.type"] == "fixed-delay", "without one the first fault fails the job"
-    opened = {door["port"] for rule in _flink_policy(manifests)["ingress"] for door in rule["ports"]}
-    assert int(port) not in opened, "a pool runs what it is told"
-    assert opened == {8081, *(int(value) for name, value in settings.items() if name.endswith(".port"))}
+    open_ports = {port["port"] for rule in _get_flink_policy(manifests)["ingress"] for port in rule["ports"]}
+    assert int(port) not in open_ports, "a pool runs what it is told"
+    assert open_ports == {8081, *(int(value) for name, value in settings.items() if name.endswith(".port"))}
 
 
 def test_deployed_runs_use_the_flink_cluster(manifests: list[Document]) -> None:
-    (settings,) = [one for one in _of(manifests, "ConfigMap") if one["metadata"]["name"] == "bookwheel-settings"]
+    (settings,) = [
+        manifest for manifest in _select(manifests, "ConfigMap") if manifest["metadata"]["name"] == "bookwheel-settings"
+    ]
     flags = (KUBERNETES.parent / "beam/flink.args").read_text().split()
     assert settings["data"]["BOOKWHEEL_BEAM_OPTIONS"].split() == flags
     for pool in (KUBERNETES / "pools").glob("*.json"):
@@ -214,50 +221,52 @@ def test_deployed_runs_use_the_flink_cluster(manifests: list[Document]) -> None:
         assert template["metadata"]["labels"]["app.kubernetes.io/part-of"] == "bookwheel", "network.yaml lets it in"
 
 
-def _flink_policy(manifests: list[Document]) -> Document:
-    (policy,) = (one for one in _of(manifests, "NetworkPolicy") if one["metadata"]["name"] == "flink")
+def _get_flink_policy(manifests: list[Document]) -> Document:
+    (policy,) = (policy for policy in _select(manifests, "NetworkPolicy") if policy["metadata"]["name"] == "flink")
     spec: Document = policy["spec"]
     return spec
 
 
 def test_only_the_jobmanager_may_start_pods() -> None:
     manifests = kustomized("base")
-    (cluster,) = _of(manifests, "FlinkDeployment")
+    (cluster,) = _select(manifests, "FlinkDeployment")
     workers = cluster["spec"]["flinkConfiguration"]["kubernetes.taskmanager.service-account"]
     assert workers != cluster["spec"]["serviceAccount"]
-    bound = {subject["name"] for one in _of(manifests, "RoleBinding") for subject in one["subjects"]}
-    assert bound == {cluster["spec"]["serviceAccount"], "bookwheel-prefect"}
-    for one in _of(manifests, "ServiceAccount"):
-        name = one["metadata"]["name"]
-        assert one.get("automountServiceAccountToken", True) == (name in bound), name
-    assert workers in _named(manifests, "ServiceAccount")
+    bound_accounts = {
+        subject["name"] for binding in _select(manifests, "RoleBinding") for subject in binding["subjects"]
+    }
+    assert bound_accounts == {cluster["spec"]["serviceAccount"], "bookwheel-prefect"}
+    for account in _select(manifests, "ServiceAccount"):
+        name = account["metadata"]["name"]
+        assert account.get("automountServiceAccountToken", True) == (name in bound_accounts), name
+    assert workers in _list_names(manifests, "ServiceAccount")
 
 
 def test_flink_knows_every_setting() -> None:
-    (cluster,) = _of(kustomized("base"), "FlinkDeployment")
+    (cluster,) = _select(kustomized("base"), "FlinkDeployment")
     compose = yaml.safe_load((KUBERNETES.parents[1] / "docker/compose.yaml").read_text())
     properties = yaml.safe_load(compose["services"]["taskmanager"]["environment"]["FLINK_PROPERTIES"])
     folder = Path(distribution("apache-flink-libraries").locate_file("pyflink/lib"))
     (jar,) = folder.glob("flink-dist-*.jar")
     minor = cluster["spec"]["flinkVersion"].removeprefix("v").replace("_", ".")
     assert jar.name.startswith(f"flink-dist-{minor}.")
-    with zipfile.ZipFile(jar) as held:
-        options = [name for name in held.namelist() if re.fullmatch(r"org/apache/flink/[\w/]+Options\.class", name)]
-        known = b"".join(held.read(name) for name in options)
-    told = {**cluster["spec"]["flinkConfiguration"], **properties}
+    with zipfile.ZipFile(jar) as archive:
+        options = [name for name in archive.namelist() if re.fullmatch(r"org/apache/flink/[\w/]+Options\.class", name)]
+        class_bytes = b"".join(archive.read(name) for name in options)
+    settings = {**cluster["spec"]["flinkConfiguration"], **properties}
     assert [
-        key for key in told if len(key).to_bytes(2, "big") + key.encode() not in known
+        key for key in settings if len(key).to_bytes(2, "big") + key.encode() not in class_bytes
     ] == []  # as classes hold text
 
 
-def test_there_is_a_python_process_for_each_slot() -> None:
-    (cluster,) = _of(kustomized("base"), "FlinkDeployment")
+def test_each_slot_has_a_python_process() -> None:
+    (cluster,) = _select(kustomized("base"), "FlinkDeployment")
     slots = cluster["spec"]["flinkConfiguration"]["taskmanager.numberOfTaskSlots"]
     assert f"--sdk_worker_parallelism={slots}" in (KUBERNETES.parent / "beam/flink.args").read_text().split()
 
 
-def test_with_gpus_each_worker_has_one_of_its_own() -> None:
-    (cluster,) = _of(kustomized("gpu"), "FlinkDeployment")
+def test_each_gpu_worker_has_its_own_gpu() -> None:
+    (cluster,) = _select(kustomized("gpu"), "FlinkDeployment")
     spec = cluster["spec"]["taskManager"]["podTemplate"]["spec"]
     (pool,) = spec["initContainers"]
     slots = cluster["spec"]["flinkConfiguration"]["taskmanager.numberOfTaskSlots"]
@@ -268,6 +277,6 @@ def test_with_gpus_each_worker_has_one_of_its_own() -> None:
     assert pool["command"] == entry, "the GPU image starts no pool by itself"
 
 
-def test_the_versions_of_the_images_are_the_project_s() -> None:
+def test_images_have_the_version_of_the_project() -> None:
     text = "".join(file.read_text() for suffix in ("yaml", "json") for file in KUBERNETES.rglob(f"*.{suffix}"))
     assert set(re.findall(r"bookwheel-\w+:([\d.]+)", text)) == {PROJECT["version"]}

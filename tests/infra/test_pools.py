@@ -1,4 +1,4 @@
-"""The work pools' templates: Prefect fills them in as it would for a run, and out comes a Job that Kubernetes takes."""
+"""The templates of the work pools, filled in by Prefect as for a run, are valid Kubernetes Jobs."""
 
 from typing import Any
 
@@ -14,15 +14,15 @@ from tests.fixtures.infra_files import REGISTRY, ROOT, built, containers, docume
 VERSION = "1.33.0"
 POOLS = ("cpu", "gpu")
 PREFECT_OWN = {"name", "labels", "command", "namespace", "image", "env"}
-ASKED = RunResources(WorkEstimate({}, {}), memory=48 * 2**30, cores=12, gpus=2, hours=1.0)
+RESOURCES = RunResources(WorkEstimate({}, {}), memory=48 * 2**30, cores=12, gpus=2, hours=1.0)
 
 
-def _job(name: str, values: dict[str, Any]) -> dict[str, Any]:
-    """Return the Job of a run, as the Kubernetes worker sends it: the environment as a list, the command as words."""
+def _fill_template(name: str, values: dict[str, Any]) -> dict[str, Any]:
+    """Return the Job of a run as the Kubernetes worker sends it."""
     variables = pool(name)["variables"]["properties"]
-    defaults = {variable: told["default"] for variable, told in variables.items() if "default" in told}
-    started = {"command": "prefect flow-run execute", "name": "run", "labels": {}, "env": {"A": "1"}}
-    job: dict[str, Any] = apply_values(pool(name)["job_configuration"], {**defaults, **started, **values})[
+    defaults = {variable: schema["default"] for variable, schema in variables.items() if "default" in schema}
+    run_values = {"command": "prefect flow-run execute", "name": "run", "labels": {}, "env": {"A": "1"}}
+    job: dict[str, Any] = apply_values(pool(name)["job_configuration"], {**defaults, **run_values, **values})[
         "job_manifest"
     ]
     spec = job["spec"]["template"]["spec"]
@@ -41,30 +41,30 @@ def _job(name: str, values: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize("name", POOLS)
 @pytest.mark.parametrize("values", [{}, {"scratch": "2Ti"}], ids=["defaults", "larger"])
 def test_a_run_is_a_job_that_kubernetes_takes(name: str, values: dict[str, Any]) -> None:
-    job = _job(name, values)
+    job = _fill_template(name, values)
     kubernetes_validate.validate(job, VERSION, strict=True)
     ((_, template),) = pods([job])
     assert template["spec"]["volumes"][0]["emptyDir"] == {"sizeLimit": values.get("scratch", "100Gi")}
 
 
-def test_a_rebuild_gets_what_it_was_estimated_to_need() -> None:
-    told = job_variables("kubernetes", ASKED)
-    assert set(told) <= set(pool("gpu")["variables"]["properties"])
-    job = _job("gpu", told)
+def test_a_rebuild_gets_its_estimated_resources() -> None:
+    variables = job_variables("kubernetes", RESOURCES)
+    assert set(variables) <= set(pool("gpu")["variables"]["properties"])
+    job = _fill_template("gpu", variables)
     kubernetes_validate.validate(job, VERSION, strict=True)
     ((_, template),) = pods([job])
     (container,) = containers(template)
     assert container["resources"] == {
-        "requests": {"cpu": "12", "memory": "49152Mi", "ephemeral-storage": told["scratch"]},
+        "requests": {"cpu": "12", "memory": "49152Mi", "ephemeral-storage": variables["scratch"]},
         "limits": {"cpu": "12", "memory": "49152Mi", "nvidia.com/gpu": 2},
     }
-    assert template["spec"]["volumes"][0]["emptyDir"] == {"sizeLimit": told["scratch"]}
-    assert {variable["name"] for variable in container["env"]} == set(told["env"])
+    assert template["spec"]["volumes"][0]["emptyDir"] == {"sizeLimit": variables["scratch"]}
+    assert {variable["name"] for variable in container["env"]} == set(variables["env"])
 
 
 @pytest.mark.parametrize("name", POOLS)
-def test_a_run_finds_what_it_refers_to(name: str) -> None:
-    job, manifests = _job(name, {}), kustomized("base")
+def test_every_name_that_a_run_references_exists(name: str) -> None:
+    job, manifests = _fill_template(name, {}), kustomized("base")
     names = {(manifest["kind"], manifest["metadata"]["name"]) for manifest in manifests}
     ((_, template),) = pods([job])
     (container,) = containers(template)
@@ -78,16 +78,16 @@ def test_a_run_finds_what_it_refers_to(name: str) -> None:
     assert template["metadata"]["labels"]["app.kubernetes.io/part-of"] == "bookwheel"  # whom network.yaml lets to Flink
 
 
-def test_gpus_are_the_gpu_pool_s_only() -> None:
-    ((_, template),) = pods([_job("gpu", {})])
+def test_only_the_gpu_pool_requests_gpus() -> None:
+    ((_, template),) = pods([_fill_template("gpu", {})])
     assert containers(template)[0]["resources"]["limits"]["nvidia.com/gpu"] == 1
     assert template["spec"]["tolerations"]
-    ((_, template),) = pods([_job("cpu", {"gpus": 1})])
+    ((_, template),) = pods([_fill_template("cpu", {"gpus": 1})])
     assert "nvidia.com/gpu" not in containers(template)[0]["resources"]["limits"]
 
 
-def test_deployments_name_pools_that_have_a_worker_and_set_what_their_templates_take() -> None:
-    started = {
+def test_deployments_name_pools_with_workers_and_set_variables_of_their_templates() -> None:
+    pools = {
         container["command"][container["command"].index("--pool") + 1]
         for name, template in pods(kustomized("base"))
         if name == "prefect-worker"
@@ -97,14 +97,17 @@ def test_deployments_name_pools_that_have_a_worker_and_set_what_their_templates_
     assert deployments
     for deployment in deployments:
         name = deployment["work_pool"]["name"]
-        assert name in started
-        taken = set(pool(name.removeprefix("bookwheel-"))["variables"]["properties"])
-        assert set(deployment["work_pool"].get("job_variables", ())) <= taken | PREFECT_OWN
+        assert name in pools
+        template_variables = set(pool(name.removeprefix("bookwheel-"))["variables"]["properties"])
+        assert set(deployment["work_pool"].get("job_variables", ())) <= template_variables | PREFECT_OWN
 
 
-def test_both_workers_of_a_pod_answer_at_ports_of_their_own() -> None:
-    (deployment,) = (one for one in documents(ROOT / "infra/kubernetes/base/prefect-worker.yaml"))
-    found = deployment["spec"]["template"]["spec"]["containers"]
-    told = [{one["name"]: one["value"] for one in each["env"]}["PREFECT_WORKER_WEBSERVER_PORT"] for each in found]
-    assert told == [str(each["livenessProbe"]["httpGet"]["port"]) for each in found]
-    assert len(set(told)) == len(found)
+def test_workers_of_a_pod_have_different_ports() -> None:
+    (deployment,) = (document for document in documents(ROOT / "infra/kubernetes/base/prefect-worker.yaml"))
+    containers_of_pod = deployment["spec"]["template"]["spec"]["containers"]
+    ports = [
+        {variable["name"]: variable["value"] for variable in container["env"]}["PREFECT_WORKER_WEBSERVER_PORT"]
+        for container in containers_of_pod
+    ]
+    assert ports == [str(container["livenessProbe"]["httpGet"]["port"]) for container in containers_of_pod]
+    assert len(set(ports)) == len(containers_of_pod)

@@ -1,4 +1,4 @@
-"""The serve image holds neither Prefect nor Beam: `bookwheel serve` must start with what its extras bring alone."""
+"""`bookwheel serve` must start with only the packages of the serve image, which has neither Prefect nor Beam."""
 
 import json
 import re
@@ -15,7 +15,7 @@ from packaging.utils import canonicalize_name
 from rag_model.store.objects.cache import get_cache_folder
 from tests.fixtures.infra_files import PROJECT, containers, dockerfile, kustomized, pods
 
-_BLOCKED = """
+_BLOCK_OTHER_PACKAGES = """
 import sys
 from importlib.machinery import PathFinder
 
@@ -36,43 +36,45 @@ sys.exit(code)
 """
 
 
-def _installed() -> list[Requirement]:
-    """Return what the image's own install line names: the project's extras, and what else."""
+def _read_requirements() -> list[Requirement]:
+    """Return the requirements in the install line of the image: extras of the project and other packages."""
     (line,) = [rest for word, rest in dockerfile()[1]["serve-venv"].instructions if word == "RUN"]
     (extras,) = re.findall(r"whl\)\[([\w,]+)\]", line)
-    named = chain.from_iterable(PROJECT["optional-dependencies"][extra] for extra in extras.split(","))
+    extra_requirements = chain.from_iterable(PROJECT["optional-dependencies"][extra] for extra in extras.split(","))
     added = re.findall(r'"([\w-]+[><=]=[^"$]+)"', line)
-    return [Requirement(text) for text in (*PROJECT["dependencies"], *named, *added)]
+    return [Requirement(text) for text in (*PROJECT["dependencies"], *extra_requirements, *added)]
 
 
-def _brought() -> set[str]:
+def _list_distributions() -> set[str]:
     """Return the distributions in the image, by canonical name."""
-    waiting, brought = _installed(), {canonicalize_name(PROJECT["name"])}
-    seen = set()
-    while waiting:
-        expected = waiting.pop()
-        asked = (canonicalize_name(expected.name), frozenset(expected.extras))
-        if asked in seen:
+    queue, names = _read_requirements(), {canonicalize_name(PROJECT["name"])}
+    visited = set()
+    while queue:
+        requirement = queue.pop()
+        key = (canonicalize_name(requirement.name), frozenset(requirement.extras))
+        if key in visited:
             continue
-        seen.add(asked)
-        brought.add(asked[0])
+        visited.add(key)
+        names.add(key[0])
         try:
-            found = [Requirement(text) for text in requires(expected.name) or ()]
+            dependencies = [Requirement(text) for text in requires(requirement.name) or ()]
         except PackageNotFoundError:  # for another platform
             continue
-        for each in found:
-            if each.marker is None or any(each.marker.evaluate({"extra": extra}) for extra in ("", *expected.extras)):
-                waiting.append(each)
-    return brought
+        for dependency in dependencies:
+            if dependency.marker is None or any(
+                dependency.marker.evaluate({"extra": extra}) for extra in ("", *requirement.extras)
+            ):
+                queue.append(dependency)
+    return names
 
 
 def _run(code: str) -> subprocess.CompletedProcess[str]:
-    brought = _brought()
+    distributions = _list_distributions()
     owners = {module: {canonicalize_name(name) for name in names} for module, names in packages_distributions().items()}
-    blocked = sorted(module for module, names in owners.items() if not names & brought)
+    blocked = sorted(module for module, names in owners.items() if not names & distributions)
     assert {"prefect", "apache_beam"} <= set(blocked)
     assert not {"faiss", "torch", "fastapi", "uvicorn", "s3fs"} & set(blocked)
-    command = [sys.executable, "-c", _BLOCKED + code, ",".join(blocked)]
+    command = [sys.executable, "-c", _BLOCK_OTHER_PACKAGES + code, ",".join(blocked)]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
@@ -82,7 +84,7 @@ def test_the_service_starts() -> None:
     assert "--in-memory" in run.stdout
 
 
-def test_what_the_manifests_set_reaches_the_service(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_service_reads_the_settings_of_the_manifests(monkeypatch: pytest.MonkeyPatch) -> None:
     from flows.cli import app  # noqa: PLC0415 - with its settings read late, as the command does
 
     documents = kustomized("base")
@@ -91,17 +93,17 @@ def test_what_the_manifests_set_reaches_the_service(monkeypatch: pytest.MonkeyPa
     (container,) = containers(template)
     stages = dockerfile()[1]
     baked = dict(part.split("=", 1) for name in ("base", "serve") for part in stages[name].last("ENV").split())
-    told = {**baked, **settings, **{one["name"]: one["value"] for one in container["env"]}}
-    for name, value in told.items():
+    variables = {**baked, **settings, **{variable["name"]: variable["value"] for variable in container["env"]}}
+    for name, value in variables.items():
         if name.startswith("BOOKWHEEL_"):
             monkeypatch.setenv(name, value)
     _, *words = json.loads(stages["serve"].last("ENTRYPOINT"))
-    _, bound, _ = app.parse_args(words, exit_on_error=False, print_error=False)
-    given = {"host": "0.0.0.0", "port": 8000, "health_port": 8001}
-    assert bound.arguments == {"store": settings["BOOKWHEEL_STORE"], "ref": "latest", **given}
-    ports = [str(bound.arguments[name]) for name in ("port", "health_port")]
+    _, bound_arguments, _ = app.parse_args(words, exit_on_error=False, print_error=False)
+    expected = {"host": "0.0.0.0", "port": 8000, "health_port": 8001}
+    assert bound_arguments.arguments == {"store": settings["BOOKWHEEL_STORE"], "ref": "latest", **expected}
+    ports = [str(bound_arguments.arguments[name]) for name in ("port", "health_port")]
     assert (stages["serve"].last("EXPOSE").split(), get_cache_folder()) == (ports, Path("/scratch/cache"))
 
 
-def test_what_is_not_in_the_image_is_not_found() -> None:
+def test_packages_outside_the_image_cannot_be_imported() -> None:
     assert "No module named 'prefect'" in _run("import prefect").stderr

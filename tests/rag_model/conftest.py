@@ -68,7 +68,7 @@ def passages() -> list[Passage]:
 
 @pytest.fixture(scope="session")
 def sentence_transformers() -> Any:
-    """The package, which only workers import whose tests compare with it: that takes more than a second."""
+    """The package; its import takes more than a second, so only tests that compare with it import it."""
     return import_module("sentence_transformers")
 
 
@@ -82,7 +82,7 @@ def encoder(minilm: Path) -> Encoder:
 def content(
     tmp_path_factory: pytest.TempPathFactory, passages: list[Passage], encoder: Encoder
 ) -> tuple[Store, Content]:
-    """A store with all blobs of a snapshot, and its content: two indexes, and the encoder to ask with."""
+    """A store with all blobs of a snapshot, and its content: two indexes and the question encoder."""
     work = tmp_path_factory.mktemp("build")
     store = Store.open(str(tmp_path_factory.mktemp("store")), create=True)
     files: dict[str, BlobRef] = {}
@@ -112,12 +112,12 @@ def content(
 @pytest.fixture(scope="session")
 def snapshot(content: tuple[Store, Content]) -> Snapshot:
     """The published snapshot, opened from its store."""
-    store, what = content
-    return Snapshot.from_store(store, store.snapshots.publish(Manifest(what)))
+    store, snapshot_content = content
+    return Snapshot.from_store(store, store.snapshots.publish(Manifest(snapshot_content)))
 
 
 class WorkerThread(DummyProcess):
-    """A worker process of a benchmark, as a thread of this process, which has imported its modules."""
+    """A thread of this process, which has imported the modules, instead of a worker process of a benchmark."""
 
     pid = os.getpid()
 
@@ -135,7 +135,7 @@ class WorkerThread(DummyProcess):
 
 @pytest.fixture
 def worker_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run workers of benchmarks as threads: the test of a build by a GPU starts the processes."""
+    """Run workers of benchmarks as threads; the test of a GPU build starts them as processes."""
     monkeypatch.syspath_prepend(FOLDER)
     context = SimpleNamespace(Pipe=Pipe, Process=WorkerThread)
     for module in (import_module("isolated_run"), multiprocessing):

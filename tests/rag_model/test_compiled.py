@@ -2,7 +2,7 @@ import os
 import subprocess
 import sys
 
-ASKED = """
+CODE = """
 import numpy as np
 from rag_model.index.postings.packing import write_varint
 print(write_varint(np.zeros(9, np.uint8), 0, 300))
@@ -12,5 +12,5 @@ print(write_varint(np.zeros(9, np.uint8), 0, 300))
 def test_without_a_folder_for_machine_code_each_process_compiles() -> None:
     """A container may have a disk that cannot be written."""
     environment = {**os.environ, "NUMBA_CACHE_DIR": "/proc/no-such-folder"}
-    done = subprocess.run([sys.executable, "-c", ASKED], capture_output=True, text=True, check=False, env=environment)
-    assert (done.returncode, done.stdout.strip()) == (0, "2"), done.stderr
+    process = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=False, env=environment)
+    assert (process.returncode, process.stdout.strip()) == (0, "2"), process.stderr

@@ -1,4 +1,4 @@
-"""When an endpoint asks to be asked again, and how the thread of its requests ends."""
+"""The delay before a request is repeated, and the end of the thread that sends requests."""
 
 import asyncio
 from datetime import UTC, datetime
@@ -36,6 +36,6 @@ def test_the_thread_of_requests_is_closed_by_a_thread_that_runs_another_loop() -
         requests.close(finish)
 
     asyncio.run(close_requests())
-    requests.close(finish)  # nothing is left to do
+    requests.close(finish)  # has no effect
     assert finished == [True]
     assert not requests._thread.is_alive()

@@ -1,4 +1,4 @@
-"""A missing extra is one sentence with the line that installs it; a broken one shows its own error."""
+"""The error for a missing extra names the command that installs it; a broken package keeps its own error."""
 
 import os
 import subprocess
@@ -16,45 +16,43 @@ from rag_model.extras import get_versions, hide_modules, list_faiss_packages, re
 
 def test_a_missing_package_names_its_extra() -> None:
     with pytest.raises(MissingExtraError, match=r"pip install 'bookwheel\[model\]'"):
-        require("a_package_that_nobody_wrote", "model")
+        require("a_package_that_does_not_exist", "model")
 
 
 def test_an_installed_package_is_returned() -> None:
     assert require("json", "model") is sys.modules["json"]
 
 
-def test_a_package_that_lacks_another_tells_of_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_for_a_missing_dependency_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "half_installed.py").write_text("import something_it_needs\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(ModuleNotFoundError, match="something_it_needs"):
         require("half_installed", "model")
 
 
-def distribution(folder: Path, name: str, version: str) -> Path:
-    """Write what pip notes of an installed distribution."""
-    noted = folder / f"{name.replace('-', '_')}-{version}.dist-info"
-    noted.mkdir()
-    (noted / "METADATA").write_text(f"Metadata-Version: 2.4\nName: {name}\nVersion: {version}\n")
+def write_distribution(folder: Path, name: str, version: str) -> Path:
+    """Write the metadata of an installed distribution, as pip does."""
+    metadata_folder = folder / f"{name.replace('-', '_')}-{version}.dist-info"
+    metadata_folder.mkdir()
+    (metadata_folder / "METADATA").write_text(f"Metadata-Version: 2.4\nName: {name}\nVersion: {version}\n")
     return folder
 
 
-def test_two_faiss_over_each_other_are_one_sentence_with_what_to_run(tmp_path: Path) -> None:
-    (own,) = list_faiss_packages()
-    other = "faiss-gpu-cuvs" if own != "faiss-gpu-cuvs" else "faiss-gpu"
-    places = os.pathsep.join([str(distribution(tmp_path, other, "1.15.1")), *filter(None, sys.path)])
+def test_two_installed_faiss_packages_are_named_with_the_repair(tmp_path: Path) -> None:
+    (installed_name,) = list_faiss_packages()
+    second_name = "faiss-gpu-cuvs" if installed_name != "faiss-gpu-cuvs" else "faiss-gpu"
+    search_path = os.pathsep.join([str(write_distribution(tmp_path, second_name, "1.15.1")), *filter(None, sys.path)])
     command = [sys.executable, "-m", "flows.cli", "doctor"]
     result = subprocess.run(
-        command, env=os.environ | {"PYTHONPATH": places}, capture_output=True, text=True, check=False
+        command, env=os.environ | {"PYTHONPATH": search_path}, capture_output=True, text=True, check=False
     )
     assert result.returncode == 1
     assert "are installed over each other" in result.stderr
-    assert all(name in result.stderr.partition("pip uninstall --yes ")[2] for name in (own, other))
+    assert all(name in result.stderr.partition("pip uninstall --yes ")[2] for name in (installed_name, second_name))
 
 
-def test_a_faiss_for_gpus_is_known_by_the_name_that_memo_keys_have(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "path", [str(distribution(tmp_path, "faiss-gpu-cuvs", "9.8.7"))])
+def test_versions_of_a_gpu_faiss_have_the_name_of_memo_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [str(write_distribution(tmp_path, "faiss-gpu-cuvs", "9.8.7"))])
     extras._get_distribution_version.cache_clear()
     try:
         assert list_faiss_packages() == {"faiss-gpu-cuvs": "9.8.7"}
@@ -69,5 +67,5 @@ def test_modules_are_hidden_from_one_thread_only(tmp_path: Path, monkeypatch: py
     with hide_modules("needed_elsewhere"):
         with pytest.raises(ModuleNotFoundError, match="needed_elsewhere"):
             import_module("needed_elsewhere")
-        with ThreadPoolExecutor(1) as pool:  # as a thread of a server, while another one compiles the search
+        with ThreadPoolExecutor(1) as pool:  # like a thread of a server while another one compiles the search
             assert pool.submit(import_module, "needed_elsewhere").result().VALUE == 1

@@ -1,4 +1,4 @@
-"""What the environment says of proxies and certificates is one sentence where it is wrong."""
+"""The error for wrong proxies and certificates in the environment is one sentence."""
 
 import httpx
 import pytest
@@ -12,13 +12,15 @@ from rag_model.http_client import create_http_client
     ("variable", "value"),
     [("HTTP_PROXY", "ftp://me:hush@host"), ("NO_PROXY", "[::"), ("SSL_CERT_FILE", "missing.pem")],
 )
-def test_what_cannot_be_used_is_one_sentence(monkeypatch: pytest.MonkeyPatch, variable: str, value: str) -> None:
+def test_unusable_proxies_and_certificates_are_named(
+    monkeypatch: pytest.MonkeyPatch, variable: str, value: str
+) -> None:
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
     monkeypatch.setenv(variable, value)
     for kind in (httpx.Client, httpx.AsyncClient):
-        with pytest.raises(UsageError, match=r"^the proxy or the certificates [^\n]+ or SSL_CERT_DIR$") as refused:
+        with pytest.raises(UsageError, match=r"^the proxy or the certificates [^\n]+ or SSL_CERT_DIR$") as error:
             create_http_client(kind)
-        assert "hush" not in str(refused.value)
+        assert "hush" not in str(error.value)
 
 
 @pytest.mark.parametrize("host", ["a..b", "a" * 70])

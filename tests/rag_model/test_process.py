@@ -1,4 +1,4 @@
-"""The kernel's own count of page faults and resident pages, of processes that allocate as a model's layers do."""
+"""Processes reuse or release freed memory, by the kernel's counts, and children are bounded and explain their death."""
 
 import os
 import subprocess
@@ -37,63 +37,67 @@ work.join() if sys.argv[2] == "thread" else None
 trim_memory()
 print(reused, resident())
 """
-_PINNED = """
+_ALLOCATE_BESIDE_SMALL_BLOCKS = """
 import resource, sys
 from rag_model.process import release_freed_memory
 
-said = release_freed_memory() if sys.argv[1] == "release" else None
+result = release_freed_memory() if sys.argv[1] == "release" else None
 del [bytearray(b"x") * (8 << 20) for _ in range(2)][:]  # from now on glibc takes such blocks from its heap
-stays = []
+pairs = []
 for _ in range(12):
     block = bytearray(b"x") * (8 << 20)
-    stays.append((bytearray(b"x") * (256 << 10), block))
-stays = [one for one, _ in stays]
-del block
-print(said, int(open("/proc/self/statm").read().split()[1]) * resource.getpagesize() >> 20)
+    pairs.append((bytearray(b"x") * (256 << 10), block))
+small_blocks = [small_block for small_block, _ in pairs]
+del pairs, block
+print(result, int(open("/proc/self/statm").read().split()[1]) * resource.getpagesize() >> 20)
 """
 _GLIBC = "CS_GNU_LIBC_VERSION" in getattr(os, "confstr_names", {}) and bool(os.confstr("CS_GNU_LIBC_VERSION"))
-_LAYERS, _HEAP = 48, 64  # MiB: of six blocks; and of a thread's heap
+_LAYERS_MIB, _HEAP_MIB = 48, 64  # memory of six blocks, and of a thread's heap
 
 
-def child(*words: str, **environment: str) -> tuple[int, int, str, int]:
-    """Return the page faults of five rounds, MiB in memory after them, what the last call said, and MiB at the end."""
+def run_allocations(*words: str, **environment: str) -> tuple[int, int, str, int]:
+    """Return the page faults of five rounds, the MiB after them, the result of the last call, and the final MiB."""
     environment_without_allocator = {
         name: value for name, value in os.environ.items() if not is_allocator_configured({name: value})
     }
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", _CHILD, *words],
         env=environment_without_allocator | environment,
         capture_output=True,
         text=True,
         check=True,
     )
-    faults, used_mib, result, final_mib = done.stdout.split()
+    faults, used_mib, result, final_mib = process.stdout.split()
     return int(faults), int(used_mib), result, int(final_mib)
 
 
 @pytest.mark.skipif(not _GLIBC, reason="the C library is not glibc")
 @pytest.mark.parametrize("where", ["main", "thread"])
-def test_freed_memory_is_used_again_and_given_back_when_told(where: str) -> None:
-    plain, plain_mib, _, _ = child("plain", where)
-    faults, used_mib, result, final_mib = child("reuse", where)
+def test_freed_memory_is_reused_and_released_on_request(where: str) -> None:
+    plain, plain_mib, _, _ = run_allocations("plain", where)
+    faults, used_mib, result, final_mib = run_allocations("reuse", where)
     assert result == "True"
     assert 10 * faults < plain
-    assert final_mib <= used_mib - _LAYERS / 2 if where == "main" else final_mib <= plain_mib + _HEAP
+    assert final_mib <= used_mib - _LAYERS_MIB / 2 if where == "main" else final_mib <= plain_mib + _HEAP_MIB
 
 
 @pytest.mark.skipif(not _GLIBC, reason="the C library is not glibc")
-def test_of_two_wishes_the_last_one_holds() -> None:
-    released, reused = child("reuse-release", "main"), child("reuse-release-reuse", "main")
+def test_the_last_of_two_settings_applies() -> None:
+    released, reused = run_allocations("reuse-release", "main"), run_allocations("reuse-release-reuse", "main")
     assert released[2] == reused[2] == "True"
     assert 10 * reused[0] < released[0]
 
 
 @pytest.mark.skipif(not _GLIBC, reason="the C library is not glibc")
-def test_released_blocks_leave_no_holes_between_what_stays() -> None:
+def test_released_blocks_leave_no_holes_between_live_blocks() -> None:
     environment = {name: value for name, value in os.environ.items() if not is_allocator_configured({name: value})}
     outputs = [
         subprocess.run(
-            [sys.executable, "-c", _PINNED, word], env=environment, capture_output=True, text=True, check=True
+            [sys.executable, "-c", _ALLOCATE_BESIDE_SMALL_BLOCKS, word],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=True,
         ).stdout.split()
         for word in ("plain", "release")
     ]
@@ -103,20 +107,20 @@ def test_released_blocks_leave_no_holes_between_what_stays() -> None:
 
 
 @pytest.mark.parametrize("name", ["MALLOC_TRIM_THRESHOLD_", "MALLOC_ARENA_MAX"])
-def test_what_the_environment_sets_stays(name: str) -> None:
-    assert child("reuse", "main", **{name: "100000"})[2] == "False"
+def test_settings_of_the_environment_are_kept(name: str) -> None:
+    assert run_allocations("reuse", "main", **{name: "100000"})[2] == "False"
 
 
-def test_another_allocator_stays() -> None:
+def test_other_allocators_are_detected() -> None:
     assert is_allocator_configured({"LD_PRELOAD": "/usr/lib/libtcmalloc.so.4"})
     assert is_allocator_configured({"GLIBC_TUNABLES": "glibc.malloc.tcache_count=0"})
     assert not is_allocator_configured({"LD_PRELOAD": "/usr/lib/libfaketime.so", "GLIBC_TUNABLES": "glibc.rtld.nns=4"})
 
 
 @pytest.mark.parametrize("package", ["flows", "beam_jobs"])
-@pytest.mark.parametrize(("chosen", "used"), [(None, "system"), ("mimalloc", "mimalloc")])
+@pytest.mark.parametrize(("choice", "expected"), [(None, "system"), ("mimalloc", "mimalloc")])
 def test_arrow_and_openblas_are_configured_unless_the_environment_says_otherwise(
-    package: str, chosen: str | None, used: str
+    package: str, choice: str | None, expected: str
 ) -> None:
     code = (
         "import os, pyarrow; print(pyarrow.default_memory_pool().backend_name, os.environ['OPENBLAS_THREAD_TIMEOUT'])"
@@ -125,15 +129,15 @@ def test_arrow_and_openblas_are_configured_unless_the_environment_says_otherwise
     child = f"{start}; subprocess.run([sys.executable, '-c', {code!r}], check=True); {code}"
     names = {"ARROW_DEFAULT_MEMORY_POOL", "OPENBLAS_THREAD_TIMEOUT"}
     environment_without_choice = {name: value for name, value in os.environ.items() if name not in names}
-    environment = environment_without_choice | ({"ARROW_DEFAULT_MEMORY_POOL": chosen} if chosen else {})
+    environment = environment_without_choice | ({"ARROW_DEFAULT_MEMORY_POOL": choice} if choice else {})
     process = subprocess.run([sys.executable, "-c", child], env=environment, capture_output=True, text=True, check=True)
-    assert process.stdout.split() == [used, "4", used, "4"], "of the process, and of one that it starts"
+    assert process.stdout.split() == [expected, "4", expected, "4"], "of the process, and of one that it starts"
 
 
 MIB = 1 << 20
 
 
-def test_it_returns_what_its_function_returns() -> None:
+def test_the_result_of_a_child_is_returned() -> None:
     assert run_in_child("tests.fixtures.crashing_child", {"é": [1]}, seconds=60, memory=64 * MIB) == [
         {"é": [1]},
         "lives",
@@ -145,13 +149,15 @@ def test_it_returns_what_its_function_returns() -> None:
     [
         ("segfault", 60, "was ended by SIGSEGV"),
         ("memory", 60, "needed more than 64 MiB of memory"),
-        ("loop", 2, "took more than 2 s of CPU time"),
+        ("loop", 1, "took more than 1 s of CPU time"),
         ("wait", 0.3, "did not end within 3 s"),
         ("silence", 60, "ended without a reply"),
         ("exit", 60, "ended without a reply"),
     ],
 )
-def test_a_death_is_told(how: str, seconds: float, sentence: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_death_of_a_child_is_explained(
+    how: str, seconds: float, sentence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if how == "loop":  # on a busy machine, one CPU second may take longer than 10 seconds
         monkeypatch.setattr("rag_model.process._ELAPSED_FACTOR", 300)
     with pytest.raises(ChildDiedError, match=sentence):
@@ -168,25 +174,25 @@ for _ in range(10):
 """
 
 
-def test_the_seconds_of_many_calls_do_not_add_up_to_the_limit_of_the_user() -> None:
+def test_the_cpu_seconds_of_many_calls_do_not_add_up_to_the_users_limit() -> None:
     subprocess.run([sys.executable, "-c", _CALLS_UNDER_A_CPU_LIMIT], check=True, cwd=Path(__file__).parents[2])
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
-def test_a_stop_from_outside_is_no_death(name: str) -> None:
+def test_a_signal_to_stop_is_not_reported_as_a_death(name: str) -> None:
     with pytest.raises(BookwheelError, match=f"{name}, a request to stop: run it again") as raised:
         run_in_child("tests.fixtures.crashing_child", name, seconds=60, memory=64 * MIB)
     assert not isinstance(raised.value, ChildDiedError), "its cause would be recorded"
 
 
-def test_its_errors_are_raised_here() -> None:
+def test_errors_of_a_child_are_raised_in_the_parent() -> None:
     with pytest.raises(StoreError, match="a sentence"):
         run_in_child("tests.fixtures.crashing_child", "refuse", seconds=60, memory=64 * MIB)
     with pytest.raises(InputError, match="ZeroDivisionError: by zero"):
         run_in_child("tests.fixtures.crashing_child", "raise", seconds=60, memory=64 * MIB)
 
 
-def test_it_ends_in_time_although_its_parent_was_killed() -> None:
+def test_a_child_ends_although_its_parent_was_killed() -> None:
     calls = (
         "from rag_model.process import run_in_child\n"
         "run_in_child('tests.fixtures.crashing_child', 'loop', seconds=1, memory=1 << 26)"
@@ -208,7 +214,7 @@ with temporary_folder("test") as folder:
 """
 
 
-def test_the_folder_of_a_killed_process_is_removed_and_that_of_a_living_one_stays(tmp_path: Path) -> None:
+def test_only_the_temporary_folder_of_a_killed_process_is_removed(tmp_path: Path) -> None:
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     command = [sys.executable, "-c", _HOLDS_A_FOLDER]
 
@@ -217,15 +223,15 @@ def test_the_folder_of_a_killed_process_is_removed_and_that_of_a_living_one_stay
         assert process.stdout is not None
         return process, Path(process.stdout.readline().strip())
 
-    (killed, abandoned), (living, used) = start(), start()
+    (killed, abandoned), (living, expected) = start(), start()
     killed.kill()
     killed.communicate()
-    for folder in (abandoned, used):
+    for folder in (abandoned, expected):
         (folder / "file").write_text("x")
         os.utime(folder, (0, 0))
     later, young = start()
-    assert [folder.exists() for folder in (abandoned, used, young)] == [False, True, True]
-    for process, folder in ((living, used), (later, young)):
+    assert [folder.exists() for folder in (abandoned, expected, young)] == [False, True, True]
+    for process, folder in ((living, expected), (later, young)):
         process.communicate()  # its input ends
         assert not folder.exists()
 
@@ -265,7 +271,7 @@ def test_no_two_processes_share_a_gpu_while_one_is_free(tmp_path: Path, visible:
             worker.communicate()
 
 
-def test_a_gpu_has_one_name_whatever_else_a_process_sees(tmp_path: Path) -> None:
+def test_a_gpu_has_the_same_name_in_all_processes(tmp_path: Path) -> None:
     workers = [start_worker(tmp_path, visible) for visible in ("5,3", "3,5")]
     try:
         assert [claims[0] for _, claims in workers] == [0, 0]  # GPU 5, and then the first that is free: GPU 3

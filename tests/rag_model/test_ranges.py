@@ -1,4 +1,4 @@
-"""The cache of ranges with blocks that have boundaries of their own and share pages of the disk."""
+"""The cache of ranges for blocks that do not end at page boundaries, so that they share pages of the disk."""
 
 import gc
 import os
@@ -63,14 +63,14 @@ def test_eviction_of_a_block_keeps_its_neighbour_that_is_being_written(
     bounds = [0, 6000, 12_000]  # the second page has bytes of both blocks
     data, write = np.random.default_rng(3).bytes(bounds[-1]), os.pwrite
     cache = RangeCache(tmp_path, 5 * _PAGE)
-    file, other = open_file(cache, data, bounds), open_file(cache, data, bounds, "others")
+    file, other_file = open_file(cache, data, bounds), open_file(cache, data, bounds, "others")
     file.read(0, 1)
 
-    def write_while_others_evict(descriptor: int, written: memoryview, offset: int) -> int:
-        size = write(descriptor, written, offset)
+    def write_while_others_evict(descriptor: int, block: memoryview, offset: int) -> int:
+        size = write(descriptor, block, offset)
         monkeypatch.undo()
         with ThreadPoolExecutor(1) as pool:
-            pool.submit(other.read, 0, len(data)).result()
+            pool.submit(other_file.read, 0, len(data)).result()
         return size
 
     monkeypatch.setattr(os, "pwrite", write_while_others_evict)
@@ -152,8 +152,8 @@ def test_a_read_that_fails_leaves_no_cycle_of_objects(tmp_path: Path) -> None:
         try:
             file.read(0, _PAGE)
         except StoreError as error:
-            failure = weakref.ref(error)
-        until(lambda: failure() is None)  # the thread that read may still hold it
+            failed_error = weakref.ref(error)
+        until(lambda: failed_error() is None)  # the thread that read may still hold it
     finally:
         gc.enable()
 

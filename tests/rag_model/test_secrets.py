@@ -1,4 +1,4 @@
-"""No URL with a secret is taken, by any function that takes a URL, and no error repeats it."""
+"""Every function that takes a URL refuses one with a secret, and no error repeats the secret."""
 
 import json
 import subprocess
@@ -20,7 +20,7 @@ from rag_model.store.store import Store
 from rag_model.training.data.examples import read_examples
 
 S = "s3cret-9f"
-NO_USER = [
+URLS_WITH_USERS = [
     f"https://me:{S}@host/d.xml.bz2",
     f"https://{S}@host/d.xml.bz2",
     f"https://:{S}@host/d.xml.bz2",
@@ -61,7 +61,7 @@ NO_USER = [
     f"ht\ntps://me:{S}@host/d",
     f"https:{S}@host/d",
 ]
-NO_QUERY = [
+URLS_WITH_QUERIES = [
     f"https://bucket.s3.amazonaws.com/d?X-Amz-Credential=me&X-Amz-Signature={S}&X-Amz-Expires=60",
     f"https://a.blob.core.windows.net/d/e?sv=2024&sig={S}",
     f"https://storage.googleapis.com/b/d?X-Goog-Signature={S}",
@@ -90,7 +90,7 @@ NO_QUERY = [
     f"jupyter://host:8888/d?token={S}",
     f"hf://datasets/a/b?token={S}",
 ]
-TAKEN = [
+HARMLESS_URLS = [
     "s3://bucket/a:b@c/d",
     "s3://arn:aws:s3:eu-west-1:123456789012:accesspoint/name/d",
     "s3://bucket/part-?.bz2",
@@ -117,32 +117,34 @@ TAKEN = [
 ]
 
 
-def opened(url: str) -> Store:
+def open_store(url: str) -> Store:
     return Store.open(url)
 
 
-@pytest.mark.parametrize("url", NO_USER + NO_QUERY)
-def test_a_url_that_may_hold_a_secret_is_refused_and_not_repeated(url: str) -> None:
-    with pytest.raises(UsageError, match=r"may be a secret.*: leave it out, and set [A-Z].* in the environment") as no:
+@pytest.mark.parametrize("url", URLS_WITH_USERS + URLS_WITH_QUERIES)
+def test_a_url_that_may_contain_a_secret_is_refused_and_not_repeated(url: str) -> None:
+    with pytest.raises(
+        UsageError, match=r"may be a secret.*: leave it out, and set [A-Z].* in the environment"
+    ) as error:
         refuse_secret(url)
-    assert S not in str(no.value)
-    assert "\n" not in str(no.value)
+    assert S not in str(error.value)
+    assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("url", TAKEN)
-def test_other_urls_and_paths_are_taken(url: str) -> None:
+@pytest.mark.parametrize("url", HARMLESS_URLS)
+def test_harmless_urls_and_paths_are_accepted(url: str) -> None:
     refuse_secret(url)
     refuse_secrets([url])
 
 
 @pytest.mark.parametrize(
-    "taken", [opened, expand_pattern, read_questions, read_examples, resolve_folder, find_newest_dump]
+    "function", [open_store, expand_pattern, read_questions, read_examples, resolve_folder, find_newest_dump]
 )
-@pytest.mark.parametrize("url", [NO_USER[1], NO_QUERY[4], f"zip://a::https://u:{S}@h"])
-def test_every_function_that_reads_a_url_refuses(taken: Callable[[str], object], url: str) -> None:
-    with pytest.raises(UsageError, match="may be a secret") as no:
-        taken(url)
-    assert S not in str(no.value)
+@pytest.mark.parametrize("url", [URLS_WITH_USERS[1], URLS_WITH_QUERIES[4], f"zip://a::https://u:{S}@h"])
+def test_every_function_that_reads_a_url_refuses(function: Callable[[str], object], url: str) -> None:
+    with pytest.raises(UsageError, match="may be a secret") as error:
+        function(url)
+    assert S not in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -162,7 +164,7 @@ def test_the_error_names_the_variable_of_the_scheme(url: str, variable: str) -> 
 
 
 @pytest.mark.parametrize(
-    "given",
+    "value",
     [
         {"a": [("x", f"https://{S}@h/x")]},
         f"rerank(bm25, https://me:{S}@host/model, 50)",
@@ -171,15 +173,15 @@ def test_the_error_names_the_variable_of_the_scheme(url: str, variable: str) -> 
         {f"https://{S}@h": 1},
     ],
 )
-def test_a_url_inside_of_other_values_is_found(given: object) -> None:
+def test_a_url_inside_of_other_values_is_found(value: object) -> None:
     with pytest.raises(UsageError, match="may be a secret"):
-        refuse_secrets(given)
+        refuse_secrets(value)
 
 
-def test_the_variable_for_web_addresses_works(tmp_path: Path) -> None:
+def test_the_variable_with_http_headers_is_used(tmp_path: Path) -> None:
     calls: list[str | None] = []
 
-    class Answer(BaseHTTPRequestHandler):
+    class AnswerHandler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             calls.append(self.headers["Authorization"])
             self.send_response(200)
@@ -192,12 +194,12 @@ def test_the_variable_for_web_addresses_works(tmp_path: Path) -> None:
         def log_message(self, *args: object) -> None:
             """Say nothing."""
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Answer)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), AnswerHandler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     settings = json.dumps({"client_kwargs": {"headers": {"Authorization": f"Bearer {S}"}}})
     code = f"from rag_model.corpus.source import *; print(*read_bytes('http://127.0.0.1:{server.server_port}/q.txt'))"
     try:
-        told = subprocess.run(
+        process = subprocess.run(
             [sys.executable, "-c", code],
             env={"FSSPEC_HTTP": settings, "PYTHONPATH": str(Path(__file__).parents[2])},
             capture_output=True,
@@ -206,7 +208,7 @@ def test_the_variable_for_web_addresses_works(tmp_path: Path) -> None:
     finally:
         server.shutdown()
         server.server_close()
-    assert told.stdout == b"b'who?\\n'\n", told.stderr
+    assert process.stdout == b"b'who?\\n'\n", process.stderr
     assert set(calls) == {f"Bearer {S}"}
 
 
@@ -216,7 +218,7 @@ def test_a_tokenizer_is_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
     assert mask_secrets("models/tokenizer.json and hush-hush") == "models/tokenizer.json and ***"
 
 
-def test_what_is_harmless_is_said() -> None:
+def test_parameters_with_secrets_are_not_harmless() -> None:
     assert "versionId" in HARMLESS_PARAMETERS
     assert not {"key", "token", "sig", "code"} & HARMLESS_PARAMETERS
 
@@ -225,5 +227,5 @@ def test_keys_of_azure_are_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = "AccountName=public;AccountKey=aGlkZGVu==;BlobEndpoint=https://host/public;"
     monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", settings)
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", "c2VjcmV0==")
-    told = mask_secrets(f"{settings} | public signs with aGlkZGVu== or c2VjcmV0==")
-    assert told == "*** | public signs with *** or ***"
+    masked_text = mask_secrets(f"{settings} | public signs with aGlkZGVu== or c2VjcmV0==")
+    assert masked_text == "*** | public signs with *** or ***"

@@ -1,4 +1,4 @@
-"""Tokenizers from elsewhere: a pattern that blows up is refused before a question meets it."""
+"""Untrusted tokenizers: a pattern that takes too long is refused before it splits a question."""
 
 import base64
 import copy
@@ -27,79 +27,80 @@ def tokenizer(tmp_path: Path) -> dict[str, Any]:
     return dict(json.loads((tmp_path / "tokenizer.json").read_bytes()))
 
 
-def written(folder: Path, tokenizer: dict[str, Any], **changed: Any) -> Path:
-    (folder / "tokenizer.json").write_text(json.dumps({**tokenizer, **changed}))
+def write_tokenizer(folder: Path, rules: dict[str, Any], **changed: Any) -> Path:
+    (folder / "tokenizer.json").write_text(json.dumps({**rules, **changed}))
     return folder / "tokenizer.json"
 
 
-def split(pattern: str) -> dict[str, Any]:
+def build_split(pattern: str) -> dict[str, Any]:
     return {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
 
 
-def test_patterns_of_common_models_are_fine(tmp_path: Path, tokenizer: dict[str, Any]) -> None:
+def test_patterns_of_common_models_are_accepted(tmp_path: Path, tokenizer: dict[str, Any]) -> None:
     llama = (
         r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|"
         r"\s+(?!\S)|\s+"
     )
-    loaded = load_tokenizer_file(written(tmp_path, tokenizer, pre_tokenizer=split(llama)))
+    loaded = load_tokenizer_file(write_tokenizer(tmp_path, tokenizer, pre_tokenizer=build_split(llama)))
     assert loaded.encode("king of rivers").tokens
 
 
 @pytest.mark.parametrize("pattern", ["(a+)+$", "(x+x+)+y"])
 def test_a_pattern_that_blows_up_is_refused(tmp_path: Path, tokenizer: dict[str, Any], pattern: str) -> None:
-    nested = {"type": "Sequence", "pretokenizers": [split(pattern), {"type": "Whitespace"}]}
+    nested = {"type": "Sequence", "pretokenizers": [build_split(pattern), {"type": "Whitespace"}]}
     with pytest.raises(InputError, match="one of its patterns is too slow, so use another model"):
-        load_tokenizer_file(written(tmp_path, tokenizer, pre_tokenizer=nested))
+        load_tokenizer_file(write_tokenizer(tmp_path, tokenizer, pre_tokenizer=nested))
     replace = {"type": "Replace", "pattern": {"Regex": pattern}, "content": ""}
     with pytest.raises(InputError, match="one of its patterns is too slow"):
-        load_tokenizer_file(written(tmp_path, tokenizer, normalizer=replace))
+        load_tokenizer_file(write_tokenizer(tmp_path, tokenizer, normalizer=replace))
 
 
 @pytest.mark.parametrize("damage", [b"", b"[" * 9999, b"{}", b"\xff", b'{"version": "1.0"}'])
-def test_a_damaged_file_is_one_sentence(tmp_path: Path, damage: bytes) -> None:
+def test_a_damaged_file_is_refused_in_one_sentence(tmp_path: Path, damage: bytes) -> None:
     (tmp_path / "tokenizer.json").write_bytes(damage)
-    with pytest.raises(InputError, match="cannot be read") as refused:
+    with pytest.raises(InputError, match="cannot be read") as error:
         load_tokenizer_file(tmp_path / "tokenizer.json")
-    assert "\n" not in str(refused.value)
+    assert "\n" not in str(error.value)
 
 
-def test_a_pattern_that_is_none_is_one_sentence(tmp_path: Path, tokenizer: dict[str, Any]) -> None:
+def test_an_invalid_pattern_is_refused(tmp_path: Path, tokenizer: dict[str, Any]) -> None:
     with pytest.raises(InputError, match="cannot be read"):
-        load_tokenizer_file(written(tmp_path, tokenizer, pre_tokenizer=split("(((")))
+        load_tokenizer_file(write_tokenizer(tmp_path, tokenizer, pre_tokenizer=build_split("(((")))
 
 
-def test_a_tokenizer_without_a_token_for_the_unknown_is_one_sentence(tmp_path: Path, tokenizer: dict[str, Any]) -> None:
+def test_a_tokenizer_without_an_unknown_token_is_refused(tmp_path: Path, tokenizer: dict[str, Any]) -> None:
     vocabulary = {token: number for token, number in tokenizer["model"]["vocab"].items() if token != "[UNK]"}
-    written(tmp_path, tokenizer, model={**tokenizer["model"], "vocab": vocabulary})
+    write_tokenizer(tmp_path, tokenizer, model={**tokenizer["model"], "vocab": vocabulary})
     with pytest.raises(InputError, match="cannot split a text"):
         tokenize(load_tokenizer(tmp_path, 16), ["漢字"])
 
 
-def replace(literal: str, content: str) -> dict[str, Any]:
+def build_replace(literal: str, content: str) -> dict[str, Any]:
     return {"type": "Replace", "pattern": {"String": literal}, "content": content}
 
 
-GROWING: dict[str, Any] = {
-    "a literal": {"normalizer": replace("#", "#" * 100)},
-    "a chain of literals": {"normalizer": {"type": "Sequence", "normalizers": [replace("#", "##")] * 7}},
+NINEFOLD_RULE = build_replace("#", "#" * 9)
+LENGTHENING_RULES: dict[str, Any] = {
+    "a literal": {"normalizer": build_replace("#", "#" * 100)},
+    "a chain of literals": {"normalizer": {"type": "Sequence", "normalizers": [build_replace("#", "##")] * 7}},
     "nested chains": {
         "normalizer": {
             "type": "Sequence",
-            "normalizers": [{"type": "Sequence", "normalizers": [replace("#", "#" * 9)]}, replace("#", "#" * 9)],
+            "normalizers": [{"type": "Sequence", "normalizers": [NINEFOLD_RULE]}, NINEFOLD_RULE],
         }
     },
-    "the empty literal": {"normalizer": replace("", "x" * 100)},
+    "the empty literal": {"normalizer": build_replace("", "x" * 100)},
     "a pattern that matches nothing": {
         "normalizer": {"type": "Replace", "pattern": {"Regex": "x*"}, "content": "x" * 100}
     },
     "a prefix": {
         "normalizer": {
             "type": "Sequence",
-            "normalizers": [{"type": "Prepend", "prepend": "#" * 999}, replace("#", "#" * 60)],
+            "normalizers": [{"type": "Prepend", "prepend": "#" * 999}, build_replace("#", "#" * 60)],
         }
     },
     "bytes of bytes": {"normalizer": {"type": "Sequence", "normalizers": [{"type": "ByteLevel"}] * 4}},
-    "a decoder": {"decoder": {"type": "Sequence", "decoders": [replace("#", "##")] * 7}},
+    "a decoder": {"decoder": {"type": "Sequence", "decoders": [build_replace("#", "##")] * 7}},
     "copies in a template": {
         "post_processor": {
             "type": "TemplateProcessing",
@@ -111,31 +112,42 @@ GROWING: dict[str, Any] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", GROWING)
-def test_rules_that_multiply_a_text_are_refused(tmp_path: Path, tokenizer: dict[str, Any], name: str) -> None:
+@pytest.mark.parametrize("name", LENGTHENING_RULES)
+def test_rules_that_lengthen_a_text_are_refused(tmp_path: Path, tokenizer: dict[str, Any], name: str) -> None:
     with pytest.raises(InputError, match=r"^the \w+ of the tokenizer \S+ makes a text up to [^\n]+ another model$"):
-        load_tokenizer_file(written(tmp_path, tokenizer, **GROWING[name]))
+        load_tokenizer_file(write_tokenizer(tmp_path, tokenizer, **LENGTHENING_RULES[name]))
 
 
 @pytest.mark.parametrize(
     "steps",
     [
-        [replace("``", '"'), replace("''", '"'), {"type": "NFKD"}, {"type": "StripAccents"}, {"type": "Lowercase"}],
-        [{"type": "Prepend", "prepend": "▁"}, replace(" ", "▁")],
+        [
+            build_replace("``", '"'),
+            build_replace("''", '"'),
+            {"type": "NFKD"},
+            {"type": "StripAccents"},
+            {"type": "Lowercase"},
+        ],
+        [{"type": "Prepend", "prepend": "▁"}, build_replace(" ", "▁")],
         [{"type": "NFC"}, {"type": "Replace", "pattern": {"Regex": "\\s+"}, "content": " "}, {"type": "Lowercase"}],
     ],
 )
 def test_rules_of_common_models_run_in_this_process(
     tmp_path: Path, tokenizer: dict[str, Any], steps: list[dict[str, Any]]
 ) -> None:
-    file = written(tmp_path, tokenizer, normalizer={"type": "Sequence", "normalizers": steps})
+    file = write_tokenizer(tmp_path, tokenizer, normalizer={"type": "Sequence", "normalizers": steps})
     assert type(load_tokenizer_file(file)) is Tokenizer
 
 
-def test_the_bound_of_growth_is_no_less_than_the_growth(tmp_path: Path, tokenizer: dict[str, Any]) -> None:
-    chain = [replace("#", "a#b"), replace("a", "##"), {"type": "Prepend", "prepend": "#"}, replace("#", "xyz")]
+def test_growth_stays_within_its_bound(tmp_path: Path, tokenizer: dict[str, Any]) -> None:
+    chain = [
+        build_replace("#", "a#b"),
+        build_replace("a", "##"),
+        {"type": "Prepend", "prepend": "#"},
+        build_replace("#", "xyz"),
+    ]
     rule = {"type": "Sequence", "normalizers": chain}
-    loaded = load_tokenizer_file(written(tmp_path, tokenizer, normalizer=rule))
+    loaded = load_tokenizer_file(write_tokenizer(tmp_path, tokenizer, normalizer=rule))
     factor, added = _bound_growth(iter(chain))
     for text in ("#", "#" * 500, "a" * 500, ""):
         assert len(loaded.normalizer.normalize_str(text)) <= factor * len(text) + added
@@ -143,21 +155,24 @@ def test_the_bound_of_growth_is_no_less_than_the_growth(tmp_path: Path, tokenize
 
 
 @pytest.mark.parametrize("pattern", ["#+#+[!?]", r"(\$+)+;", "(-|-)*~"])
-def test_a_pattern_is_tried_on_its_own_characters(tmp_path: Path, tokenizer: dict[str, Any], pattern: str) -> None:
+def test_the_trial_repeats_the_characters_of_a_pattern(
+    tmp_path: Path, tokenizer: dict[str, Any], pattern: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rag_model.tokenizer._TRIAL_SECONDS", 1.0)  # one text of the first pattern takes 4
     with pytest.raises(InputError, match="one of its patterns is too slow, so use another model"):
-        load_tokenizer_file(written(tmp_path, tokenizer, pre_tokenizer=split(pattern)))
+        load_tokenizer_file(write_tokenizer(tmp_path, tokenizer, pre_tokenizer=build_split(pattern)))
 
 
-def test_a_pattern_of_its_own_runs_in_a_child_and_gives_the_same(tmp_path: Path, tokenizer: dict[str, Any]) -> None:
-    file = written(tmp_path, tokenizer, pre_tokenizer=split("[0-9]+|[a-z]+|[^a-z0-9]"))
+def test_an_unknown_pattern_runs_in_a_child_with_the_same_results(tmp_path: Path, tokenizer: dict[str, Any]) -> None:
+    file = write_tokenizer(tmp_path, tokenizer, pre_tokenizer=build_split("[0-9]+|[a-z]+|[^a-z0-9]"))
     guarded, plain = load_tokenizer(tmp_path, 12, "[SEP]"), Tokenizer.from_file(str(file))
     plain.enable_truncation(12)
     assert type(guarded) is GuardedTokenizer
     texts = ["king of rivers 12", "", "é漢", ("a king", "of a river " * 9)]
-    for ours, theirs in zip(guarded.encode_batch_fast(texts), plain.encode_batch(texts), strict=True):
+    for actual, reference in zip(guarded.encode_batch_fast(texts), plain.encode_batch(texts), strict=True):
         for name in ("ids", "tokens", "type_ids", "special_tokens_mask", "sequence_ids", "offsets"):
-            assert getattr(ours, name) == getattr(theirs, name)
-        assert len(ours.overflowing) == len(theirs.overflowing)
+            assert getattr(actual, name) == getattr(reference, name)
+        assert len(actual.overflowing) == len(reference.overflowing)
     assert guarded.encode("a king").ids == plain.encode("a king").ids
     assert guarded.get_vocab() == plain.get_vocab()
     for copied in (copy.deepcopy(guarded), pickle.loads(pickle.dumps(guarded))):
@@ -167,16 +182,16 @@ def test_a_pattern_of_its_own_runs_in_a_child_and_gives_the_same(tmp_path: Path,
     assert len(guarded.encode("king " * 99, add_special_tokens=False).ids) >= 99
 
 
-OWN_PATTERN = r"(?:\x{7A}+\x{7A}+)+\x{79}\b"  # no trial writes a run of z
+UNTRIED_PATTERN = r"(?:\x{7A}+\x{7A}+)+\x{79}\b"  # no trial writes a run of z
 HOSTILE = "z" * 20_000 + " "
 
 
-def test_a_text_that_no_trial_has_is_one_sentence_and_the_next_is_split(
+def test_a_hostile_text_that_passes_the_trial_is_refused_and_the_next_text_is_split(
     tmp_path: Path, tokenizer: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The characters of a pattern can be written so that no trial finds them."""
     monkeypatch.setattr("rag_model.tokenizer._CALL_SECONDS", 1.0)
-    written(tmp_path, tokenizer, pre_tokenizer=split(OWN_PATTERN))
+    write_tokenizer(tmp_path, tokenizer, pre_tokenizer=build_split(UNTRIED_PATTERN))
     loaded = load_tokenizer(tmp_path, 64)
     with pytest.raises(InputError, match=r"^the model's tokenizer [^\n]+$"):
         tokenize(loaded, [HOSTILE])
@@ -184,16 +199,16 @@ def test_a_text_that_no_trial_has_is_one_sentence_and_the_next_is_split(
 
 
 @pytest.mark.parametrize("kind", ["generator", "spans"])
-def test_a_model_of_transformers_runs_a_pattern_of_its_own_in_a_child(
+def test_a_model_of_transformers_runs_an_unknown_pattern_in_a_child(
     tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As encoders do; its results are those of the same tokenizer in this process."""
+    """The results are those of the same tokenizer in this process."""
     monkeypatch.setattr("rag_model.tokenizer._CALL_SECONDS", 1.0)
     folder = save_llama(tmp_path / "model") if kind == "generator" else save_span_model(tmp_path / "model", "bert")
     rules = json.loads((folder / "tokenizer.json").read_bytes())
     (folder / "tokenizer.json").unlink()  # a link to that of all tiny models
-    steps = {"type": "Sequence", "pretokenizers": [split(OWN_PATTERN), rules["pre_tokenizer"]]}
-    written(folder, rules, pre_tokenizer=steps, model={**rules["model"], "max_input_chars_per_word": 100})
+    steps = {"type": "Sequence", "pretokenizers": [build_split(UNTRIED_PATTERN), rules["pre_tokenizer"]]}
+    write_tokenizer(folder, rules, pre_tokenizer=steps, model={**rules["model"], "max_input_chars_per_word": 100})
     settings = json.loads((folder / "tokenizer_config.json").read_bytes())
     # A class of one model, such as BertTokenizer, would replace the patterns by its own.
     (folder / "tokenizer_config.json").unlink()
@@ -222,15 +237,15 @@ def test_a_model_of_transformers_runs_a_pattern_of_its_own_in_a_child(
 
 
 @pytest.mark.parametrize("trie", [b"", b"\xff" * 4, b"\x01\0\0\0\xff\x0f\0\x80"])
-def test_a_panic_of_the_library_is_one_sentence(tmp_path: Path, tokenizer: dict[str, Any], trie: bytes) -> None:
+def test_a_panic_of_the_library_is_explained(tmp_path: Path, tokenizer: dict[str, Any], trie: bytes) -> None:
     table = base64.b64encode(len(trie).to_bytes(4, "little") + trie + b"ab\0").decode()
-    written(tmp_path, tokenizer, normalizer={"type": "Precompiled", "precompiled_charsmap": table})
-    with pytest.raises(InputError, match=r"^[^\n]+ fetch the model again$") as refused:
+    write_tokenizer(tmp_path, tokenizer, normalizer={"type": "Precompiled", "precompiled_charsmap": table})
+    with pytest.raises(InputError, match=r"^[^\n]+ fetch the model again$") as error:
         tokenize(load_tokenizer(tmp_path, 64), ["a king"])
-    assert type(refused.value.__cause__).__name__ == "PanicException"
+    assert type(error.value.__cause__).__name__ == "PanicException"
 
 
 def test_words_that_take_cubic_time_are_refused(tmp_path: Path, tokenizer: dict[str, Any]) -> None:
-    file = written(tmp_path, tokenizer, model={**tokenizer["model"], "max_input_chars_per_word": 10**9})
+    file = write_tokenizer(tmp_path, tokenizer, model={**tokenizer["model"], "max_input_chars_per_word": 10**9})
     with pytest.raises(InputError, match="splits words of up to 1,000,000,000 characters"):
         load_tokenizer_file(file)

@@ -1,4 +1,4 @@
-"""JSON of others is a value that can be written again, or one `ValueError`."""
+"""Untrusted JSON is parsed into a value that can be written again, or refused with a `ValueError`."""
 
 import json
 
@@ -18,13 +18,13 @@ VALUES = st.recursive(
 
 
 @given(VALUES, st.booleans())
-def test_what_json_can_hold_is_read_back(value: object, ascii_only: bool) -> None:
+def test_json_values_are_read_back(value: object, ascii_only: bool) -> None:
     text = json.dumps(value, ensure_ascii=ascii_only)
     assert parse_json(text) == parse_json(text.encode()) == value
 
 
 @pytest.mark.parametrize(
-    ("text", "why"),
+    ("text", "message"),
     [
         (b"[" * 100_000, "nested"),
         (b"[" * (MAX_DEPTH + 2) + b"]" * (MAX_DEPTH + 2), "nested"),
@@ -43,13 +43,13 @@ def test_what_json_can_hold_is_read_back(value: object, ascii_only: bool) -> Non
     ],
     ids=lambda value: repr(value[:12]),
 )
-def test_what_would_fail_later_fails_here(text: bytes, why: str) -> None:
-    with pytest.raises(ValueError, match=why):
+def test_invalid_json_is_refused(text: bytes, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         parse_json(text)
 
 
 @given(st.binary(max_size=60) | st.text('[]{}",:\\ud8c0e19.-NaN', max_size=40).map(str.encode))
-def test_nothing_else_is_raised(data: bytes) -> None:
+def test_parsed_json_can_be_written_or_is_refused(data: bytes) -> None:
     try:
         canonical_json(parse_json(data))
     except ValueError:
@@ -57,29 +57,29 @@ def test_nothing_else_is_raised(data: bytes) -> None:
 
 
 @given(st.text(st.characters()))
-def test_what_is_printed_can_be_printed(text: str) -> None:
-    shown = escape_controls(text)
-    shown.encode()
-    assert not any(one < " " and one not in "\n\t" for one in shown)
-    assert not any("\x7f" <= one <= "\x9f" for one in shown)
-    check_printable(shown, "it")
+def test_escaped_text_has_no_control_characters(text: str) -> None:
+    printable = escape_controls(text)
+    printable.encode()
+    assert not any(char < " " and char not in "\n\t" for char in printable)
+    assert not any("\x7f" <= char <= "\x9f" for char in printable)
+    check_printable(printable, "it")
 
 
 @given(st.text(st.characters()))
-def test_a_json_document_stays_the_same_document(text: str) -> None:
+def test_escaping_does_not_change_a_json_document(text: str) -> None:
     assert json.loads(escape_controls(json.dumps([text], ensure_ascii=False))) == [text]
 
 
 @given(st.text("abcäß漢\U0001f600 .,\n\t"))
-def test_what_people_write_stays(text: str) -> None:
+def test_ordinary_text_is_not_changed(text: str) -> None:
     assert escape_controls(text) == text
 
 
-@pytest.mark.parametrize("bad", ["\x1b[2J", "\x9b2J", "\x07", "\u202e", "\u2028", "\ud800", "\r"])
-def test_what_is_kept_for_others_is_refused(bad: str) -> None:
-    assert bad not in escape_controls(f"a{bad}b")
+@pytest.mark.parametrize("control", ["\x1b[2J", "\x9b2J", "\x07", "\u202e", "\u2028", "\ud800", "\r"])
+def test_control_characters_are_escaped_or_refused(control: str) -> None:
+    assert control not in escape_controls(f"a{control}b")
     with pytest.raises(UsageError, match="the note contains the control character"):
-        check_printable(f"a{bad}b", "the note")
+        check_printable(f"a{control}b", "the note")
 
 
 def test_a_number_of_too_many_digits_is_named_without_advice_for_programmers() -> None:

@@ -1,4 +1,4 @@
-"""What a Prefect server is told to do by itself: our file is one that it takes, and told twice it does it once."""
+"""A Prefect server accepts our file of automations, and creates each of them once."""
 
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from flows.machine.automations import create_automations, main
 FILE = Path(__file__).parents[3] / "infra" / "prefect-automations.yaml"
 
 
-def test_told_twice_there_is_one_of_each_and_its_webhook_is_the_newer(prefect_server: None) -> None:
+def test_creating_automations_twice_keeps_one_of_each_with_the_newer_webhook(prefect_server: None) -> None:
     names = create_automations(FILE, "http://127.0.0.1:9/first")
     assert create_automations(FILE, "http://127.0.0.1:9/second") == names == ["bookwheel-failed"]
     with get_client(sync_client=True) as client:
@@ -26,7 +26,7 @@ def test_told_twice_there_is_one_of_each_and_its_webhook_is_the_newer(prefect_se
     assert "second" not in repr(block)
 
 
-def test_runs_that_it_is_told_of_are_those_of_our_deployments() -> None:
+def test_automations_match_the_tags_of_our_deployments() -> None:
     (automation,) = yaml.safe_load(FILE.read_text())["automations"]
     tag = automation["trigger"]["match_related"]["prefect.resource.id"].removeprefix("prefect.tag.")
     deployments = yaml.safe_load(FILE.with_name("prefect.yaml").read_text())["deployments"]
@@ -35,7 +35,7 @@ def test_runs_that_it_is_told_of_are_those_of_our_deployments() -> None:
 
 @pytest.mark.usefixtures("prefect_server")
 @pytest.mark.parametrize(
-    ("written", "webhook", "code", "says"),
+    ("text", "webhook", "code", "message"),
     [
         ("automations: []", "", 2, "BOOKWHEEL_WEBHOOK"),
         ("automations: []", "ftp://s3cret", 2, "not a web address"),
@@ -44,18 +44,18 @@ def test_runs_that_it_is_told_of_are_those_of_our_deployments() -> None:
         ("automations: [{name: a, trigger: {}}]", "http://x/s3cret", 1, "Prefect refuses"),
     ],
 )
-def test_what_is_given_wrong(
+def test_wrong_files_and_webhooks_are_refused(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-    written: str,
+    text: str,
     webhook: str,
     code: int,
-    says: str,
+    message: str,
 ) -> None:
-    (tmp_path / "file.yaml").write_text(written)
+    (tmp_path / "file.yaml").write_text(text)
     monkeypatch.setenv("BOOKWHEEL_WEBHOOK", webhook)
     assert main([str(tmp_path / "file.yaml")]) == code
     output = capsys.readouterr().err
-    assert says in output
+    assert message in output
     assert "s3cret" not in output

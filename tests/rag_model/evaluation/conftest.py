@@ -1,4 +1,4 @@
-"""Passages and hits made by hand, for measures that need no index."""
+"""Hand-made passages and hits, for measures that need no index."""
 
 from collections.abc import Callable, Sequence
 
@@ -8,9 +8,9 @@ from rag_model.corpus.records import Passage
 from rag_model.retrieve.hits import Hit
 
 
-def _passage(page: str, text: str, place: int = 0) -> Passage:
+def _passage(page: str, text: str, position: int = 0) -> Passage:
     return Passage(
-        f"{page}-{place}",
+        f"{page}-{position}",
         page,
         7,
         f"Title {page}",
@@ -24,18 +24,18 @@ def _passage(page: str, text: str, place: int = 0) -> Passage:
 
 @pytest.fixture(scope="session")
 def make_passage() -> Callable[..., Passage]:
-    """Return a maker of passages: page, text, place in the article."""
+    """Return a function that creates a passage from a page, a text and a position in the article."""
     return _passage
 
 
 @pytest.fixture(scope="session")
 def make_hits() -> Callable[[Sequence[tuple[str, str]]], tuple[Hit, ...]]:
-    """Return a maker of hits from (page, text) pairs, best first, a score of 1/rank each."""
+    """Return a function that creates hits from (page, text) pairs, best first, with scores of 1/rank."""
 
-    def make(found: Sequence[tuple[str, str]]) -> tuple[Hit, ...]:
+    def make(texts_by_page: Sequence[tuple[str, str]]) -> tuple[Hit, ...]:
         return tuple(
             Hit(rank, 1 / rank, rank - 1, _passage(page, text, rank), f"https://x/?oldid={rank}", "CC")
-            for rank, (page, text) in enumerate(found, start=1)
+            for rank, (page, text) in enumerate(texts_by_page, start=1)
         )
 
     return make

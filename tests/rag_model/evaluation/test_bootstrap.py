@@ -1,4 +1,4 @@
-"""Intervals against scipy's bootstrap, against the normal distribution where it holds, and against themselves."""
+"""Confidence intervals agree with scipy's bootstrap and with the normal distribution, and repeat."""
 
 from dataclasses import astuple
 
@@ -18,30 +18,30 @@ from rag_model.evaluation.bootstrap import (
 )
 
 VALUES = np.random.default_rng(7).normal(0.4, 0.2, 200).tolist()
-MANY = Resampling(draws=20_000)
+MANY_DRAWS = Resampling(draws=20_000)
 
 
-def test_the_interval_of_a_mean_is_scipys() -> None:
-    seen = estimate_mean(VALUES, MANY)
-    peer = bootstrap((VALUES,), np.mean, method="percentile", n_resamples=20_000, rng=np.random.default_rng(1))
-    assert seen.value == pytest.approx(np.mean(VALUES))
-    assert seen.n == 200
-    assert (seen.low, seen.high) == pytest.approx(tuple(peer.confidence_interval), abs=1e-3)
+def test_the_interval_of_a_mean_is_that_of_scipy() -> None:
+    estimate = estimate_mean(VALUES, MANY_DRAWS)
+    reference = bootstrap((VALUES,), np.mean, method="percentile", n_resamples=20_000, rng=np.random.default_rng(1))
+    assert estimate.value == pytest.approx(np.mean(VALUES))
+    assert estimate.n == 200
+    assert (estimate.low, estimate.high) == pytest.approx(tuple(reference.confidence_interval), abs=1e-3)
 
 
-def test_the_interval_of_a_mean_is_the_normal_one_for_many() -> None:
-    seen = estimate_mean(VALUES, MANY)
+def test_the_interval_of_a_large_sample_is_the_normal_one() -> None:
+    estimate = estimate_mean(VALUES, MANY_DRAWS)
     half = 1.959964 * np.std(VALUES) / np.sqrt(len(VALUES))
-    assert (seen.low, seen.high) == pytest.approx((seen.value - half, seen.value + half), abs=2e-3)
+    assert (estimate.low, estimate.high) == pytest.approx((estimate.value - half, estimate.value + half), abs=2e-3)
 
 
-def test_a_paired_difference_is_scipys() -> None:
-    better = [
+def test_the_interval_of_a_paired_difference_is_that_of_scipy() -> None:
+    better_values = [
         value + noise for value, noise in zip(VALUES, np.random.default_rng(3).normal(0.05, 0.1, 200), strict=True)
     ]
-    seen = estimate_difference(better, VALUES, MANY)
-    peer = bootstrap(
-        (better, VALUES),
+    estimate = estimate_difference(better_values, VALUES, MANY_DRAWS)
+    reference = bootstrap(
+        (better_values, VALUES),
         lambda a, b, axis: np.mean(a - b, axis=axis),
         paired=True,
         vectorized=True,
@@ -49,37 +49,37 @@ def test_a_paired_difference_is_scipys() -> None:
         n_resamples=20_000,
         rng=np.random.default_rng(1),
     )
-    assert (seen.low, seen.high) == pytest.approx(tuple(peer.confidence_interval), abs=1e-3)
-    assert seen.low > 0
-    assert seen.high - seen.low < estimate_mean(VALUES).high - estimate_mean(VALUES).low
+    assert (estimate.low, estimate.high) == pytest.approx(tuple(reference.confidence_interval), abs=1e-3)
+    assert estimate.low > 0
+    assert estimate.high - estimate.low < estimate_mean(VALUES).high - estimate_mean(VALUES).low
 
 
-def test_any_figure_has_an_interval_by_the_same_draws() -> None:
+def test_a_ratio_of_sums_has_the_interval_of_the_mean() -> None:
     columns = np.stack([VALUES, np.ones(len(VALUES))], axis=1)
-    seen = estimate_from_sums(columns, lambda sums: float(sums[0] / sums[1]))
-    assert astuple(seen) == pytest.approx(astuple(estimate_mean(VALUES)))
+    estimate = estimate_from_sums(columns, lambda sums: float(sums[0] / sums[1]))
+    assert astuple(estimate) == pytest.approx(astuple(estimate_mean(VALUES)))
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=30), st.integers(0, 9))
 def test_intervals_repeat_and_lie_within_the_values(values: list[float], seed: int) -> None:
-    few = Resampling(draws=50, seed=seed)
-    seen = estimate_mean(values, few)
-    assert seen == estimate_mean(values, few)
-    assert min(values) - 1e-12 <= seen.low <= seen.high <= max(values) + 1e-12
+    resampling = Resampling(draws=50, seed=seed)
+    estimate = estimate_mean(values, resampling)
+    assert estimate == estimate_mean(values, resampling)
+    assert min(values) - 1e-12 <= estimate.low <= estimate.high <= max(values) + 1e-12
 
 
-def test_blocks_draw_what_one_draw_would(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = estimate_mean(VALUES)
+def test_draws_do_not_depend_on_the_block_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    estimate = estimate_mean(VALUES)
     monkeypatch.setattr("rag_model.evaluation.bootstrap._BLOCK_SIZE", 1000)
-    assert estimate_mean(VALUES) == whole
+    assert estimate_mean(VALUES) == estimate
 
 
-def test_an_estimate_reads_as_people_write_it() -> None:
+def test_an_estimate_is_formatted_with_its_interval() -> None:
     assert str(estimate_mean([0.5, 0.5])) == "0.500 [0.500, 0.500]"
 
 
 @pytest.mark.parametrize("values", [[], [0.1, float("nan")], [float("inf")]])
-def test_nothing_and_nan_have_no_interval(values: list[float]) -> None:
+def test_no_values_and_nan_are_refused(values: list[float]) -> None:
     with pytest.raises(UsageError, match="a confidence interval"):
         estimate_mean(values)
 
@@ -91,13 +91,13 @@ def test_differences_need_the_same_questions() -> None:
         estimate_from_sums(np.empty((0, 2)), len)
 
 
-@pytest.mark.parametrize("wrong", [{"draws": 0}, {"level": 1.0}, {"seed": -1}])
-def test_settings_that_make_no_sense(wrong: dict[str, float]) -> None:
+@pytest.mark.parametrize("settings", [{"draws": 0}, {"level": 1.0}, {"seed": -1}])
+def test_invalid_settings_are_refused(settings: dict[str, float]) -> None:
     with pytest.raises(UsageError, match=r"the interval settings .* are invalid: give draws >= 1"):
-        Resampling(**wrong)
+        Resampling(**settings)
 
 
-def test_many_columns_are_resampled_as_each_alone() -> None:
+def test_columns_have_the_same_intervals_together_and_alone() -> None:
     random = np.random.default_rng(3)
     columns = {name: list(random.random(57)) for name in "abc"} | {"shares": [float(n % 3 == 0) for n in range(57)]}
     together = estimate_means(columns)

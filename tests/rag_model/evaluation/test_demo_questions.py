@@ -1,4 +1,4 @@
-"""The demo's questions can be answered: every alias stands in the wikitext of its article."""
+"""The demo's questions can be answered: the wikitext of each article contains every answer."""
 
 import bz2
 import json
@@ -11,9 +11,9 @@ from rag_model.evaluation.questions import read_questions
 FILE = Path(__file__).parents[3] / "flows" / "demo" / "questions.jsonl"
 
 
-def wikitext(dump: Path) -> dict[str, str]:
-    """Read title -> wikitext, links and quotes unmarked so that an answer's words stand side by side."""
-    found = {}
+def read_wikitext(dump: Path) -> dict[str, str]:
+    """Read the wikitext of each title, without the markup of links and quotes that separates words of answers."""
+    texts = {}
     title = ""
     with bz2.open(dump) as file:
         for _, element in ElementTree.iterparse(file):
@@ -24,18 +24,18 @@ def wikitext(dump: Path) -> dict[str, str]:
                 plain = (
                     (element.text or "").replace("[[", "").replace("]]", "").replace("''", "").replace("&nbsp;", " ")
                 )
-                found[title] = plain.replace("|", " ")
-    return found
+                texts[title] = plain.replace("|", " ")
+    return texts
 
 
-def test_every_answer_stands_in_its_article(demo_dump: Path) -> None:
-    articles = wikitext(demo_dump)
+def test_every_answer_is_in_its_article(demo_dump: Path) -> None:
+    articles = read_wikitext(demo_dump)
     rows = [json.loads(line) for line in FILE.read_text("utf-8").splitlines()]
-    missing = [(r["question"], a) for r in rows for a in r["answers"] if not has_answer([a], articles[r["article"]])]
-    assert missing == []
+    misses = [(r["question"], a) for r in rows for a in r["answers"] if not has_answer([a], articles[r["article"]])]
+    assert misses == []
 
 
-def test_the_file_is_a_question_file_with_enough_to_measure() -> None:
+def test_the_file_has_enough_different_questions() -> None:
     questions = read_questions(FILE).questions
     assert len(questions) >= 40
     assert len({question.text for question in questions}) == len(questions)

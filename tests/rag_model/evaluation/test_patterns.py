@@ -1,4 +1,4 @@
-"""Answers as regular expressions match as DrQA's do, and never for ever."""
+"""Answers that are regular expressions match as in DrQA, and within a time limit."""
 
 import pytest
 
@@ -22,7 +22,7 @@ def test_a_pattern_that_never_ends_is_stopped(monkeypatch: pytest.MonkeyPatch) -
         pattern_match("a" * 64 + "b", ["(a|aa)+$"])
 
 
-@pytest.mark.parametrize("broken", ["(", "a" * 10_001, r"\p{Nope}", "(?P<a>x)(?P=b)"])
-def test_what_is_no_pattern_is_named(broken: str) -> None:
+@pytest.mark.parametrize("pattern", ["(", "a" * 10_001, r"\p{Nope}", "(?P<a>x)(?P=b)"])
+def test_an_invalid_pattern_is_refused(pattern: str) -> None:
     with pytest.raises(InputError, match=r"pattern|regular expression"):
-        pattern_match("x", [broken])
+        pattern_match("x", [pattern])

@@ -1,4 +1,4 @@
-"""Question files: every kind, every malformed line named."""
+"""Question files of every kind are read, and malformed lines are named."""
 
 import gzip
 import io
@@ -13,7 +13,7 @@ from rag_model.errors import InputError
 from rag_model.evaluation.questions import Question, read_questions
 
 
-def written(folder: Path, name: str, text: str) -> Path:
+def write_file(folder: Path, name: str, text: str) -> Path:
     path = folder / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")
@@ -22,18 +22,18 @@ def written(folder: Path, name: str, text: str) -> Path:
 
 def test_dpr_csv(tmp_path: Path) -> None:
     text = "who sings it\t['Linda Davis']\r\n" + 'who was it\t"[""Steve \'Flash\' Gordon"", \'Zoë\']"\n'
-    read = read_questions(written(tmp_path, "nq-test.qa.csv", text))
-    assert read.questions == (
+    question_set = read_questions(write_file(tmp_path, "nq-test.qa.csv", text))
+    assert question_set.questions == (
         Question("0", "who sings it", ("Linda Davis",)),
         Question("1", "who was it", ("Steve 'Flash' Gordon", "Zoë")),
     )
-    assert not read.qrels
+    assert not question_set.qrels
 
 
 def test_jsonl_keeps_ids_and_numbers_the_rest(tmp_path: Path) -> None:
     text = '{"id": 7, "question": " Q? ", "answers": ["a", "b"]}\n\n{"question": "R?", "answer": ["c"]}\n'
     text += '{"text": "S"}'
-    assert read_questions(written(tmp_path, "q.jsonl", text)).questions == (
+    assert read_questions(write_file(tmp_path, "q.jsonl", text)).questions == (
         Question("7", "Q?", ("a", "b")),
         Question("2", "R?", ("c",)),
         Question("3", "S"),
@@ -55,7 +55,7 @@ def test_a_stream_is_known_by_its_first_line(text: str, questions: list[str]) ->
 
 
 def test_answers_may_be_patterns(tmp_path: Path) -> None:
-    assert read_questions(written(tmp_path, "q.csv", "Q\t['\\d+ miles']\n")).questions[0].answers == (r"\d+ miles",)
+    assert read_questions(write_file(tmp_path, "q.csv", "Q\t['\\d+ miles']\n")).questions[0].answers == (r"\d+ miles",)
 
 
 def test_compressed_files_are_unpacked(tmp_path: Path) -> None:
@@ -65,7 +65,7 @@ def test_compressed_files_are_unpacked(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["q.jsonl.gz", "q.txt.gz", "q.tsv.gz", "unknown.gz"])
-def test_masses_of_blank_lines_are_refused(tmp_path: Path, name: str) -> None:
+def test_too_many_blank_lines_are_refused(tmp_path: Path, name: str) -> None:
     """A small compressed file may unpack to any number of them."""
     path = tmp_path / name
     path.write_bytes(gzip.compress(b"\n" * 70_000))
@@ -79,22 +79,24 @@ def test_blank_lines_between_questions_are_skipped() -> None:
 
 
 def test_beir_folder_keeps_the_judged_questions(tmp_path: Path) -> None:
-    written(tmp_path, "queries.jsonl", '{"_id": "q1", "text": "One?"}\n{"_id": "q2", "text": "Two?"}\n')
-    written(tmp_path, "qrels/test.tsv", "query-id\tcorpus-id\tscore\nq2\t10\t2\r\nq2\t12\t0\n\n")
-    read = read_questions(tmp_path)
-    assert read.questions == (Question("q2", "Two?", own_document="q2"),)
-    assert read.qrels == {"q2": {"10": 2, "12": 0}}
+    write_file(tmp_path, "queries.jsonl", '{"_id": "q1", "text": "One?"}\n{"_id": "q2", "text": "Two?"}\n')
+    write_file(tmp_path, "qrels/test.tsv", "query-id\tcorpus-id\tscore\nq2\t10\t2\r\nq2\t12\t0\n\n")
+    question_set = read_questions(tmp_path)
+    assert question_set.questions == (Question("q2", "Two?", own_document="q2"),)
+    assert question_set.qrels == {"q2": {"10": 2, "12": 0}}
 
 
-@pytest.mark.parametrize(("grade", "own"), [(1, ""), (0, "q2")])
-def test_document_of_the_question_is_dropped_unless_it_is_relevant(tmp_path: Path, grade: int, own: str) -> None:
-    written(tmp_path, "queries.jsonl", '{"_id": "q2", "text": "Two?"}\n')
-    written(tmp_path, "qrels/test.tsv", f"q2\tq2\t{grade}\nq2\t12\t1\n")
-    assert [question.own_document for question in read_questions(tmp_path).questions] == [own]
+@pytest.mark.parametrize(("grade", "own_document"), [(1, ""), (0, "q2")])
+def test_document_of_the_question_is_dropped_unless_it_is_relevant(
+    tmp_path: Path, grade: int, own_document: str
+) -> None:
+    write_file(tmp_path, "queries.jsonl", '{"_id": "q2", "text": "Two?"}\n')
+    write_file(tmp_path, "qrels/test.tsv", f"q2\tq2\t{grade}\nq2\t12\t1\n")
+    assert [question.own_document for question in read_questions(tmp_path).questions] == [own_document]
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "sentence"),
+    ("name", "text", "message"),
     [
         ("q.csv", "Q\t['a']\nno tab here\n", "line 2"),
         ("q.csv", "Q\t['a'\n", "list of strings"),
@@ -119,13 +121,13 @@ def test_document_of_the_question_is_dropped_unless_it_is_relevant(tmp_path: Pat
         ("q.txt", "x" * (1 << 20), "longer than a million"),
     ],
 )
-def test_what_is_malformed_is_named(tmp_path: Path, name: str, text: str, sentence: str) -> None:
-    with pytest.raises(InputError, match=sentence) as refused:
-        read_questions(written(tmp_path, name, text))
-    assert str(tmp_path) in str(refused.value)
+def test_a_malformed_line_is_named(tmp_path: Path, name: str, text: str, message: str) -> None:
+    with pytest.raises(InputError, match=message) as error:
+        read_questions(write_file(tmp_path, name, text))
+    assert str(tmp_path) in str(error.value)
 
 
-def test_files_that_are_not_there_or_not_text(tmp_path: Path) -> None:
+def test_missing_damaged_and_non_text_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="cannot be read"):
         read_questions(tmp_path / "none.jsonl")
     (tmp_path / "latin.txt").write_bytes("Où?".encode("latin-1"))
@@ -141,7 +143,7 @@ def test_files_that_are_not_there_or_not_text(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("qrels", "sentence"),
+    ("qrels", "message"),
     [
         ("q1\t10\n", "line 1"),
         ("q1\t10\tgood\n", "line 1"),
@@ -149,29 +151,29 @@ def test_files_that_are_not_there_or_not_text(tmp_path: Path) -> None:
         (None, "cannot be read"),
     ],
 )
-def test_beir_folders_that_are_wrong(tmp_path: Path, qrels: str | None, sentence: str) -> None:
-    written(tmp_path, "queries.jsonl", '{"_id": "q1", "text": "One?"}\n')
+def test_wrong_beir_folders_are_refused(tmp_path: Path, qrels: str | None, message: str) -> None:
+    write_file(tmp_path, "queries.jsonl", '{"_id": "q1", "text": "One?"}\n')
     if qrels is not None:
-        written(tmp_path, "qrels/test.tsv", qrels)
-    with pytest.raises(InputError, match=sentence):
+        write_file(tmp_path, "qrels/test.tsv", qrels)
+    with pytest.raises(InputError, match=message):
         read_questions(tmp_path)
 
 
 @given(st.lists(st.tuples(st.text(min_size=1), st.lists(st.text().filter(str.strip))), min_size=1))
-def test_jsonl_brings_back_what_was_written(rows: list[tuple[str, list[str]]]) -> None:
+def test_written_jsonl_is_read_back(rows: list[tuple[str, list[str]]]) -> None:
     rows = [(text, answers) for text, answers in rows if text.strip()] or [("Q", [])]
     lines = "".join(json.dumps({"question": text, "answers": answers}) + "\n" for text, answers in rows)
-    read = read_questions(io.StringIO(lines)).questions
-    assert [(q.text, list(q.answers)) for q in read] == [(text.strip(), answers) for text, answers in rows]
+    question_set = read_questions(io.StringIO(lines)).questions
+    assert [(q.text, list(q.answers)) for q in question_set] == [(text.strip(), answers) for text, answers in rows]
 
 
 @given(st.text())
 def test_any_text_is_read_or_refused(text: str) -> None:
     try:
-        read = read_questions(io.StringIO(text))
+        question_set = read_questions(io.StringIO(text))
     except InputError:
         return
-    assert all(question.text.strip() for question in read.questions)
+    assert all(question.text.strip() for question in question_set.questions)
 
 
 def test_a_question_may_name_its_passages_and_its_source() -> None:
@@ -180,12 +182,12 @@ def test_a_question_may_name_its_passages_and_its_source() -> None:
         {"text": "Two?", "answers": ["a"]},
         {"input": "Three?", "output": [{"answer": "b"}], "passages": ["3-1"], "source": "kilt"},
     ]
-    read = read_questions(io.StringIO("".join(json.dumps(line) + "\n" for line in lines))).questions
-    assert [(q.passages, q.source) for q in read] == [(("12:0", "7"), "squad"), ((), ""), (("3-1",), "kilt")]
+    question_set = read_questions(io.StringIO("".join(json.dumps(line) + "\n" for line in lines))).questions
+    assert [(q.passages, q.source) for q in question_set] == [(("12:0", "7"), "squad"), ((), ""), (("3-1",), "kilt")]
 
 
 @pytest.mark.parametrize(
-    ("more", "says"),
+    ("fields", "message"),
     [
         ({"passages": "12:0"}, r'line 1: `passages` must be a list of passage ids such as \["12:0", "12:1"\]'),
         ({"passages": [1.5]}, "`passages` must be a list"),
@@ -193,9 +195,9 @@ def test_a_question_may_name_its_passages_and_its_source() -> None:
         ({"source": 3}, "line 1: `source` must be a string"),
     ],
 )
-def test_passages_and_sources_of_the_wrong_kind(more: dict[str, object], says: str) -> None:
-    with pytest.raises(InputError, match=says):
-        read_questions(io.StringIO(json.dumps({"question": "One?", **more}) + "\n"))
+def test_passages_and_sources_of_a_wrong_type_are_refused(fields: dict[str, object], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        read_questions(io.StringIO(json.dumps({"question": "One?", **fields}) + "\n"))
 
 
 def test_an_empty_answer_is_refused() -> None:

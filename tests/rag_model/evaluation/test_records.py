@@ -1,4 +1,4 @@
-"""Two evaluations side by side: the paired differences are the bootstrap's, and what cannot be paired is said."""
+"""Comparisons of two evaluations have the bootstrap's paired differences, and name measures without pairs."""
 
 import json
 from pathlib import Path
@@ -25,48 +25,52 @@ BEFORE = [1.0, 0.0, 1.0, 1.0, 0.0, 1.0]
 AFTER = [1.0, 1.0, 1.0, 0.0, 0.0, 1.0]
 
 
-def evaluated(
+def record_values(
     store: Store, folder: Path, retrievers: dict[str, ValueColumns], ids: str = "abcdef", **k: int
 ) -> EvaluationManifest:
     snapshot = store.snapshots.publish(Manifest(Content({"kind": "wiki"}, (), {})))
-    figures = {name: {measure: _mean(column) for measure, column in some.items()} for name, some in retrievers.items()}
+    metrics = {
+        name: {measure: _mean(column) for measure, column in columns.items()} for name, columns in retrievers.items()
+    }
     MeasureValues(tuple(ids), retrievers).write(folder / VALUES_FILE)
-    made = record_evaluation(
-        store, EvaluationSubject(snapshot, "", QUESTIONS, k), figures, {VALUES_FILE: folder / VALUES_FILE}, {}
+    record = record_evaluation(
+        store, EvaluationSubject(snapshot, "", QUESTIONS, k), metrics, {VALUES_FILE: folder / VALUES_FILE}, {}
     )
-    return store.evaluations.get(made.evaluation)
+    return store.evaluations.get(record.evaluation)
 
 
 def _mean(column: list[float | None]) -> MetricValue:  # type: ignore[misc]
-    values = [one for one in column if one is not None]
+    values = [value for value in column if value is not None]
     return MetricValue(sum(values) / len(values))
 
 
-def test_differences_are_taken_question_by_question(store: Store, tmp_path: Path) -> None:
-    old = evaluated(store, tmp_path, {"hnsw": {"Success@20": BEFORE, "EM": [None, 0.0, 1.0, None, 1.0, 0.0]}}, k=1)
-    new = evaluated(store, tmp_path, {"exact": {"Success@20": AFTER[::-1], "EM": [1.0] * 6}}, "fedcba", k=2)
-    (found,) = compare_evaluations(store, old, new).pairs.values()
+def test_differences_are_paired_by_question(store: Store, tmp_path: Path) -> None:
+    earlier = record_values(
+        store, tmp_path, {"hnsw": {"Success@20": BEFORE, "EM": [None, 0.0, 1.0, None, 1.0, 0.0]}}, k=1
+    )
+    later = record_values(store, tmp_path, {"exact": {"Success@20": AFTER[::-1], "EM": [1.0] * 6}}, "fedcba", k=2)
+    (measures,) = compare_evaluations(store, earlier, later).pairs.values()
     expected = estimate_difference(AFTER[::-1], BEFORE[::-1])  # joined by id, in the order of the second
-    assert found["Success@20"].difference == MetricValue(expected.value, expected.low, expected.high)
-    assert (found["Success@20"].n, found["EM"].n) == (6, 4)
-    assert found["EM"].difference.value == pytest.approx(0.5)
-    assert list(compare_evaluations(store, old, new).pairs) == ["hnsw -> exact"]
+    assert measures["Success@20"].difference == MetricValue(expected.value, expected.low, expected.high)
+    assert (measures["Success@20"].n, measures["EM"].n) == (6, 4)
+    assert measures["EM"].difference.value == pytest.approx(0.5)
+    assert list(compare_evaluations(store, earlier, later).pairs) == ["hnsw -> exact"]
 
 
-def test_of_several_retrievers_those_are_compared_that_both_asked(store: Store, tmp_path: Path) -> None:
-    old = evaluated(store, tmp_path, {"hnsw": {"R": BEFORE}, "bm25": {"R": BEFORE}}, k=1)
-    new = evaluated(store, tmp_path, {"exact": {"R": AFTER}, "bm25": {"R": AFTER}}, k=2)
-    assert list(compare_evaluations(store, old, new).pairs) == ["bm25"]
+def test_only_retrievers_of_both_evaluations_are_compared(store: Store, tmp_path: Path) -> None:
+    earlier = record_values(store, tmp_path, {"hnsw": {"R": BEFORE}, "bm25": {"R": BEFORE}}, k=1)
+    later = record_values(store, tmp_path, {"exact": {"R": AFTER}, "bm25": {"R": AFTER}}, k=2)
+    assert list(compare_evaluations(store, earlier, later).pairs) == ["bm25"]
 
 
 def test_other_questions_and_measures_of_a_set_have_no_interval(store: Store, tmp_path: Path) -> None:
-    old = evaluated(store, tmp_path, {"hnsw": {"R": BEFORE}}, k=1)
-    new = evaluated(store, tmp_path, {"hnsw": {"R": AFTER}}, "uvwxyz", k=2)
-    pair = compare_evaluations(store, old, new).pairs["hnsw"]["R"]
+    earlier = record_values(store, tmp_path, {"hnsw": {"R": BEFORE}}, k=1)
+    later = record_values(store, tmp_path, {"hnsw": {"R": AFTER}}, "uvwxyz", k=2)
+    pair = compare_evaluations(store, earlier, later).pairs["hnsw"]["R"]
     assert (pair.n, pair.difference.low, pair.difference.value) == (0, None, 0.0)
-    other = evaluated(store, tmp_path, {"hnsw": {"EM": AFTER}}, k=3)
+    without_shared_measure = record_values(store, tmp_path, {"hnsw": {"EM": AFTER}}, k=3)
     with pytest.raises(UsageError, match="share no measure of a retriever"):
-        compare_evaluations(store, old, other)
+        compare_evaluations(store, earlier, without_shared_measure)
 
 
 @pytest.mark.parametrize(
@@ -81,21 +85,21 @@ def test_other_questions_and_measures_of_a_set_have_no_interval(store: Store, tm
         '{"questions": 3, "retrievers": {"hnsw": {"R": [1]}}}',
     ],
 )
-def test_damaged_values_are_one_sentence(store: Store, tmp_path: Path, text: str) -> None:
-    found = evaluated(store, tmp_path, {"hnsw": {"R": BEFORE}}, k=1)
-    assert read_measure_values(store, found).questions == tuple("abcdef")
+def test_damaged_values_are_refused(store: Store, tmp_path: Path, text: str) -> None:
+    manifest = record_values(store, tmp_path, {"hnsw": {"R": BEFORE}}, k=1)
+    assert read_measure_values(store, manifest).questions == tuple("abcdef")
     path = tmp_path / VALUES_FILE
     path.write_text(text)
-    subject = EvaluationSubject(found.content.subject.snapshot, "", QUESTIONS, {"k": 9})
-    made = record_evaluation(store, subject, {}, {VALUES_FILE: path}, {}).evaluation
+    subject = EvaluationSubject(manifest.content.subject.snapshot, "", QUESTIONS, {"k": 9})
+    evaluation_id = record_evaluation(store, subject, {}, {VALUES_FILE: path}, {}).evaluation
     with pytest.raises(StoreError, match=r"values.json of evaluation .* is damaged"):
-        read_measure_values(store, store.evaluations.get(made))
+        read_measure_values(store, store.evaluations.get(evaluation_id))
 
 
-FOUND = {"Success@20": MetricValue(0.6, 0.5, 0.7), "BLEU-4": MetricValue(0.2)}
+METRICS = {"Success@20": MetricValue(0.6, 0.5, 0.7), "BLEU-4": MetricValue(0.2)}
 
 
-def lost(value: float, low: float | None) -> dict[str, MeasureComparison]:
+def create_difference(value: float, low: float | None) -> dict[str, MeasureComparison]:
     return {
         "Success@20": MeasureComparison(
             MetricValue(0.6), MetricValue(0.6 + value), MetricValue(value, low, None if low is None else value), 3
@@ -104,50 +108,50 @@ def lost(value: float, low: float | None) -> dict[str, MeasureComparison]:
 
 
 @pytest.mark.parametrize(
-    ("acceptance", "pairs", "passed"),
+    ("criteria", "pairs", "passed"),
     [
         (ReleaseCriteria(), None, True),  # a first release
         (ReleaseCriteria({"Success@20": 0.6}), None, True),  # a floor includes its own value
         (ReleaseCriteria({"Success@20": 0.61}), None, False),
-        (ReleaseCriteria(), lost(-0.01, -0.02), True),  # the end of the interval may lie on the bound
-        (ReleaseCriteria(), lost(-0.01, -0.021), False),
-        (ReleaseCriteria(), lost(0.05, -0.03), False),  # better, and it may be worse
-        (ReleaseCriteria(tolerance=None), lost(-0.9, -1.0), True),
-        (ReleaseCriteria(tolerance=0.0), lost(0.0, 0.0), True),  # the same answers
-        (ReleaseCriteria(), lost(-0.03, None), False),  # of the whole set: the difference itself
-        (ReleaseCriteria(), lost(-0.01, None), True),
+        (ReleaseCriteria(), create_difference(-0.01, -0.02), True),  # the end of the interval may lie on the bound
+        (ReleaseCriteria(), create_difference(-0.01, -0.021), False),
+        (ReleaseCriteria(), create_difference(0.05, -0.03), False),  # better, and it may be worse
+        (ReleaseCriteria(tolerance=None), create_difference(-0.9, -1.0), True),
+        (ReleaseCriteria(tolerance=0.0), create_difference(0.0, 0.0), True),  # the same answers
+        (ReleaseCriteria(), create_difference(-0.03, None), False),  # of the whole set: the difference itself
+        (ReleaseCriteria(), create_difference(-0.01, None), True),
     ],
 )
-def test_what_is_accepted(
-    acceptance: ReleaseCriteria, pairs: dict[str, MeasureComparison] | None, passed: bool
+def test_release_criteria_accept_or_refuse_a_difference(
+    criteria: ReleaseCriteria, pairs: dict[str, MeasureComparison] | None, passed: bool
 ) -> None:
-    verdict = check_release(acceptance, FOUND, pairs, "Success@20")
+    verdict = check_release(criteria, METRICS, pairs, "Success@20")
     assert verdict.passed == passed
     assert bool(verdict.reason) != passed
 
 
-def test_a_collapse_is_refused_whatever_the_figures() -> None:
-    verdict = check_release(ReleaseCriteria(), FOUND, None, "Success@20", "retrieval has collapsed")
+def test_a_collapse_is_refused_whatever_the_metrics() -> None:
+    verdict = check_release(ReleaseCriteria(), METRICS, None, "Success@20", "retrieval has collapsed")
     assert verdict.reason == "use of passages is retrieval has collapsed, wanted no collapse"
 
 
-def test_what_was_withdrawn_is_refused() -> None:
-    verdict = check_release(ReleaseCriteria(), FOUND, lost(0.1, 0.1), "Success@20", withdrawn="latest@2")
+def test_a_withdrawn_snapshot_is_refused() -> None:
+    verdict = check_release(ReleaseCriteria(), METRICS, create_difference(0.1, 0.1), "Success@20", withdrawn="latest@2")
     assert verdict.reason == (
         "the candidate is a snapshot that the ref left after latest@2, wanted a snapshot that the ref never left"
     )
 
 
-@pytest.mark.parametrize("acceptance", [ReleaseCriteria({"EM": 0.1}), ReleaseCriteria(measures=("EM",))])
-def test_a_measure_that_was_not_measured_is_named(acceptance: ReleaseCriteria) -> None:
+@pytest.mark.parametrize("criteria", [ReleaseCriteria({"EM": 0.1}), ReleaseCriteria(measures=("EM",))])
+def test_a_measure_that_was_not_measured_is_named(criteria: ReleaseCriteria) -> None:
     with pytest.raises(UsageError, match="'EM' was not measured: choose from Success@20"):
-        check_release(acceptance, FOUND, lost(0.0, 0.0), "Success@20")
+        check_release(criteria, METRICS, create_difference(0.0, 0.0), "Success@20")
 
 
-@pytest.mark.parametrize("given", [{"floors": {"EM": 2.0}}, {"tolerance": 1.5}, {"tolerance": -0.1}])
-def test_shares_are_shares(given: dict[str, object]) -> None:
+@pytest.mark.parametrize("settings", [{"floors": {"EM": 2.0}}, {"tolerance": 1.5}, {"tolerance": -0.1}])
+def test_shares_outside_of_0_to_1_are_refused(settings: dict[str, object]) -> None:
     with pytest.raises(UsageError, match="from 0 to 1"):
-        ReleaseCriteria(**given)  # type: ignore[arg-type]
+        ReleaseCriteria(**settings)  # type: ignore[arg-type]
 
 
 def test_values_are_json(tmp_path: Path) -> None:

@@ -1,9 +1,10 @@
-"""What identifies an evaluation: it changes with whatever decides a figure, and with nothing else."""
+"""The identity of an evaluation changes with everything that affects its metrics, and with nothing else."""
 
-import dataclasses
 import gzip
 import json
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -33,19 +34,19 @@ def snapshot(store: Store) -> Snapshot:
 
 
 @pytest.fixture
-def asked(tmp_path: Path) -> QuestionSet:
-    return read(tmp_path, ROWS)
+def questions(tmp_path: Path) -> QuestionSet:
+    return write_questions(tmp_path, ROWS)
 
 
-def read(folder: Path, rows: list[dict[str, object]], name: str = "q.jsonl") -> QuestionSet:
+def write_questions(folder: Path, rows: list[dict[str, object]], name: str = "q.jsonl") -> QuestionSet:
     (folder / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
     return read_questions(folder / name)
 
 
-def test_questions_are_known_by_what_they_ask(tmp_path: Path, asked: QuestionSet) -> None:
+def test_the_digest_of_questions_depends_on_their_contents(tmp_path: Path, questions: QuestionSet) -> None:
     (tmp_path / "q.jsonl.gz").write_bytes(gzip.compress((tmp_path / "q.jsonl").read_bytes()))
-    assert digest_questions(read_questions(tmp_path / "q.jsonl.gz")) == digest_questions(asked)
-    others = [
+    assert digest_questions(read_questions(tmp_path / "q.jsonl.gz")) == digest_questions(questions)
+    question_lists = [
         [{**ROWS[0], "answers": ["she"]}, ROWS[1]],
         [{**ROWS[0], "id": "3"}, ROWS[1]],
         [{**ROWS[0], "passages": ["1:0"]}, ROWS[1]],
@@ -53,110 +54,111 @@ def test_questions_are_known_by_what_they_ask(tmp_path: Path, asked: QuestionSet
         ROWS[::-1],
         ROWS[:1],
     ]
-    found = {digest_questions(read(tmp_path, rows)) for rows in others}
-    assert len(found | {digest_questions(asked)}) == len(others) + 1
+    digests = {digest_questions(write_questions(tmp_path, rows)) for rows in question_lists}
+    assert len(digests | {digest_questions(questions)}) == len(question_lists) + 1
     kilt = {
         "id": "1",
         "input": "who?",
         "output": [{"answer": "he", "provenance": [{"wikipedia_id": p} for p in "3142"]}],
     }
-    assert digest_questions(read(tmp_path, [kilt])) == digest_questions(read(tmp_path, [kilt]))
+    assert digest_questions(write_questions(tmp_path, [kilt])) == digest_questions(write_questions(tmp_path, [kilt]))
 
 
-def test_the_default_and_its_name_are_one_evaluation(
-    store: Store, snapshot: Snapshot, asked: QuestionSet, hub: Hub
+def test_the_default_retriever_and_its_name_are_the_same_evaluation(
+    store: Store, snapshot: Snapshot, questions: QuestionSet, hub: Hub
 ) -> None:
-    judge = RetrievalJudge.for_questions(asked)
-    plain = describe_retrieval_subject(store, snapshot, asked, [], 20, judge)
-    assert describe_retrieval_subject(store, snapshot, asked, ["hnsw"], 20, judge) == plain
-    others = [
-        describe_retrieval_subject(store, snapshot, asked, ["exact"], 20, judge),
-        describe_retrieval_subject(store, snapshot, asked, ["exact", "hnsw"], 20, judge),
-        describe_retrieval_subject(store, snapshot, asked, [], 5, judge),
-        describe_retrieval_subject(store, snapshot, asked, [], 20, RetrievalJudge.for_questions(asked, patterns=True)),
+    judge = RetrievalJudge.for_questions(questions)
+    describe_retrieval = partial(describe_retrieval_subject, store, snapshot, questions)
+    plain = describe_retrieval([], 20, judge)
+    assert describe_retrieval(["hnsw"], 20, judge) == plain
+    subjects = [
+        describe_retrieval(["exact"], 20, judge),
+        describe_retrieval(["exact", "hnsw"], 20, judge),
+        describe_retrieval([], 5, judge),
+        describe_retrieval([], 20, RetrievalJudge.for_questions(questions, patterns=True)),
     ]
     repository = hub.add("models/another/encoder", {"config.json": b"{}"})
     for _ in range(2):  # the branch moves, so that the encoder is another
-        others.append(describe_retrieval_subject(store, snapshot, asked, [], 20, judge, encoder="another/encoder"))
+        subjects.append(describe_retrieval([], 20, judge, encoder="another/encoder"))
         commit = repository.branches["main"]
-        assert others[-1].settings["models"] == {"another/encoder": f"another/encoder@{commit}"}
+        assert subjects[-1].settings["models"] == {"another/encoder": f"another/encoder@{commit}"}
         repository.commit({"config.json": b"{ }"})
-    assert len({one.id for one in (plain, *others)}) == 7
-    answered = describe_answers_subject(store, snapshot, MODEL, asked, EvaluationSettings())
-    assert describe_answers_subject(store, snapshot, MODEL, asked, EvaluationSettings(index="hnsw")) == answered
-    changed = [
-        dataclasses.replace(EvaluationSettings(), **one) for one in ({"k": 3}, {"depth": 5}, {"retriever": "exact"})
-    ]
-    found = {describe_answers_subject(store, snapshot, MODEL, asked, one).id for one in changed}
-    assert (
-        len({*found, answered.id, describe_answers_subject(store, snapshot, "b" * 64, asked, EvaluationSettings()).id})
-        == 5
-    )
+    assert len({subject.id for subject in (plain, *subjects)}) == 7
+    describe_answers = partial(describe_answers_subject, store, snapshot)
+    answers_subject = describe_answers(MODEL, questions, EvaluationSettings())
+    assert describe_answers(MODEL, questions, EvaluationSettings(index="hnsw")) == answers_subject
+    changes: list[dict[str, Any]] = [{"k": 3}, {"depth": 5}, {"retriever": "exact"}]
+    subjects = [describe_answers(MODEL, questions, EvaluationSettings(**change)) for change in changes]
+    subjects += [answers_subject, describe_answers("b" * 64, questions, EvaluationSettings())]
+    assert len({subject.id for subject in subjects}) == 5
 
 
-def test_a_model_in_an_expression_is_known_by_its_bytes(
-    store: Store, snapshot: Snapshot, asked: QuestionSet, tmp_path: Path
+def test_a_model_in_an_expression_is_identified_by_its_bytes(
+    store: Store, snapshot: Snapshot, questions: QuestionSet, tmp_path: Path
 ) -> None:
-    judge = RetrievalJudge.for_questions(asked)
+    judge = RetrievalJudge.for_questions(questions)
 
-    def of(retriever: str) -> str:
-        return describe_retrieval_subject(store, snapshot, asked, [retriever], 20, judge).id
+    def describe_id(retriever: str) -> str:
+        return describe_retrieval_subject(store, snapshot, questions, [retriever], 20, judge).id
 
     folder = tmp_path / "saved"
     folder.mkdir()
     (folder / "config.json").write_text("{}")
     put_model(store, folder, ModelMetadata("cross-encoder", None, {}), "ranker")
-    first = of("rerank(hnsw, model:ranker, 5)")
-    assert of("rerank(hnsw, model:ranker, 5)") == first
+    first = describe_id("rerank(hnsw, model:ranker, 5)")
+    assert describe_id("rerank(hnsw, model:ranker, 5)") == first
     put_model(store, folder, ModelMetadata("cross-encoder", None, {"second": 1}), "ranker")
-    assert of("rerank(hnsw, model:ranker, 5)") != first
+    assert describe_id("rerank(hnsw, model:ranker, 5)") != first
     cross = save_cross_encoder(tmp_path / "cross")
-    local = of(f"rerank(hnsw, {cross}, 5)")
+    local = describe_id(f"rerank(hnsw, {cross}, 5)")
     (cross / "README.md").write_text("changed")
-    assert of(f"rerank(hnsw, {cross}, 5)") != local
+    assert describe_id(f"rerank(hnsw, {cross}, 5)") != local
     with pytest.raises(StoreError, match="no model or ref 'nothing'"):
-        of("rerank(hnsw, model:nothing, 5)")
+        describe_id("rerank(hnsw, model:nothing, 5)")
 
 
-def test_a_folder_is_known_by_its_files(store: Store, snapshot: Snapshot, asked: QuestionSet, tmp_path: Path) -> None:
+def test_a_folder_is_identified_by_its_files(
+    store: Store, snapshot: Snapshot, questions: QuestionSet, tmp_path: Path
+) -> None:
     folder = tmp_path / "model"
     folder.mkdir()
     (folder / "config.json").write_text("{}")
-    first = describe_answers_subject(store, snapshot, str(folder), asked, EvaluationSettings())
+    first = describe_answers_subject(store, snapshot, str(folder), questions, EvaluationSettings())
     assert first.model.startswith("sha256:")
     assert first.stored_model is None
     (folder / "config.json").write_text("{ }")
-    assert describe_answers_subject(store, snapshot, str(folder), asked, EvaluationSettings()).model != first.model
+    assert describe_answers_subject(store, snapshot, str(folder), questions, EvaluationSettings()).model != first.model
 
 
-def test_an_endpoints_model_is_known_by_its_address_and_settings(
-    store: Store, snapshot: Snapshot, asked: QuestionSet, monkeypatch: pytest.MonkeyPatch
+def test_a_model_of_an_endpoint_is_identified_by_address_and_settings(
+    store: Store, snapshot: Snapshot, questions: QuestionSet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def of(model: str = "openai:small") -> str:
-        return describe_answers_subject(store, snapshot, model, asked, EvaluationSettings()).id
+    def describe_id(model: str = "openai:small") -> str:
+        return describe_answers_subject(store, snapshot, model, questions, EvaluationSettings()).id
 
     monkeypatch.setenv("BOOKWHEEL_LLM_BASE_URL", "http://localhost:8000/v1")
     monkeypatch.setenv("BOOKWHEEL_LLM_API_KEY", "a-key")
-    first = of()
-    assert of("openai:large") != first
+    first = describe_id()
+    assert describe_id("openai:large") != first
     monkeypatch.setenv("BOOKWHEEL_LLM_API_KEY", "another-key")
-    assert of() == first
+    assert describe_id() == first
     monkeypatch.setenv("BOOKWHEEL_LLM_CONTEXT", "4096")
-    assert of() != first
+    assert describe_id() != first
     monkeypatch.delenv("BOOKWHEEL_LLM_CONTEXT")
     monkeypatch.setenv("BOOKWHEEL_LLM_BASE_URL", "http://localhost:9000/v1")
-    assert of() != first
+    assert describe_id() != first
 
 
 def test_an_installed_measure_makes_another_evaluation(
-    store: Store, snapshot: Snapshot, asked: QuestionSet, monkeypatch: pytest.MonkeyPatch
+    store: Store, snapshot: Snapshot, questions: QuestionSet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    judge, model_settings = RetrievalJudge.for_questions(asked), EvaluationSettings()
-    without = describe_retrieval_subject(store, snapshot, asked, [], 20, judge)
-    assert "measures" not in without.settings
+    judge, model_settings = RetrievalJudge.for_questions(questions), EvaluationSettings()
+    without_measures = describe_retrieval_subject(store, snapshot, questions, [], 20, judge)
+    assert "measures" not in without_measures.settings
     monkeypatch.setattr("rag_model.evaluation.subject.list_measure_versions", lambda: {"AP": "1"})
-    first = describe_retrieval_subject(store, snapshot, asked, [], 20, judge)
-    assert first.settings == {**without.settings, "measures": {"AP": "1"}}
-    assert describe_answers_subject(store, snapshot, MODEL, asked, model_settings).settings["measures"] == {"AP": "1"}
+    first = describe_retrieval_subject(store, snapshot, questions, [], 20, judge)
+    assert first.settings == {**without_measures.settings, "measures": {"AP": "1"}}
+    answers_subject = describe_answers_subject(store, snapshot, MODEL, questions, model_settings)
+    assert answers_subject.settings["measures"] == {"AP": "1"}
     monkeypatch.setattr("rag_model.evaluation.subject.list_measure_versions", lambda: {"AP": "2"})
-    assert describe_retrieval_subject(store, snapshot, asked, [], 20, judge) != first
+    assert describe_retrieval_subject(store, snapshot, questions, [], 20, judge) != first

@@ -1,4 +1,4 @@
-"""The rule of support: gold answers first, then words and numbers."""
+"""A passage supports a statement by its gold answers, and otherwise by its words and numbers."""
 
 import pytest
 
@@ -21,12 +21,12 @@ PAGE = "Animal Farm is a beast fable by George Orwell, first published in Englan
         ("first published in England", [], True),
     ],
 )
-def test_words_decide(statement: str, golds: list[str], expected: bool) -> None:
+def test_gold_answers_words_and_numbers_decide(statement: str, golds: list[str], expected: bool) -> None:
     assert supports_statement([PAGE], statement, "What is it?", golds) is expected
 
 
 def test_texts_support_together() -> None:
-    halves = ["by George Orwell", "published in 1945"]
-    assert supports_statement(halves, "Orwell published it in 1945.")
-    assert not any(supports_statement([half], "Orwell published it in 1945.") for half in halves)
+    texts = ["by George Orwell", "published in 1945"]
+    assert supports_statement(texts, "Orwell published it in 1945.")
+    assert not any(supports_statement([text], "Orwell published it in 1945.") for text in texts)
     assert not supports_statement([], "Orwell published it in 1945.")

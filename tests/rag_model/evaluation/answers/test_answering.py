@@ -1,4 +1,4 @@
-"""Answers are made once: kept under exactly what decides them, and what a dead run made is not made again."""
+"""Answers are recorded by their inputs, so that no run generates them again, also after one that was killed."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -28,21 +28,21 @@ def condition(make_hits) -> EvalCondition:
     )
 
 
-def test_answers_are_made_once(store: Store, condition: EvalCondition) -> None:
-    first, told = LastWord(), []
-    made = AnswerCache(store, first, INPUTS)(condition, lambda done, total: told.append((done, total)))
-    assert made == produce_readings(LastWord(), condition.questions, condition.hits)
-    assert told == [(32, N), (64, N), (N, N)]
+def test_recorded_answers_are_not_generated_again(store: Store, condition: EvalCondition) -> None:
+    first_reader, progress = LastWord(), []
+    readings = AnswerCache(store, first_reader, INPUTS)(condition, lambda done, total: progress.append((done, total)))
+    assert readings == produce_readings(LastWord(), condition.questions, condition.hits)
+    assert progress == [(32, N), (64, N), (N, N)]
 
-    class Never(LastWord):
+    class FailingReader(LastWord):
         def answer_from(self, *_: object) -> list[Answer]:
             raise AssertionError("the model is not asked")
 
-    assert AnswerCache(store, Never(), INPUTS)(condition) == made
+    assert AnswerCache(store, FailingReader(), INPUTS)(condition) == readings
 
 
-class Dies(LastWord):
-    """Answers one batch."""
+class DyingReader(LastWord):
+    """Answers one batch, and then ends the run."""
 
     def answer_from(self, questions: Sequence[str], hits: Sequence[Sequence[Hit]]) -> list[Answer]:
         if self.asked:
@@ -50,43 +50,41 @@ class Dies(LastWord):
         return super().answer_from(questions, hits)
 
 
-def test_a_run_that_died_goes_on(store: Store, condition: EvalCondition) -> None:
-    dying, again = Dies(), LastWord()
+def test_a_run_continues_after_its_last_recorded_batch(store: Store, condition: EvalCondition) -> None:
+    dying_reader, reader = DyingReader(), LastWord()
     with pytest.raises(KeyboardInterrupt):
-        AnswerCache(store, dying, INPUTS)(condition)
-    AnswerCache(store, again, INPUTS)(condition)
-    assert again.asked == N - 32
+        AnswerCache(store, dying_reader, INPUTS)(condition)
+    AnswerCache(store, reader, INPUTS)(condition)
+    assert reader.asked == N - 32
 
 
-def changed_question(condition: EvalCondition) -> EvalCondition:
+def change_question(condition: EvalCondition) -> EvalCondition:
     return replace(condition, questions=(replace(condition.questions[0], text="other?"), *condition.questions[1:]))
 
 
-def changed_passage(condition: EvalCondition) -> EvalCondition:
+def change_passage(condition: EvalCondition) -> EvalCondition:
     hit = condition.hits[0][0]
-    other = replace(hit, passage=replace(hit.passage, text="other", hash="0" * 32))
-    return replace(condition, hits=((other, *condition.hits[0][1:]), *condition.hits[1:]))
+    other_hit = replace(hit, passage=replace(hit.passage, text="other", hash="0" * 32))
+    return replace(condition, hits=((other_hit, *condition.hits[0][1:]), *condition.hits[1:]))
 
 
-@pytest.mark.parametrize("change", [changed_question, changed_passage])
-def test_what_decides_an_answer_is_answered_anew_and_nothing_else(
-    store: Store, condition: EvalCondition, change
-) -> None:
+@pytest.mark.parametrize("change", [change_question, change_passage])
+def test_only_batches_with_changed_inputs_are_answered_again(store: Store, condition: EvalCondition, change) -> None:
     AnswerCache(store, LastWord(), INPUTS)(condition)
-    again = LastWord()
-    AnswerCache(store, again, INPUTS)(change(condition))
-    assert again.asked == 32  # its batch
-    other = LastWord()
-    AnswerCache(store, other, {**INPUTS, "decoding": {"beams": 4}})(condition)
-    assert other.asked == N
+    reader = LastWord()
+    AnswerCache(store, reader, INPUTS)(change(condition))
+    assert reader.asked == 32  # its batch
+    other_reader = LastWord()
+    AnswerCache(store, other_reader, {**INPUTS, "decoding": {"beams": 4}})(condition)
+    assert other_reader.asked == N
 
 
 def test_other_golds_need_no_new_answers(store: Store, condition: EvalCondition) -> None:
     AnswerCache(store, LastWord(), INPUTS)(condition)
-    again = LastWord()
+    reader = LastWord()
     golds = tuple(replace(question, answers=("y",)) for question in condition.questions)
-    AnswerCache(store, again, INPUTS)(replace(condition, name="other", questions=golds))
-    assert again.asked == 0
+    AnswerCache(store, reader, INPUTS)(replace(condition, name="other", questions=golds))
+    assert reader.asked == 0
 
 
 def test_a_damaged_record_is_named(store: Store, condition: EvalCondition, tmp_path: Path) -> None:
@@ -99,11 +97,11 @@ def test_a_damaged_record_is_named(store: Store, condition: EvalCondition, tmp_p
         AnswerCache(store, LastWord(), INPUTS)(condition)
 
 
-def test_no_question_is_no_answer(store: Store) -> None:
+def test_no_questions_give_no_answers(store: Store) -> None:
     assert AnswerCache(store, LastWord(), INPUTS)(EvalCondition("open book", 0, (), ())) == []
 
 
-def test_readings_keep_every_kind_of_text(store: Store, make_hits) -> None:
+def test_readings_keep_all_characters(store: Store, make_hits) -> None:
     text = "a\u2028b \x85 𝔘 \u0301 \x00\x1d"
     condition = EvalCondition("open book", 1, (Question("q\u2028", "?"),), (make_hits([("1", text)]),))
     (reading,) = AnswerCache(store, LastWord(), INPUTS)(condition)

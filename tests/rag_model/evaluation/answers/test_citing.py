@@ -1,4 +1,4 @@
-"""Citation recall and precision on hand-made answers, after the definitions of ALCE."""
+"""Citation recall and precision of hand-made answers are those of the definitions of ALCE."""
 
 import json
 from dataclasses import asdict, replace
@@ -12,11 +12,11 @@ from rag_model.reading.answer import Answer, ContextEntry, SupportingPassage, To
 from rag_model.retrieve.hits import Hit
 from rag_model.toml import from_table
 
-ASKED = Question("q", "When was Animal Farm published, and who wrote it?")
+QUESTION = Question("q", "When was Animal Farm published, and who wrote it?")
 
 
 @pytest.fixture
-def say(make_hits):
+def read_answer(make_hits):
     """Return a function that reads an answer to three passages of the pages 7, 8 and 9, the last two as one entry."""
     hits: tuple[Hit, ...] = make_hits(
         [("7", "published in August 1945"), ("8", "by Orwell"), ("9", "born in Motihari")]
@@ -26,15 +26,15 @@ def say(make_hits):
         ContextEntry(2, "Orwell", "", "", 2, (1, 2), "by Orwell born in Motihari"),
     )
 
-    class Says:
+    class TextReader:
         def __init__(self, text: str) -> None:
             self.text = text
 
-        def answer_from(self, questions, found) -> list[Answer]:
+        def answer_from(self, questions, passages) -> list[Answer]:
             support = tuple(SupportingPassage(hit) for hit in hits)
             return [Answer(questions[0], self.text, None, support, usage=TokenUsage(9, 3), context=context)]
 
-    return lambda text, asked=ASKED: produce_readings(Says(text), [asked], [hits])[0]
+    return lambda text, question=QUESTION: produce_readings(TextReader(text), [question], [hits])[0]
 
 
 @pytest.mark.parametrize(
@@ -49,40 +49,40 @@ def say(make_hits):
         ("August 1945 [1]. Born in Burma [2].", 0.5, 0.5),
     ],
 )
-def test_recall_and_precision(say, text: str, recall: float, precision: float) -> None:
-    found = measure_citations(ASKED, say(text))
-    assert found == {"cited": 1, "citation-recall": recall, "citation-precision": precision}
+def test_recall_and_precision(read_answer, text: str, recall: float, precision: float) -> None:
+    measures = measure_citations(QUESTION, read_answer(text))
+    assert measures == {"cited": 1, "citation-recall": recall, "citation-precision": precision}
 
 
-def test_an_answer_that_cites_nothing_has_no_precision(say) -> None:
-    assert measure_citations(ASKED, say("August 1945.")) == {"cited": 0, "citation-recall": 0}
-    assert measure_citations(ASKED, say("")) == {}
-    assert measure_citations(ASKED, replace(say("x"), context=())) == {}  # passages were not numbered
+def test_an_answer_without_citations_has_no_precision(read_answer) -> None:
+    assert measure_citations(QUESTION, read_answer("August 1945.")) == {"cited": 0, "citation-recall": 0}
+    assert measure_citations(QUESTION, read_answer("")) == {}
+    assert measure_citations(QUESTION, replace(read_answer("x"), context=())) == {}  # passages were not numbered
 
 
-def test_gold_answers_decide_where_a_statement_holds_one(say) -> None:
-    asked = replace(ASKED, answers=("Orwell",))
-    assert measure_citations(asked, say("Written in Burma by Orwell [2]."))["citation-recall"] == 1
-    assert measure_citations(asked, say("Written in August 1945 by Orwell [1]."))["citation-recall"] == 0
+def test_gold_answers_decide_if_a_statement_contains_one(read_answer) -> None:
+    question = replace(QUESTION, answers=("Orwell",))
+    assert measure_citations(question, read_answer("Written in Burma by Orwell [2]."))["citation-recall"] == 1
+    assert measure_citations(question, read_answer("Written in August 1945 by Orwell [1]."))["citation-recall"] == 0
 
 
-def test_gold_passages_and_pages_are_looked_for(say) -> None:
-    pages = replace(ASKED, evidence=(frozenset({"7", "9"}), frozenset({"5"})))
-    found = measure_citations(pages, say("August 1945 [1]. Orwell [2]."))
-    assert (found["gold-citation-precision"], found["gold-citation-recall"]) == (1, 1)
-    found = measure_citations(pages, say("August 1945 [1]."))
-    assert (found["gold-citation-precision"], found["gold-citation-recall"]) == (1, 0.5)
-    assert measure_citations(pages, say("August 1945."))["gold-citation-recall"] == 0
-    named = say("Orwell [1][2].").passages[1].id
-    found = measure_citations(replace(ASKED, passages=(named,)), say("Orwell [1][2]."))
-    assert (found["gold-citation-precision"], found["gold-citation-recall"]) == (0.5, 1)
+def test_citations_of_gold_passages_and_pages_are_measured(read_answer) -> None:
+    question = replace(QUESTION, evidence=(frozenset({"7", "9"}), frozenset({"5"})))
+    measures = measure_citations(question, read_answer("August 1945 [1]. Orwell [2]."))
+    assert (measures["gold-citation-precision"], measures["gold-citation-recall"]) == (1, 1)
+    measures = measure_citations(question, read_answer("August 1945 [1]."))
+    assert (measures["gold-citation-precision"], measures["gold-citation-recall"]) == (1, 0.5)
+    assert measure_citations(question, read_answer("August 1945."))["gold-citation-recall"] == 0
+    passage_id = read_answer("Orwell [1][2].").passages[1].id
+    measures = measure_citations(replace(QUESTION, passages=(passage_id,)), read_answer("Orwell [1][2]."))
+    assert (measures["gold-citation-precision"], measures["gold-citation-recall"]) == (0.5, 1)
 
 
-def test_an_answer_is_measured_without_its_citations(say) -> None:
-    asked = replace(ASKED, answers=("August 1945",))
-    said = say("August 1945 [1]")
-    assert said.answer == "August 1945"
-    found = score_answer(asked, said)
-    assert found.measures["EM"] == 1
-    assert estimate_measures([found, score_answer(asked, say("in 1944"))])["cited"].value == 0.5
-    assert from_table(Reading, json.loads(json.dumps(asdict(said))), "a reading") == said
+def test_an_answer_is_measured_without_its_citations(read_answer) -> None:
+    question = replace(QUESTION, answers=("August 1945",))
+    reading = read_answer("August 1945 [1]")
+    assert reading.answer == "August 1945"
+    scored_answer = score_answer(question, reading)
+    assert scored_answer.measures["EM"] == 1
+    assert estimate_measures([scored_answer, score_answer(question, read_answer("in 1944"))])["cited"].value == 0.5
+    assert from_table(Reading, json.loads(json.dumps(asdict(reading))), "a reading") == reading

@@ -1,4 +1,4 @@
-"""Whether answers agree with the passages that they were read from."""
+"""Measures of whether answers agree with the passages that were read."""
 
 from dataclasses import replace
 
@@ -9,12 +9,12 @@ from rag_model.evaluation.answers.scores import estimate_measures, measure_groun
 from rag_model.evaluation.questions import Question
 from rag_model.reading.answer import Statement
 
-ASKED = Question("q", "When was it published?", ("1945", "August 1945"))
+QUESTION = Question("q", "When was it published?", ("1945", "August 1945"))
 
 
-def reading(answer: str, *texts: str) -> Reading:
-    shown = tuple(AnswerPassage(f"{n}", f"{n}", "Title 1945", text, 1.0, None, None) for n, text in enumerate(texts))
-    return Reading("q", answer, None, shown)
+def create_reading(answer: str, *texts: str) -> Reading:
+    passages = tuple(AnswerPassage(f"{n}", f"{n}", "Title 1945", text, 1.0, None, None) for n, text in enumerate(texts))
+    return Reading("q", answer, None, passages)
 
 
 @pytest.mark.parametrize(
@@ -30,15 +30,17 @@ def reading(answer: str, *texts: str) -> Reading:
         ("1945", [], {}),  # closed book
     ],
 )
-def test_an_answer_is_looked_for_in_what_was_read(answer: str, texts: list[str], expected: dict[str, float]) -> None:
-    said = reading(answer, *texts)
-    assert measure_grounding(ASKED, said, float(answer == "1945")) == expected
-    found = score_answer(ASKED, said).measures
-    assert {name: found[name] for name in found if name not in {"EM", "F1"}} == expected
+def test_grounding_measures_compare_an_answer_with_its_passages(
+    answer: str, texts: list[str], expected: dict[str, float]
+) -> None:
+    answer_reading = create_reading(answer, *texts)
+    assert measure_grounding(QUESTION, answer_reading, float(answer == "1945")) == expected
+    measures = score_answer(QUESTION, answer_reading).measures
+    assert {name: measures[name] for name in measures if name not in {"EM", "F1"}} == expected
 
 
 @pytest.mark.parametrize(
-    ("answer", "beside", "alone", "expected"),
+    ("answer", "with_passages", "closed_book", "expected"),
     [
         ("1946", -2.0, -1.0, {"from-passages": 0, "override-live": 1}),  # from memory, over the passages
         ("1946", -1.0, -1.0, {"from-passages": 0, "override-live": 1}),
@@ -48,29 +50,29 @@ def test_an_answer_is_looked_for_in_what_was_read(answer: str, texts: list[str],
         ("1946", -1.0, None, {}),
     ],
 )
-def test_the_memory_that_answered_is_told(
-    answer: str, beside: float, alone: float | None, expected: dict[str, float]
+def test_likelihoods_show_which_memory_answered(
+    answer: str, with_passages: float, closed_book: float | None, expected: dict[str, float]
 ) -> None:
-    said = replace(reading(answer, "in 1945"), log_likelihood=beside, closed_book=alone)
-    found = measure_grounding(ASKED, said, 0.0)
-    assert {name: found[name] for name in found if name in {"from-passages", "override-live"}} == expected
-    cites = replace(said, statements=(Statement(answer, (1,)),))
-    assert not {"from-passages", "override-live"} & set(measure_grounding(ASKED, cites, 0.0))
+    answer_reading = replace(create_reading(answer, "in 1945"), log_likelihood=with_passages, closed_book=closed_book)
+    measures = measure_grounding(QUESTION, answer_reading, 0.0)
+    assert {name: measures[name] for name in measures if name in {"from-passages", "override-live"}} == expected
+    with_statements = replace(answer_reading, statements=(Statement(answer, (1,)),))
+    assert not {"from-passages", "override-live"} & set(measure_grounding(QUESTION, with_statements, 0.0))
 
 
 def test_patterns_are_searched() -> None:
-    asked = Question("q", "?", (r"19\d\d",))
-    assert score_answer(asked, reading("1946", "in 1945"), "patterns").measures == {
+    question = Question("q", "?", (r"19\d\d",))
+    assert score_answer(question, create_reading("1946", "in 1945"), "patterns").measures == {
         "EM": 1,
         "override": 0,
         "supported": 0,
     }
-    assert score_answer(asked, reading("1846", "in 1945"), "patterns").measures["override"] == 1
+    assert score_answer(question, create_reading("1846", "in 1945"), "patterns").measures["override"] == 1
 
 
-def test_each_figure_is_of_the_questions_that_it_applies_to() -> None:
-    said = [reading("1946", "in 1945"), reading("1945", "in 1945"), reading("1945", "no year")]
-    figures = estimate_measures([score_answer(ASKED, one) for one in said])
-    assert (figures["override"].value, figures["override"].n) == (0.5, 2)
-    assert (figures["EM-unheld"].value, figures["EM-unheld"].n) == (1, 1)
-    assert (figures["EM"].n, figures["supported"].n) == (3, 3)
+def test_each_measure_covers_only_questions_that_it_applies_to() -> None:
+    readings = [create_reading("1946", "in 1945"), create_reading("1945", "in 1945"), create_reading("1945", "no year")]
+    metrics = estimate_measures([score_answer(QUESTION, answer_reading) for answer_reading in readings])
+    assert (metrics["override"].value, metrics["override"].n) == (0.5, 2)
+    assert (metrics["EM-unheld"].value, metrics["EM-unheld"].n) == (1, 1)
+    assert (metrics["EM"].n, metrics["supported"].n) == (3, 3)

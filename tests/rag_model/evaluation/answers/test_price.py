@@ -1,4 +1,4 @@
-"""What answers cost, and the sentence that says whether retrieval is worth its cost."""
+"""The cost of answers, and the sentence that states whether retrieval is worth it."""
 
 import pytest
 
@@ -17,8 +17,8 @@ from rag_model.reading.answer import TokenUsage
 N = 40
 
 
-def row(
-    name: str, right: int, seconds: float = 0.25, tokens: int = 100, book: AblationResult | None = None
+def create_result(
+    name: str, right: int, seconds: float = 0.25, tokens: int = 100, open_book: AblationResult | None = None
 ) -> AblationResult:
     """Return a condition of 40 questions whose first `right` answers are right."""
     scored = tuple(
@@ -29,12 +29,12 @@ def row(
         for n in range(N)
     )
     return AblationResult(
-        name, 5, scored, estimate_measures(scored), compare_answers(scored, book.scored) if book else {}
+        name, 5, scored, estimate_measures(scored), compare_answers(scored, open_book.scored) if open_book else {}
     )
 
 
 @pytest.mark.parametrize(
-    ("closed", "verdict"),
+    ("n_closed_book", "verdict"),
     [
         (5, "retrieval is worth its cost here: EM is 0.375 higher than closed book [+"),
         (
@@ -48,17 +48,19 @@ def row(
         ),
     ],
 )
-def test_the_interval_decides(closed: int, verdict: str) -> None:
-    book = row(OPEN_BOOK, 20)
-    said = describe_retrieval_benefit(
-        [book, row(CLOSED_BOOK, closed, 0.05, 10, book)], "EM", {"question encoder": 2.0, "exact": 1.0}
+def test_the_interval_decides_whether_retrieval_is_worth_its_cost(n_closed_book: int, verdict: str) -> None:
+    open_book = create_result(OPEN_BOOK, 20)
+    sentence = describe_retrieval_benefit(
+        [open_book, create_result(CLOSED_BOOK, n_closed_book, 0.05, 10, open_book)],
+        "EM",
+        {"question encoder": 2.0, "exact": 1.0},
     )
-    assert said.startswith(verdict)
-    assert said.endswith("for 3 ms of search, 200 ms of reading and 90 tokens more per question")
+    assert sentence.startswith(verdict)
+    assert sentence.endswith("for 3 ms of search, 200 ms of reading and 90 tokens more per question")
 
 
-def test_a_search_by_words_is_compared_too() -> None:
-    book = row(OPEN_BOOK, 20)
-    rows = [book, row(CLOSED_BOOK, 5, book=book), row(BM25, 22, book=book)]
+def test_bm25_is_compared_too() -> None:
+    open_book = create_result(OPEN_BOOK, 20)
+    rows = [open_book, create_result(CLOSED_BOOK, 5, open_book=open_book), create_result(BM25, 22, open_book=open_book)]
     assert "] and 0.050 lower than with BM25 [-" in describe_retrieval_benefit(rows, "EM", {})
     assert describe_retrieval_benefit(rows[:1], "EM", {}) == ""

@@ -1,4 +1,4 @@
-"""Other retrievers and the whole corpus, over a real snapshot."""
+"""Conditions with other retrievers and with the whole corpus, on a real snapshot."""
 
 from pathlib import Path
 
@@ -34,7 +34,7 @@ from tests.fixtures.tiny import save_bert
 from tests.fixtures.tiny_snapshot import publish_tiny
 
 ARTICLES = {"Farm": "a novel by Orwell", "Nile": "it flows to the Mediterranean", "Rome": "a city on the Tiber"}
-ASKED = [
+QUESTIONS = [
     Question("a", "Who wrote the novel?", ("Orwell",)),
     Question("b", "Which city lies on the Tiber?", ("Rome",)),
     Question("c", "zzz", ("x",)),  # no passage has its word
@@ -56,71 +56,79 @@ def snapshot(store: Store, tiny: Path, tmp_path_factory: pytest.TempPathFactory)
     return publish_tiny(store, tiny, ARTICLES, tmp_path_factory.mktemp("work"), words=True)
 
 
-def test_a_snapshot_gives_what_it_has(store: Store, snapshot: Snapshot, tiny: Path) -> None:
+def test_other_retrievers_are_those_that_the_snapshot_has(store: Store, snapshot: Snapshot, tiny: Path) -> None:
     encoder = Encoder.load(tiny, "question", threads=1)
-    found = open_other_retrievers(snapshot, store, "exact", encoder)
-    assert list(found) == [BM25, FROZEN_RETRIEVER]
-    assert [hit.passage.title for hit in found[BM25].search(["Tiber"], 2)[0]] == ["Rome"]
-    assert all(hit.inner_product is not None for one in found.values() for hit in one.search(["novel"], 1)[0])
+    retrievers = open_other_retrievers(snapshot, store, "exact", encoder)
+    assert list(retrievers) == [BM25, FROZEN_RETRIEVER]
+    assert [hit.passage.title for hit in retrievers[BM25].search(["Tiber"], 2)[0]] == ["Rome"]
+    assert all(
+        hit.inner_product is not None for retriever in retrievers.values() for hit in retriever.search(["novel"], 1)[0]
+    )
     assert list(open_other_retrievers(snapshot, store, "bm25", None)) == []  # its own, and passages are not weighed
     assert list(open_other_retrievers(snapshot, store, None, None)) == [BM25]
 
 
-def test_a_corpus_that_fits_into_a_prompt_is_read_whole(store: Store, snapshot: Snapshot) -> None:
+def test_a_corpus_that_fits_into_a_prompt_is_read_as_a_whole(store: Store, snapshot: Snapshot) -> None:
     retriever = open_retriever(snapshot, "bm25")
-    questions = [one.text for one in ASKED]
+    questions = [question.text for question in QUESTIONS]
     hits = list_whole_corpus(ConcatReader(retriever, Quoting()), retriever, questions)
     assert [hit.passage.title for hit in hits] == list(ARTICLES)
     assert list_whole_corpus(ConcatReader(retriever, Quoting(max_prompt_tokens=40)), retriever, questions) == []
 
 
-def test_the_reader_of_one_prompt_reads_the_corpus_whole_whichever_place_it_has(
-    store: Store, snapshot: Snapshot
-) -> None:
+def test_only_a_reader_with_one_prompt_reads_the_whole_corpus(store: Store, snapshot: Snapshot) -> None:
     retriever = open_retriever(snapshot, "bm25")
-    questions = [one.text for one in ASKED]
-    last = ConcatReader(retriever, Quoting())
-    first = AbstainingReader(last, Threshold("retrieval", 0.0))  # reads no prompt of its own
-    whole = prepare_whole_corpus({"marginal": first, "concat": last}, retriever, questions)
-    assert (whole.reader, len(whole.hits), whole.missing) == ("concat", snapshot.n, "")
-    by_first = AnswerCache(store, first, {"test": "places", "place": 0})
-    by_last = AnswerCache(store, last, {"test": "places", "place": 1})
+    questions = [question.text for question in QUESTIONS]
+    concat_reader = ConcatReader(retriever, Quoting())
+    abstaining = AbstainingReader(concat_reader, Threshold("retrieval", 0.0))  # reads no prompt of its own
+    whole_corpus = prepare_whole_corpus({"marginal": abstaining, "concat": concat_reader}, retriever, questions)
+    assert (whole_corpus.reader, len(whole_corpus.hits), whole_corpus.missing) == ("concat", snapshot.n, "")
+    first_cache = AnswerCache(store, abstaining, {"test": "places", "place": 0})
+    last_cache = AnswerCache(store, concat_reader, {"test": "places", "place": 1})
     settings = EvaluationSettings(ablations=AblationSettings(sweep=(2,)), depth=3)
-    asked = QuestionSet(tuple(ASKED))
-    seen = AnswerEvaluation(
-        retriever, by_first, asked, 1, snapshot.n, settings, {"concat": by_last}, whole_corpus=whole
+    question_set = QuestionSet(tuple(QUESTIONS))
+    evaluation = AnswerEvaluation(
+        retriever, first_cache, question_set, 1, snapshot.n, settings, {"concat": last_cache}, whole_corpus=whole_corpus
     )
-    seen.retrieve()
-    (read,) = (one for one in seen.list_conditions() if WHOLE_CORPUS in one.name)
-    assert (read.name, read.reader, read.k) == ("concat, whole corpus", "concat", snapshot.n)
-    assert seen.notes[0].endswith("the others (concat) answer the open book, and concat the whole corpus too")
-    assert prepare_whole_corpus({"marginal": first}, retriever, questions).missing.endswith("add --reader concat")
-    narrow = ConcatReader(retriever, Quoting(max_prompt_tokens=40))
-    assert prepare_whole_corpus({"concat": narrow}, retriever, questions).missing.endswith(
+    evaluation.retrieve()
+    (condition,) = (condition for condition in evaluation.list_conditions() if WHOLE_CORPUS in condition.name)
+    assert (condition.name, condition.reader, condition.k) == ("concat, whole corpus", "concat", snapshot.n)
+    assert evaluation.notes[0].endswith("the others (concat) answer the open book, and concat the whole corpus too")
+    assert prepare_whole_corpus({"marginal": abstaining}, retriever, questions).missing.endswith("add --reader concat")
+    narrow_reader = ConcatReader(retriever, Quoting(max_prompt_tokens=40))
+    assert prepare_whole_corpus({"concat": narrow_reader}, retriever, questions).missing.endswith(
         "do not fit into a prompt of concat"
     )
 
 
-def test_every_condition_is_measured_and_priced(store: Store, snapshot: Snapshot) -> None:
+def test_every_condition_has_metrics_and_costs(store: Store, snapshot: Snapshot) -> None:
     retriever = open_retriever(snapshot, "bm25(k1=1.2)")
     reader = ConcatReader(retriever, Quoting())
-    answering = AnswerCache(store, reader, {"test": "rivals"})
-    whole = prepare_whole_corpus({"concat": reader}, retriever, [one.text for one in ASKED])
-    others = open_other_retrievers(snapshot, store, "bm25(k1=1.2)", None)
+    answer_cache = AnswerCache(store, reader, {"test": "rivals"})
+    whole_corpus = prepare_whole_corpus({"concat": reader}, retriever, [question.text for question in QUESTIONS])
+    other_retrievers = open_other_retrievers(snapshot, store, "bm25(k1=1.2)", None)
     settings = EvaluationSettings(ablations=AblationSettings(sweep=(2,)), depth=3)
-    seen = AnswerEvaluation(
-        retriever, answering, QuestionSet(tuple(ASKED)), 1, snapshot.n, settings, None, others, whole
+    evaluation = AnswerEvaluation(
+        retriever,
+        answer_cache,
+        QuestionSet(tuple(QUESTIONS)),
+        1,
+        snapshot.n,
+        settings,
+        None,
+        other_retrievers,
+        whole_corpus,
     )
-    seen.retrieve()
-    for condition in seen.list_conditions():
-        seen.answer_condition(condition)
-    rows = {row.name: row for row in seen.results}
+    evaluation.retrieve()
+    for condition in evaluation.list_conditions():
+        evaluation.answer_condition(condition)
+    rows = {row.name: row for row in evaluation.results}
     assert {OPEN_BOOK, CLOSED_BOOK, GOLD_PASSAGE, SHUFFLED_PASSAGES, BM25, WHOLE_CORPUS} <= set(rows)
     assert rows[OPEN_BOOK].metrics["EM"].value == rows[BM25].metrics["EM"].value == pytest.approx(1 / 3)
     assert rows[WHOLE_CORPUS].k == snapshot.n
     assert rows[WHOLE_CORPUS].metrics["citation-precision"].value == pytest.approx(1)  # it says what the entry says
     cited = rows[OPEN_BOOK].metrics["cited"]
     assert (cited.value, cited.n) == (1, 2)  # of the third question nothing was found, and it alone is closed book
-    assert list(seen.search_milliseconds) == ["bm25(k1=1.2)", "reading of passages"]
-    assert "EM is 0.000 higher than closed book" in seen.retrieval_worth
-    assert seen.retrieval_worth.endswith("tokens more per question")
+    assert list(evaluation.search_milliseconds) == ["bm25(k1=1.2)", "reading of passages"]
+    assert "EM is 0.000 higher than closed book" in evaluation.retrieval_worth
+    assert evaluation.retrieval_worth.endswith("tokens more per question")

@@ -1,4 +1,4 @@
-"""Answer measures against restated formulas, sacrebleu and rouge-score."""
+"""Answer measures agree with their formulas, sacrebleu and rouge-score."""
 
 import re
 import statistics
@@ -38,39 +38,41 @@ TEXTS = st.one_of(
 GOLDS = st.lists(TEXTS, min_size=1, max_size=3)
 
 
-# SQuAD's evaluate-v2.0.py, re-stated step by step.
+# The steps of SQuAD's evaluate-v2.0.py.
 def squad_normalise(text: str) -> str:
     lowered = text.lower()
     bare = "".join(char for char in lowered if char not in set(string.punctuation))
-    without = re.sub(re.compile(r"\b(a|an|the)\b", re.UNICODE), " ", bare)
-    return " ".join(without.split())
+    without_articles = re.sub(re.compile(r"\b(a|an|the)\b", re.UNICODE), " ", bare)
+    return " ".join(without_articles.split())
 
 
-def squad_f1(gold: str, said: str) -> float:
-    gold_tokens, said_tokens = squad_normalise(gold).split(), squad_normalise(said).split()
-    common = Counter(gold_tokens) & Counter(said_tokens)
-    same = sum(common.values())
-    if len(gold_tokens) == 0 or len(said_tokens) == 0:
-        return float(gold_tokens == said_tokens)
-    if same == 0:
+def squad_f1(gold: str, prediction: str) -> float:
+    gold_tokens, predicted_tokens = squad_normalise(gold).split(), squad_normalise(prediction).split()
+    common = Counter(gold_tokens) & Counter(predicted_tokens)
+    n_common = sum(common.values())
+    if len(gold_tokens) == 0 or len(predicted_tokens) == 0:
+        return float(gold_tokens == predicted_tokens)
+    if n_common == 0:
         return 0.0
-    precision, recall = same / len(said_tokens), same / len(gold_tokens)
+    precision, recall = n_common / len(predicted_tokens), n_common / len(gold_tokens)
     return 2 * precision * recall / (precision + recall)
 
 
 @given(TEXTS, GOLDS)
-def test_exact_match_and_f1_are_squads(said: str, golds: list[str]) -> None:
-    assert normalise(said) == squad_normalise(said)
-    assert exact_match(said, golds) == max(float(squad_normalise(said) == squad_normalise(gold)) for gold in golds)
-    assert token_f1(said, golds) == pytest.approx(max(squad_f1(gold, said) for gold in golds))
-    assert exact_match(said, golds) <= token_f1(said, golds) <= 1
+def test_exact_match_and_f1_are_those_of_squad(prediction: str, golds: list[str]) -> None:
+    assert normalise(prediction) == squad_normalise(prediction)
+    assert exact_match(prediction, golds) == max(
+        float(squad_normalise(prediction) == squad_normalise(gold)) for gold in golds
+    )
+    assert token_f1(prediction, golds) == pytest.approx(max(squad_f1(gold, prediction) for gold in golds))
+    assert exact_match(prediction, golds) <= token_f1(prediction, golds) <= 1
 
 
-def test_words_count_as_often_as_they_are_said() -> None:
+def test_repeated_words_count_each_time() -> None:
     assert token_f1("cat cat cat", ["cat dog"]) == pytest.approx(2 * (1 / 3) * (1 / 2) / (1 / 3 + 1 / 2))
 
 
-def test_without_golds_nothing_is_right() -> None:
+def test_measures_without_gold_answers_are_0() -> None:
     assert (exact_match("x", []), token_f1("x", []), rouge_l("x", [])) == (0, 0, 0)
     assert bleu(bleu_counts("x", [])) == 0
 
@@ -84,11 +86,11 @@ def test_labels() -> None:
 
 
 @given(TEXTS, GOLDS)
-def test_rouge_is_rouge_scores(said: str, golds: list[str]) -> None:
+def test_rouge_l_is_that_of_rouge_score(prediction: str, golds: list[str]) -> None:
     from rouge_score.rouge_scorer import RougeScorer  # noqa: PLC0415 - takes half a second
 
-    expected = RougeScorer(["rougeL"]).score_multi(golds, said)["rougeL"].fmeasure
-    assert rouge_l(said, golds) == pytest.approx(expected)
+    expected = RougeScorer(["rougeL"]).score_multi(golds, prediction)["rougeL"].fmeasure
+    assert rouge_l(prediction, golds) == pytest.approx(expected)
 
 
 WORDS = ["the", "cat", "sat", "on", "a", "mat", ",", "and", "slept", ".", "The", "dog"]
@@ -97,50 +99,50 @@ PHRASES = st.lists(st.sampled_from(WORDS), max_size=9).map(" ".join)
 
 @pytest.mark.parametrize("order", [1, 4])
 @given(pairs=st.lists(st.tuples(PHRASES, st.lists(PHRASES, min_size=1, max_size=3)), min_size=1, max_size=4))
-def test_bleu_of_a_set_is_sacrebleus(order: int, pairs: list[tuple[str, list[str]]]) -> None:
+def test_bleu_of_a_set_is_that_of_sacrebleu(order: int, pairs: list[tuple[str, list[str]]]) -> None:
     from sacrebleu.metrics import BLEU  # noqa: PLC0415 - takes a fourth of a second
 
     widest = max(len(golds) for _, golds in pairs)
     streams = [[golds[n] if n < len(golds) else None for _, golds in pairs] for n in range(widest)]
-    expected = BLEU(max_ngram_order=order).corpus_score([said for said, _ in pairs], streams).score / 100
-    counts = np.sum([bleu_counts(said, golds, order) for said, golds in pairs], axis=0)
+    expected = BLEU(max_ngram_order=order).corpus_score([prediction for prediction, _ in pairs], streams).score / 100
+    counts = np.sum([bleu_counts(prediction, golds, order) for prediction, golds in pairs], axis=0)
     assert bleu(counts) == pytest.approx(expected)
 
 
 GOLD = "Which city is the capital of France and lies on the Seine?"
 
 
-def harmonic(precision: float, recall: float) -> float:
+def compute_harmonic_mean(precision: float, recall: float) -> float:
     return 2 * precision * recall / (precision + recall) if precision + recall else 0.0
 
 
 def test_q_bleu_is_its_equation() -> None:
     """Kinds are sorted by hand: entities, question words, content, function words."""
-    said = "Which river is in the capital of Peru?"
-    entities = harmonic(0 / 1, 0 / 2)  # peru; france, seine
-    question = harmonic(1 / 2, 1 / 2)  # which river; which city
-    content = harmonic(1 / 1, 1 / 2)  # capital; capital, lies
-    function = harmonic(3 / 4, 3 / 6)  # is in the of; is the of and on the
+    prediction = "Which river is in the capital of Peru?"
+    entities = compute_harmonic_mean(0 / 1, 0 / 2)  # peru; france, seine
+    question = compute_harmonic_mean(1 / 2, 1 / 2)  # which river; which city
+    content = compute_harmonic_mean(1 / 1, 1 / 2)  # capital; capital, lies
+    function = compute_harmonic_mean(3 / 4, 3 / 6)  # is in the of; is the of and on the
     bleu = 5 / 8 * 2.718281828459045 ** (1 - 12 / 8)  # which is the capital of
     expected = 0.7 * (0.6 * entities + 0.2 * question + 0.1 * content + 0.1 * function) + 0.3 * bleu
-    assert q_bleu(said, [GOLD]) == pytest.approx(expected)
+    assert q_bleu(prediction, [GOLD]) == pytest.approx(expected)
 
 
 def test_q_bleu_of_a_lost_name_is_less_than_of_a_lost_function_word() -> None:
-    nameless = q_bleu("Which city is the capital of and lies on the?", [GOLD])
-    terse = q_bleu("Which city is capital France lies on Seine?", [GOLD])
-    assert terse > nameless
+    without_name = q_bleu("Which city is the capital of and lies on the?", [GOLD])
+    without_function_words = q_bleu("Which city is capital France lies on Seine?", [GOLD])
+    assert without_function_words > without_name
     assert q_bleu(GOLD, ["x", GOLD]) == pytest.approx(1)
     assert q_bleu("", [GOLD]) == q_bleu(GOLD, []) == 0
     assert q_bleu(GOLD, [GOLD], QBleuWeights(delta=0.0)) == pytest.approx(1)  # BLEU-1 alone
 
 
 def test_clues_are_measured_by_q_bleu() -> None:
-    asked = Question("h", "Hemingway", ("The Sun Also Rises is a novel by this author of A Farewell to Arms",))
-    said = Reading("h", "This author wrote The Sun Also Rises", None, ())
-    figures = estimate_measures([score_answer(asked, said, "clues")], "clues")
-    assert figures["Q-BLEU-1"].value == pytest.approx(q_bleu(said.answer, asked.answers))
-    assert {"BLEU-1", "distinct-3", "gold-distinct-3"} <= set(figures)
+    question = Question("h", "Hemingway", ("The Sun Also Rises is a novel by this author of A Farewell to Arms",))
+    reading = Reading("h", "This author wrote The Sun Also Rises", None, ())
+    metrics = estimate_measures([score_answer(question, reading, "clues")], "clues")
+    assert metrics["Q-BLEU-1"].value == pytest.approx(q_bleu(reading.answer, question.answers))
+    assert {"BLEU-1", "distinct-3", "gold-distinct-3"} <= set(metrics)
 
 
 QUESTIONS = [
@@ -152,7 +154,7 @@ QUESTIONS = [
 ]
 
 
-def ratio(texts: list[str], order: int) -> float:
+def compute_ratio(texts: list[str], order: int) -> float:
     grams = [
         tuple(words[start : start + order])
         for words in (text.lower().split() for text in texts)
@@ -163,17 +165,19 @@ def ratio(texts: list[str], order: int) -> float:
 
 @pytest.mark.parametrize("order", [1, 2, 3])
 def test_distinct_ngrams_and_their_jackknife_are_counted_one_by_one(order: int) -> None:
-    found = distinct_ngram_ratio(QUESTIONS, order)
-    assert found is not None
-    assert found.value == pytest.approx(ratio(QUESTIONS, order))
-    without = [ratio([*QUESTIONS[:n], *QUESTIONS[n + 1 :]], order) for n in range(len(QUESTIONS))]
+    estimate = distinct_ngram_ratio(QUESTIONS, order)
+    assert estimate is not None
+    assert estimate.value == pytest.approx(compute_ratio(QUESTIONS, order))
+    without = [compute_ratio([*QUESTIONS[:n], *QUESTIONS[n + 1 :]], order) for n in range(len(QUESTIONS))]
     width = 1.959964 * ((len(QUESTIONS) - 1) * statistics.pvariance(without)) ** 0.5
-    assert (found.low, found.high) == pytest.approx((max(0, found.value - width), min(1, found.value + width)))
-    assert found.n == len(QUESTIONS)
+    assert (estimate.low, estimate.high) == pytest.approx(
+        (max(0, estimate.value - width), min(1, estimate.value + width))
+    )
+    assert estimate.n == len(QUESTIONS)
 
 
 def test_texts_without_a_trigram_have_no_ratio_of_distinct_ones() -> None:
     assert distinct_ngram_ratio(["a king", ""]) is None
-    alone = distinct_ngram_ratio(["one two three four"])
-    assert alone is not None
-    assert (alone.low, alone.value, alone.high) == (1, 1, 1)
+    single = distinct_ngram_ratio(["one two three four"])
+    assert single is not None
+    assert (single.low, single.value, single.high) == (1, 1, 1)

@@ -1,4 +1,4 @@
-"""KILT's provenance scores against its evaluation script's rules, re-stated, and its files."""
+"""Provenance scores agree with the rules of KILT's evaluation script, and KILT's files are read."""
 
 import json
 from pathlib import Path
@@ -19,53 +19,53 @@ EVIDENCE = st.lists(st.frozensets(st.sampled_from("123456"), min_size=1, max_siz
 
 def kilt_r_precision(ranked: list[str], evidence: list[frozenset[str]]) -> float:
     best = 0.0
-    for wanted in evidence:
-        first: list[str] = []
+    for gold_pages in evidence:
+        distinct_pages: list[str] = []
         for page in ranked:
-            if page not in first:
-                first.append(page)
-                if len(first) == len(wanted):
+            if page not in distinct_pages:
+                distinct_pages.append(page)
+                if len(distinct_pages) == len(gold_pages):
                     break
-        best = max(best, sum(page in wanted for page in first) / len(wanted))
+        best = max(best, sum(page in gold_pages for page in distinct_pages) / len(gold_pages))
     return best
 
 
 def kilt_recall(ranked: list[str], evidence: list[frozenset[str]], k: int) -> float:
-    """Go through the ranking as the script does: names for incomplete sets, moved back page by page."""
+    """Walk through the ranking as the script does, and move the name of an incomplete set to its last page."""
     sets: list[set[str]] = []
-    for wanted in evidence:
-        if wanted not in sets:
-            sets.append(set(wanted))
-    total, places = len(sets), []
+    for gold_pages in evidence:
+        if gold_pages not in sets:
+            sets.append(set(gold_pages))
+    total, ranks = len(sets), []
     for page in dict.fromkeys(ranked):
-        hit = False
-        for number, left in enumerate(sets):
+        is_hit = False
+        for number, remaining in enumerate(sets):
             name = f"set {number}"
-            if page in left:
-                hit = True
-                if name in places:
-                    places.remove(name)
-                left.remove(page)
-                places.append(name if left else "complete")
-        if not hit:
-            places.append("wrong")
-    return places[:k].count("complete") / total
+            if page in remaining:
+                is_hit = True
+                if name in ranks:
+                    ranks.remove(name)
+                remaining.remove(page)
+                ranks.append(name if remaining else "complete")
+        if not is_hit:
+            ranks.append("wrong")
+    return ranks[:k].count("complete") / total
 
 
 @given(PAGES, EVIDENCE, st.integers(1, 6))
-def test_provenance_scores_are_kilts(ranked: list[str], evidence: list[frozenset[str]], k: int) -> None:
+def test_provenance_scores_are_those_of_kilt(ranked: list[str], evidence: list[frozenset[str]], k: int) -> None:
     assert r_precision(ranked, evidence) == pytest.approx(kilt_r_precision(ranked, evidence))
     assert recall_at(ranked, evidence, k) == pytest.approx(kilt_recall(ranked, evidence, k))
 
 
-def test_an_evidence_set_takes_the_place_of_its_last_page() -> None:
+def test_an_evidence_set_has_the_rank_of_its_last_page() -> None:
     both = [frozenset({"1", "2"})]
     assert [recall_at(["1", "9", "2"], both, k) for k in (1, 2, 3)] == [0, 1, 1]  # "1" leaves its place
     assert [recall_at(["9", "1", "2"], both, k) for k in (1, 2)] == [0, 1]
     assert r_precision(["1", "1", "2"], both) == 1  # two passages of a page are one page
 
 
-def test_without_evidence_nothing_is_found() -> None:
+def test_scores_without_evidence_are_0() -> None:
     assert (r_precision(["1"], []), recall_at(["1"], [], 5)) == (0, 0)
     assert (r_precision([], [frozenset("1")]), recall_at([], [frozenset("1")], 5)) == (0, 0)
     assert list_distinct_pages(["2", "1", "2"]) == ["2", "1"]
@@ -100,7 +100,7 @@ def test_a_test_file_of_kilt_has_no_outputs(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("outputs", [5, [5], [{"provenance": [{"title": "X"}]}], [{"answer": 5}], [{"answer": ["x"]}]])
-def test_outputs_that_are_not_kilts_are_named(outputs: Any, tmp_path: Path) -> None:
+def test_malformed_outputs_are_named(outputs: Any, tmp_path: Path) -> None:
     path = tmp_path / "kilt.jsonl"
     path.write_text(line([]) + line(outputs, id="q2"))
     with pytest.raises(InputError, match=r"kilt\.jsonl, line 2"):

@@ -1,4 +1,4 @@
-"""Every registered measure, built in or of an installed package, keeps the rules of `docs/extend/measure.md`."""
+"""Built-in and installed measures keep the rules of `docs/extend/measure.md`."""
 
 import math
 import shutil
@@ -51,7 +51,7 @@ GOLDS: dict[AnswerKind, st.SearchStrategy[str]] = {
 }
 
 
-def forget() -> None:
+def clear_caches() -> None:
     """Look for installed measures again."""
     load_measures.cache_clear()
     list_answer_functions.cache_clear()
@@ -59,10 +59,10 @@ def forget() -> None:
 
 def install(folder: Path, entry_points: str) -> None:
     """Install the file of the example, with its entry points, into a folder of the import path."""
-    about = folder / "average_precision-1.0.dist-info"
-    about.mkdir()
-    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: average_precision\nVersion: 1.0\n")
-    (about / "entry_points.txt").write_text(f"[bookwheel.measures]\n{entry_points}\n")
+    metadata_folder = folder / "average_precision-1.0.dist-info"
+    metadata_folder.mkdir()
+    (metadata_folder / "METADATA").write_text("Metadata-Version: 2.1\nName: average_precision\nVersion: 1.0\n")
+    (metadata_folder / "entry_points.txt").write_text(f"[bookwheel.measures]\n{entry_points}\n")
     shutil.copy(average_precision.__file__, folder)
 
 
@@ -71,10 +71,10 @@ def import_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pat
     """An empty folder of the import path, whose measures are forgotten at the end."""
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(MEASURES, "_loaded", {})
-    forget()
+    clear_caches()
     yield tmp_path
     sys.modules.pop("average_precision", None)
-    forget()
+    clear_caches()
 
 
 @pytest.fixture
@@ -120,11 +120,11 @@ def check_corpus_measure(measure: CorpusMeasure, predictions: Sequence[str], gol
         check_values([estimate.low, estimate.value, estimate.high], 3)
 
 
-def measures_of(kind: type) -> dict[str, object]:
+def select_measures(kind: type) -> dict[str, object]:
     return {name: measure for name, measure in load_measures().items() if isinstance(measure, kind)}
 
 
-@pytest.mark.parametrize("name", [*measures_of(RankingMeasure), "AP"])
+@pytest.mark.parametrize("name", [*select_measures(RankingMeasure), "AP"])
 @settings(max_examples=30, deadline=None)
 @given(rankings=st.lists(RANKINGS, min_size=1, max_size=5), cutoff=st.integers(1, 10))
 def test_a_ranking_measure_keeps_the_rules(name: str, rankings: list[Ranking], cutoff: int) -> None:
@@ -151,7 +151,7 @@ def test_an_answer_measure_keeps_the_rules(name: str, kind: AnswerKind, data: st
     check_answer_measure(measure, kind, prediction, golds)
 
 
-@pytest.mark.parametrize("name", measures_of(CorpusMeasure))
+@pytest.mark.parametrize("name", select_measures(CorpusMeasure))
 @settings(max_examples=15, deadline=None)
 @given(answers=st.lists(st.tuples(TEXTS, st.lists(TEXTS, max_size=2)), min_size=1, max_size=4))
 def test_a_corpus_measure_keeps_the_rules(name: str, answers: list[tuple[str, list[str]]]) -> None:
@@ -173,7 +173,9 @@ def test_a_search_has_every_cutoff_that_reports_list(judged_by: JudgedBy) -> Non
 def test_success_and_rr_are_those_of_ir_measures(rankings: list[Ranking], cutoff: int) -> None:
     package = pytest.importorskip("ir_measures")
     qrels = {str(i): dict(ranking.grades) for i, ranking in enumerate(rankings)}
-    run = {str(i): {name: -float(at) for at, name in enumerate(ranking.results)} for i, ranking in enumerate(rankings)}
+    run = {
+        str(i): {name: -float(rank) for rank, name in enumerate(ranking.results)} for i, ranking in enumerate(rankings)
+    }
     for name in ("Success", "RR"):
         measure = load_measures()[name]
         assert isinstance(measure, RankingMeasure)
@@ -213,7 +215,7 @@ def test_without_packages_the_identity_names_no_measure() -> None:
 
 
 @pytest.mark.parametrize(
-    ("entry_point", "says"),
+    ("entry_point", "message"),
     [
         ("AP = average_precision:average_precision", r"package average_precision 1.0\) is function: register a Rank"),
         (
@@ -223,9 +225,9 @@ def test_without_packages_the_identity_names_no_measure() -> None:
         ("AP = average_precision:NOTHING", "measure 'AP' .* cannot be imported"),
     ],
 )
-def test_a_broken_package_is_named(import_path: Path, entry_point: str, says: str) -> None:
+def test_a_broken_package_is_named(import_path: Path, entry_point: str, message: str) -> None:
     install(import_path, entry_point)
-    with pytest.raises(InputError, match=says):
+    with pytest.raises(InputError, match=message):
         load_measures()
 
 
@@ -238,7 +240,7 @@ def fail(*_):
 
 BROKEN = {measure}
 """
-NAMED = r"^measure 'Broken' \(broken_measure:BROKEN of the package broken-measure 2.1\) "
+NAMES_PLUGIN = r"^measure 'Broken' \(broken_measure:BROKEN of the package broken-measure 2.1\) "
 HITS = [("9", "a"), ("1", "b"), ("1", "c"), ("2", "d")]
 
 
@@ -247,10 +249,10 @@ def install_broken(import_path: Path) -> Iterator[Callable[[str], None]]:
     """Install a package whose measure `Broken` is an expression."""
 
     def install_measure(measure: str) -> None:
-        about = import_path / "broken_measure-2.1.dist-info"
-        about.mkdir()
-        (about / "METADATA").write_text("Metadata-Version: 2.1\nName: broken-measure\nVersion: 2.1\n")
-        (about / "entry_points.txt").write_text("[bookwheel.measures]\nBroken = broken_measure:BROKEN\n")
+        metadata_folder = import_path / "broken_measure-2.1.dist-info"
+        metadata_folder.mkdir()
+        (metadata_folder / "METADATA").write_text("Metadata-Version: 2.1\nName: broken-measure\nVersion: 2.1\n")
+        (metadata_folder / "entry_points.txt").write_text("[bookwheel.measures]\nBroken = broken_measure:BROKEN\n")
         (import_path / "broken_measure.py").write_text(BROKEN.replace("{measure}", measure))
 
     yield install_measure
@@ -258,7 +260,7 @@ def install_broken(import_path: Path) -> Iterator[Callable[[str], None]]:
 
 
 @pytest.mark.parametrize(
-    ("measure", "says"),
+    ("measure", "message"),
     [
         ("RankingMeasure(lambda r, k: [0.5] * len(r), version=3)", 'has the version 3: use text such as "1"'),
         ("RankingMeasure(lambda r, k: [0.5] * len(r), version=object())", "has the version <object"),
@@ -276,16 +278,16 @@ def install_broken(import_path: Path) -> Iterator[Callable[[str], None]]:
     ],
 )
 def test_an_installed_measure_with_a_wrong_member_is_named(
-    install_broken: Callable[[str], None], measure: str, says: str
+    install_broken: Callable[[str], None], measure: str, message: str
 ) -> None:
     install_broken(measure)
-    with pytest.raises(InputError, match=NAMED + says) as caught:
+    with pytest.raises(InputError, match=NAMES_PLUGIN + message) as error:
         load_measures()
-    assert caught.value.exit_code == 1
+    assert error.value.exit_code == 1
 
 
 @pytest.mark.parametrize(
-    ("compute", "says"),
+    ("compute", "message"),
     [
         ("fail", r"fails \(KeyError: 'secret'\): repair or uninstall its package"),
         ("lambda rankings, cutoff: [0.5]", "returned 1 values for 2 rankings: return one number for each"),
@@ -300,41 +302,43 @@ def test_an_installed_measure_with_a_wrong_member_is_named(
     ],
 )
 def test_wrong_values_of_an_installed_measure_are_refused(
-    install_broken: Callable[[str], None], compute: str, says: str, make_hits: Any
+    install_broken: Callable[[str], None], compute: str, message: str, make_hits: Any
 ) -> None:
     install_broken(f"RankingMeasure({compute}, lambda depth, judged_by: [depth])")
     question = Question("q", "Q", ("b",), passages=("1-2",))
     judge = RetrievalJudge.for_questions(QuestionSet((question,)))
-    with pytest.raises(InputError, match=NAMED + says) as caught:
+    with pytest.raises(InputError, match=NAMES_PLUGIN + message) as error:
         judge.compute_means([match_hits(question, make_hits(HITS))] * 2, 4)
-    assert caught.value.exit_code == 1
+    assert error.value.exit_code == 1
 
 
 @pytest.mark.parametrize("cutoffs", ["None", "[0]", "[5]", "[2.0]", "'4'", "[True]", "4"])
 def test_wrong_cutoffs_of_an_installed_measure_are_refused(install_broken: Callable[[str], None], cutoffs: str) -> None:
     install_broken(f"RankingMeasure(fail, lambda depth, judged_by: {cutoffs})")
-    with pytest.raises(InputError, match=NAMED + "(reports the cutoffs .* of a search of depth 4|fails .*instead of)"):
+    with pytest.raises(
+        InputError, match=NAMES_PLUGIN + "(reports the cutoffs .* of a search of depth 4|fails .*instead of)"
+    ):
         RetrievalJudge("passages").list_measures(4)
 
 
 @pytest.mark.parametrize("value", ["2", "float('inf')", "'0.5'", "[0.5]"])
 def test_wrong_values_of_an_answer_are_refused(install_broken: Callable[[str], None], value: str) -> None:
     install_broken(f"AnswerMeasure({{'spans': lambda prediction, golds: {value}}})")
-    with pytest.raises(InputError, match=NAMED + "returned .*: return numbers from 0 to 1"):
+    with pytest.raises(InputError, match=NAMES_PLUGIN + "returned .*: return numbers from 0 to 1"):
         score_answer(Question("q", "Q", ("Paris",)), Reading("q", "Parma", None, ()))
 
 
 @pytest.mark.parametrize(
-    ("value", "says"),
+    ("value", "message"),
     [
         ("0.5", "returned 0.5: return an Estimate, or None"),
         ("Estimate(1.2, 1.1, 1.3, 4)", "returned 1.2: return numbers"),
     ],
 )
-def test_wrong_values_of_a_corpus_are_refused(install_broken: Callable[[str], None], value: str, says: str) -> None:
+def test_wrong_values_of_a_corpus_are_refused(install_broken: Callable[[str], None], value: str, message: str) -> None:
     install_broken(f"CorpusMeasure(('spans',), lambda predictions, golds, resampling: {value})")
     scored = score_answer(Question("q", "Q", ("Paris",)), Reading("q", "Parma", None, ()))
-    with pytest.raises(InputError, match=NAMED + says):
+    with pytest.raises(InputError, match=NAMES_PLUGIN + message):
         estimate_measures([scored])
 
 

@@ -1,4 +1,4 @@
-"""Measures of spans are those of sets of characters, and repeated reading counts once as a match."""
+"""Measures of spans are those of sets of characters, and a character that is read twice matches once."""
 
 from itertools import pairwise
 
@@ -9,26 +9,29 @@ from hypothesis import strategies as st
 from tests.benchmarks.span_measures import Span, count_shared, measure_spans, merge_spans
 
 SPANS = st.lists(
-    st.tuples(st.integers(0, 30), st.integers(0, 8)).map(lambda one: (one[0], one[0] + one[1])), max_size=6
+    st.tuples(st.integers(0, 30), st.integers(0, 8)).map(
+        lambda start_and_length: (start_and_length[0], start_and_length[0] + start_and_length[1])
+    ),
+    max_size=6,
 )
 
 
-def characters(spans: list[Span]) -> set[int]:
-    return {at for start, end in spans for at in range(start, end)}
+def list_characters(spans: list[Span]) -> set[int]:
+    return {position for start, end in spans for position in range(start, end)}
 
 
 @given(SPANS, SPANS)
-def test_as_sets_of_characters(read: list[Span], wanted: list[Span]) -> None:
-    joined = merge_spans(read)
-    assert characters(joined) == characters(read)
-    assert all(one[1] < other[0] for one, other in pairwise(joined))
-    found = len(characters(read) & characters(wanted))
-    assert count_shared(read, wanted) == found
-    measured = measure_spans(read, wanted)
-    every, answer = sum(end - start for start, end in read), len(characters(wanted))
-    assert measured.recall == (found / answer if answer else 1.0)
-    assert measured.precision == (found / every if every else 0.0)
-    assert measured.iou == pytest.approx(found / max(1, every + answer - found))
+def test_measures_of_spans_are_those_of_sets_of_characters(read: list[Span], wanted: list[Span]) -> None:
+    merged = merge_spans(read)
+    assert list_characters(merged) == list_characters(read)
+    assert all(current[1] < following[0] for current, following in pairwise(merged))
+    n_shared = len(list_characters(read) & list_characters(wanted))
+    assert count_shared(read, wanted) == n_shared
+    measures = measure_spans(read, wanted)
+    n_read, n_wanted = sum(end - start for start, end in read), len(list_characters(wanted))
+    assert measures.recall == (n_shared / n_wanted if n_wanted else 1.0)
+    assert measures.precision == (n_shared / n_read if n_read else 0.0)
+    assert measures.iou == pytest.approx(n_shared / max(1, n_read + n_wanted - n_shared))
 
 
 def test_an_answer_in_two_overlapping_passages_counts_once() -> None:

@@ -1,4 +1,4 @@
-"""The report of a model's answers: one safe page that shows the loss, the curves and the mistakes."""
+"""The report of a model's answers is one safe page that shows its metrics, curves and mistakes."""
 
 from dataclasses import replace
 
@@ -15,21 +15,27 @@ from rag_model.evaluation.reports.training import TrainingCurves
 from tests.fixtures.strict_html import EVIL, assert_harmless, parsed
 
 
-def row(name: str, k: int, answers: list[str], book: AblationResult | None = None) -> AblationResult:
-    shown = tuple(AnswerPassage(f"{n}", f"{n}", EVIL, f"{EVIL} {n}", 0.5, 0.625, 0.375) for n in range(k))
+def create_result(name: str, k: int, answers: list[str], open_book: AblationResult | None = None) -> AblationResult:
+    passages = tuple(AnswerPassage(f"{n}", f"{n}", EVIL, f"{EVIL} {n}", 0.5, 0.625, 0.375) for n in range(k))
     scored = tuple(
-        score_answer(Question(str(n), f"{EVIL} {n}?", ("Paris",)), Reading(str(n), answer, -1.5, shown, answer != ""))
+        score_answer(
+            Question(str(n), f"{EVIL} {n}?", ("Paris",)), Reading(str(n), answer, -1.5, passages, answer != "")
+        )
         for n, answer in enumerate(answers)
     )
     return AblationResult(
-        name, k, scored, estimate_measures(scored), compare_answers(scored, book.scored) if book else {}
+        name, k, scored, estimate_measures(scored), compare_answers(scored, open_book.scored) if open_book else {}
     )
 
 
 @pytest.fixture
 def report() -> AnswerReport:
-    book = row(OPEN_BOOK, 5, ["Paris", EVIL, "Paris, France", ""])
-    rows = [book, row(CLOSED_BOOK, 1, ["Rome"] * 4, book), row(f"{OPEN_BOOK}, k = 1", 1, ["Paris"] * 4, book)]
+    open_book = create_result(OPEN_BOOK, 5, ["Paris", EVIL, "Paris, France", ""])
+    rows = [
+        open_book,
+        create_result(CLOSED_BOOK, 1, ["Rome"] * 4, open_book),
+        create_result(f"{OPEN_BOOK}, k = 1", 1, ["Paris"] * 4, open_book),
+    ]
     return AnswerReport(
         model="cd" * 32,
         snapshot="ab" * 32,
@@ -44,7 +50,7 @@ def report() -> AnswerReport:
     )
 
 
-def test_the_page_shows_how_well_and_where_the_loss_is(report: AnswerReport) -> None:
+def test_the_page_shows_metrics_and_conditions(report: AnswerReport) -> None:
     page = parsed(render_answer_report(report))
     for piece in (
         "4 questions, model " + "cd" * 32,
@@ -73,25 +79,25 @@ def test_mistakes_are_shown_with_their_passages_and_weights(report: AnswerReport
     assert "EM 0.00, F1 0.67, EM-unheld 0.00, supported 0.00; log p -1.50" in page.text
 
 
-def test_only_so_many_mistakes_are_shown(report: AnswerReport) -> None:
+def test_the_number_of_mistakes_on_the_page_is_limited(report: AnswerReport) -> None:
     page = parsed(render_answer_report(replace(report, max_wrong=1)))
     assert "3 of 4 answers are not right; the first 1" in page.text
     assert [name for name, _ in page.seen].count("details") == 1
 
 
-def test_nothing_is_fetched_and_nothing_runs(report: AnswerReport) -> None:
+def test_the_page_fetches_and_runs_nothing(report: AnswerReport) -> None:
     assert_harmless(render_answer_report(report))
 
 
-def test_a_collapse_stands_first(report: AnswerReport) -> None:
+def test_a_collapse_is_shown_first(report: AnswerReport) -> None:
     page = parsed(render_answer_report(replace(report, collapsed="retrieval has collapsed: 50 questions")))
     assert "Retrieval has collapsed: 50 questions." in page.text
     assert ("section", {"class": "verdict no"}) in page.seen
 
 
-def test_a_report_of_nearly_nothing_is_still_a_page(report: AnswerReport) -> None:
-    right = row(OPEN_BOOK, 1, ["Paris"])
-    bare = AnswerReport("m", "s", "2026", "spans", [right], {}, measure_collapse([["a"]], 1))
-    page = parsed(render_answer_report(bare))
+def test_a_minimal_report_is_a_page(report: AnswerReport) -> None:
+    correct_result = create_result(OPEN_BOOK, 1, ["Paris"])
+    minimal_report = AnswerReport("m", "s", "2026", "spans", [correct_result], {}, measure_collapse([["a"]], 1))
+    page = parsed(render_answer_report(minimal_report))
     assert "svg" not in {name for name, _ in page.seen}
     assert "not right" not in page.text

@@ -1,4 +1,4 @@
-"""The report is one safe, self-contained, well-formed page, whatever its text holds."""
+"""The report is one safe, self-contained, well-formed page, also with hostile text."""
 
 import re
 from dataclasses import replace
@@ -60,7 +60,7 @@ def report() -> BuildReport:
     )
 
 
-def test_the_page_shows_what_it_was_given(report: BuildReport) -> None:
+def test_the_page_shows_the_contents_of_the_report(report: BuildReport) -> None:
     text = parsed(render_build_report(report)).text
     for piece in (
         "12,345",
@@ -76,7 +76,7 @@ def test_the_page_shows_what_it_was_given(report: BuildReport) -> None:
         assert piece in text
 
 
-def test_the_last_builds_are_lines_with_their_names_and_a_table(report: BuildReport) -> None:
+def test_earlier_builds_are_shown_as_curves_and_as_a_table(report: BuildReport) -> None:
     recalls = [0.97, 0.97, 0.97, 0.97, 0.93, 0.92, 0.91]
     history = [
         PastBuild(
@@ -98,24 +98,24 @@ def test_the_last_builds_are_lines_with_their_names_and_a_table(report: BuildRep
     assert "<desc>cost from 1.5 to 1.5</desc>" in no_cpu
 
 
-def test_nothing_is_fetched_and_nothing_runs(report: BuildReport) -> None:
+def test_the_page_fetches_and_runs_nothing(report: BuildReport) -> None:
     assert_harmless(render_build_report(report))
 
 
-def test_the_page_is_text_whatever_a_title_holds(report: BuildReport) -> None:
+def test_a_title_with_invalid_characters_is_shown(report: BuildReport) -> None:
     assert "half ?" in parsed(render_build_report(replace(report, title="half \ud800"))).text
 
 
-def test_a_report_of_nearly_nothing_is_still_a_page(report: BuildReport) -> None:
-    bare = BuildReport("t", "ab" * 32, "2026-11-21T11:00:00Z", report.verdict, {})
-    assert "svg" not in {name for name, _ in parsed(render_build_report(bare)).seen}
+def test_a_minimal_report_is_a_page(report: BuildReport) -> None:
+    minimal_report = BuildReport("t", "ab" * 32, "2026-11-21T11:00:00Z", report.verdict, {})
+    assert "svg" not in {name for name, _ in parsed(render_build_report(minimal_report)).seen}
 
 
-def test_a_refusal_says_which_check_and_what_to_do(report: BuildReport) -> None:
-    refused = check_snapshot(
+def test_a_refusal_names_the_check_and_the_remedy(report: BuildReport) -> None:
+    verdict = check_snapshot(
         GateRecipe(), SnapshotSummary(9, None, ""), {"hnsw": IndexRecalls("HNSW32", np.full(9, 0.5))}
     )
-    text = parsed(render_build_report(replace(report, verdict=refused))).text
+    text = parsed(render_build_report(replace(report, verdict=verdict))).text
     assert "The gate refused it: hnsw recall@20, mean is 0.500, wanted at least 0.950" in text
     assert "raise efSearch or nprobe" in text
 
@@ -155,66 +155,74 @@ def test_each_index_shows_its_health_in_figures_and_pictures(report: BuildReport
         assert title in page.text
 
 
-def boxes(html: str, element: str) -> list[dict[str, float]]:
-    """Return the numbers of each such element, in order."""
+def read_attributes(html: str, element: str) -> list[dict[str, float]]:
+    """Return the numeric attributes of each element of a name, in order."""
     return [
-        {key: float(value) for key, value in re.findall(r'(\w+)="([-+e\d.]+)"', found)}
-        for found in re.findall(rf"<{element}( [^>]*)>", html)
+        {key: float(value) for key, value in re.findall(r'(\w+)="([-+e\d.]+)"', element_text)}
+        for element_text in re.findall(rf"<{element}( [^>]*)>", html)
     ]
 
 
-def heights(html: str) -> dict[str, float]:
-    """Return where the grid lies: each level's label and its height."""
+def read_y_labels(html: str) -> dict[str, float]:
+    """Return the y coordinate of each label of the vertical axis."""
     grid = re.findall(r'y1="([\d.]+)" y2="[\d.]+" class="grid"></line><text [^>]*>([^<]*)</text>', html)
     return {label: float(y) for y, label in grid}
 
 
-def feet(html: str) -> dict[str, float]:
-    places = re.findall(r'<text x="([\d.]+)" y="252" text-anchor="middle">([^<]*)</text>', html)
-    return {label: float(x) for x, label in places}
+def read_x_labels(html: str) -> dict[str, float]:
+    """Return the x coordinate of each label of the horizontal axis."""
+    labels = re.findall(r'<text x="([\d.]+)" y="252" text-anchor="middle">([^<]*)</text>', html)
+    return {label: float(x) for x, label in labels}
 
 
 @pytest.mark.parametrize("price", ["distances", "milliseconds"])
-def test_a_point_lies_where_its_numbers_are_on_the_axes(price: Literal["distances", "milliseconds"]) -> None:
+def test_points_are_drawn_at_their_values(price: Literal["distances", "milliseconds"]) -> None:
     curve = [
         OperatingPoint("a", 0.9, 0.5, 1, 100),
         OperatingPoint("b", 0.99, 0.95, 10, 1_000),
         OperatingPoint("c", 1.0, 1.0, 100, 10_000),
     ]
     html = trade_off_chart({"hnsw": curve}, 20, price, {"hnsw": OperatingPoint("d", 0.95, 0.9, 10, 1_000)}).html
-    level, foot, points, whiskers = heights(html), feet(html), boxes(html, "circle"), boxes(html, "line")
-    across = ["100", "1,000", "10,000"] if price == "distances" else ["1", "10", "100"]
-    assert [p["cx"] for p in points[:3]] == pytest.approx([foot[label] for label in across], abs=0.1)
-    assert [p["cy"] for p in points[:3]] == pytest.approx([level["0.9"], level["0.99"], level["0.999+"]], abs=0.1)
+    label_y, label_x, points, whiskers = (
+        read_y_labels(html),
+        read_x_labels(html),
+        read_attributes(html, "circle"),
+        read_attributes(html, "line"),
+    )
+    labels = ["100", "1,000", "10,000"] if price == "distances" else ["1", "10", "100"]
+    assert [p["cx"] for p in points[:3]] == pytest.approx([label_x[label] for label in labels], abs=0.1)
+    assert [p["cy"] for p in points[:3]] == pytest.approx([label_y["0.9"], label_y["0.99"], label_y["0.999+"]], abs=0.1)
     ends = [line["y2"] for line in whiskers if line["x1"] in {p["cx"] for p in points} and line["y1"] != line["y2"]]
-    assert ends == pytest.approx([level["0.5"], level["0.95"]], abs=0.1)
-    assert (points[3]["cx"], points[3]["cy"]) == pytest.approx((foot[across[1]], level["0.95"]), abs=0.1)
-    assert level["0.9"] - level["0.99"] == pytest.approx(level["0.99"] - level["0.999+"], abs=0.1)
+    assert ends == pytest.approx([label_y["0.5"], label_y["0.95"]], abs=0.1)
+    assert (points[3]["cx"], points[3]["cy"]) == pytest.approx((label_x[labels[1]], label_y["0.95"]), abs=0.1)
+    assert label_y["0.9"] - label_y["0.99"] == pytest.approx(label_y["0.99"] - label_y["0.999+"], abs=0.1)
 
 
 def test_every_line_has_a_colour_of_the_page(report: BuildReport) -> None:
     curve = report.curves["hnsw"]
     page = render_build_report(replace(report, curves={f"index {n}": curve for n in range(9)}))
-    worn = set(re.findall(r'class="(?:s|swatch b)(\d+)"', page))
-    known = set(re.findall(r"--s(\d):", page))
-    assert worn == known == {"1", "2", "3", "4"}
+    used_colours = set(re.findall(r'class="(?:s|swatch b)(\d+)"', page))
+    page_colours = set(re.findall(r"--s(\d):", page))
+    assert used_colours == page_colours == {"1", "2", "3", "4"}
 
 
-def test_columns_are_as_high_as_their_counts() -> None:
+def test_the_height_of_a_column_is_its_count() -> None:
     for html in (
         histogram({0: 40, 10: 0, 20: 100}, "passages", "words").html,
         doubling_histogram([40, 0, 100], "lists", "vectors").html,
     ):
-        level = heights(html)
-        assert [box["y"] for box in boxes(html, "rect")] == pytest.approx([level["40"], level["0"], level["100"]])
+        label_y = read_y_labels(html)
+        assert [box["y"] for box in read_attributes(html, "rect")] == pytest.approx(
+            [label_y["40"], label_y["0"], label_y["100"]]
+        )
     assert "2 to 3 vectors: 100 lists" in html
-    assert list(feet(html)) == ["0", "1", "2"]
+    assert list(read_x_labels(html)) == ["0", "1", "2"]
 
 
-def test_doublings_show_the_buckets_in_use() -> None:
+def test_a_doubling_histogram_shows_only_used_buckets() -> None:
     html = doubling_histogram([0, 0, 0, 5, 7, 0], "lists", "vectors").html
-    assert list(feet(html)) == ["4", "8"]
-    assert len(boxes(html, "rect")) == 2
+    assert list(read_x_labels(html)) == ["4", "8"]
+    assert len(read_attributes(html, "rect")) == 2
     assert "rect" not in doubling_histogram([], "lists", "vectors").html
 
 
@@ -225,7 +233,7 @@ def test_histograms_of_any_counts_stay_in_the_picture(buckets: dict[int, int], c
         doubling_histogram(counts[:40], "lists", "vectors").html,
     ):
         parsed(html)
-        for box in boxes(html, "rect"):
+        for box in read_attributes(html, "rect"):
             assert 0 <= box["x"] <= 460
             assert 0 <= box["x"] + box["width"] <= 461
             assert 0 <= box["y"] + box["height"] <= 281
@@ -253,31 +261,31 @@ def test_curves_of_any_points_stay_in_the_picture(
 ) -> None:
     html = trade_off_chart(curves, 20, price, settings).html
     parsed(html)
-    places = boxes(html, "circle")
-    assert len(places) == sum(map(len, curves.values())) + len(settings.keys() & curves.keys())
-    assert all(0 <= p["cx"] <= 460 and 0 <= p["cy"] <= 280 for p in places)
+    points = read_attributes(html, "circle")
+    assert len(points) == sum(map(len, curves.values())) + len(settings.keys() & curves.keys())
+    assert all(0 <= p["cx"] <= 460 and 0 <= p["cy"] <= 280 for p in points)
 
 
-def test_bars_are_as_long_as_their_share() -> None:
+def test_the_length_of_a_bar_is_its_share() -> None:
     widths = re.findall(r"width:([\d.]+)%", bar_chart([("a", 4, "4"), ("b", 1, "1"), ("c", 0, "0")]).html)
     assert widths == ["100.00", "25.00", "0.20"]
     assert parsed(bar_chart([]).html).seen == [("div", {"class": "bars"})]
 
 
-def test_a_course_goes_through_its_points_and_shows_their_intervals() -> None:
+def test_a_line_chart_shows_its_points_and_their_intervals() -> None:
     points = [ChartPoint(4, 0.5, 0.4, 0.6), ChartPoint(1, 0.1, 0.1, 0.1), ChartPoint(2, 0.3, 0.2, 0.45)]
     html = line_chart({"EM": points, EVIL: []}, "EM", "passages", log=True).html
     page = parsed(html)
     assert "EM, 4: 0.5 [0.4, 0.6]" in page.text
     assert "EM, 1: 0.1" in page.text
-    places = feet(html)
-    marks = boxes(html, "circle")
-    assert [mark["cx"] for mark in marks] == pytest.approx([places["1"], places["2"], places["4"]], abs=0.1)
-    assert places["2"] - places["1"] == pytest.approx(places["4"] - places["2"], abs=0.1)  # it doubles
-    levels = {float(label): y for label, y in heights(html).items()}
+    label_x = read_x_labels(html)
+    marks = read_attributes(html, "circle")
+    assert [mark["cx"] for mark in marks] == pytest.approx([label_x["1"], label_x["2"], label_x["4"]], abs=0.1)
+    assert label_x["2"] - label_x["1"] == pytest.approx(label_x["4"] - label_x["2"], abs=0.1)  # it doubles
+    levels = {float(label): y for label, y in read_y_labels(html).items()}
     per_unit = (levels[0.2] - levels[0.4]) / 0.2  # downwards
     assert marks[1]["cy"] - marks[2]["cy"] == pytest.approx(0.2 * per_unit, abs=0.2)
-    whisker = boxes(html, "line")[-2]  # the axis comes last
+    whisker = read_attributes(html, "line")[-2]  # the axis comes last
     assert whisker["y1"] - whisker["y2"] == pytest.approx(0.2 * per_unit, abs=0.2)
 
 
@@ -285,5 +293,5 @@ def test_a_course_goes_through_its_points_and_shows_their_intervals() -> None:
     "points", [[], [ChartPoint(5, 0.0, 0.0, 0.0)], [ChartPoint(5, -3.5, -3.5, -3.5), ChartPoint(900, -3.5, -4, -3)]]
 )
 @pytest.mark.parametrize("log", [True, False])
-def test_a_course_of_nearly_nothing_is_still_a_picture(points: list[ChartPoint], log: bool) -> None:
+def test_a_line_chart_of_few_points_can_be_drawn(points: list[ChartPoint], log: bool) -> None:
     assert "nan" not in line_chart({"a": points}, "loss", "steps", log=log).html

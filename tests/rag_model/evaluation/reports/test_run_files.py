@@ -1,4 +1,4 @@
-"""Run files: read back by the readers of their formats, and never half written."""
+"""Readers of their formats can read run files, and a failed write leaves no partial file."""
 
 import json
 from pathlib import Path
@@ -49,51 +49,51 @@ def test_dpr_json_has_the_reader_s_fields(tmp_path: Path, outcomes: list[Retriev
     assert second == {"question": "Who?", "answers": [], "ctxs": []}
 
 
-def test_jsonl_has_a_row_a_question(tmp_path: Path, outcomes: list[RetrievalResult]) -> None:
+def test_jsonl_has_a_row_for_each_question(tmp_path: Path, outcomes: list[RetrievalResult]) -> None:
     write_jsonl(outcomes, tmp_path / "new" / "rows.jsonl")
     rows = [json.loads(line) for line in (tmp_path / "new" / "rows.jsonl").read_text("utf-8").splitlines()]
     assert [(row["id"], row["first"], len(row["hits"])) for row in rows] == [("q 1", 1, 2), ("q2", None, 0)]
 
 
 @pytest.mark.parametrize("write", [write_trec, write_dpr, write_jsonl])
-def test_a_failed_write_leaves_what_was_there(tmp_path: Path, outcomes: list[RetrievalResult], write) -> None:
+def test_a_failed_write_keeps_the_old_file(tmp_path: Path, outcomes: list[RetrievalResult], write) -> None:
     path = tmp_path / "run"
     path.write_text("before")
-    broken = [outcomes[0], None]
+    with_invalid_result = [outcomes[0], None]
     with pytest.raises(AttributeError):
-        write(broken, path)
+        write(with_invalid_result, path)
     assert path.read_text() == "before"
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_paths_are_checked_before_work_begins(tmp_path: Path) -> None:
+def test_unusable_paths_are_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     check_paths(None, str(tmp_path / "new" / "run.trec"), str(tmp_path / "file"))
     with pytest.raises(InputError, match=r"it is a folder"):
         check_paths(str(tmp_path))
     with pytest.raises(InputError, match=r"file is not a folder"):
         check_paths(None, str(tmp_path / "file" / "run.trec"))
-    asked, same = str(tmp_path / "asked.jsonl"), str(tmp_path / "run.trec")
+    question_file, run_file = str(tmp_path / "asked.jsonl"), str(tmp_path / "run.trec")
     with pytest.raises(UsageError, match=r"asked\.jsonl holds the questions"):
-        check_paths(None, same, asked, questions=asked)
+        check_paths(None, run_file, question_file, questions=question_file)
     with pytest.raises(UsageError, match=r"run\.trec is given twice"):
-        check_paths(same, str(tmp_path / "." / "run.trec"), questions=asked)
+        check_paths(run_file, str(tmp_path / "." / "run.trec"), questions=question_file)
 
 
-def test_a_place_that_can_not_be_written_is_named(tmp_path: Path, outcomes: list[RetrievalResult]) -> None:
+def test_a_path_that_cannot_be_written_is_named(tmp_path: Path, outcomes: list[RetrievalResult]) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="choose another path"):
         write_trec(outcomes, tmp_path / "file" / "run")
 
 
 @pytest.fixture
-def scored() -> list[ScoredAnswer]:
-    shown = tuple(AnswerPassage(f"{page}-0", page, "Paris", "“Zoë”", 1.5, 0.75, 0.25) for page in ("7", "7", "8"))
-    return [score_answer(Question("q 1", "Where?", ("Paris",)), Reading("q 1", "paris", -0.5, shown, ended=False))]
+def scored_answers() -> list[ScoredAnswer]:
+    passages = tuple(AnswerPassage(f"{page}-0", page, "Paris", "“Zoë”", 1.5, 0.75, 0.25) for page in ("7", "7", "8"))
+    return [score_answer(Question("q 1", "Where?", ("Paris",)), Reading("q 1", "paris", -0.5, passages, ended=False))]
 
 
-def test_answers_have_a_row_a_question(tmp_path: Path, scored: list[ScoredAnswer]) -> None:
-    write_answers(scored, tmp_path / "rows.jsonl")
+def test_answers_have_a_row_for_each_question(tmp_path: Path, scored_answers: list[ScoredAnswer]) -> None:
+    write_answers(scored_answers, tmp_path / "rows.jsonl")
     (row,) = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text(encoding="utf-8").splitlines()]
     passages = row.pop("passages")
     assert row == {
@@ -122,8 +122,8 @@ def test_answers_have_a_row_a_question(tmp_path: Path, scored: list[ScoredAnswer
     }
 
 
-def test_predictions_are_kilts(tmp_path: Path, scored: list[ScoredAnswer]) -> None:
-    write_kilt(scored, tmp_path / "kilt.jsonl")
+def test_predictions_are_written_in_the_format_of_kilt(tmp_path: Path, scored_answers: list[ScoredAnswer]) -> None:
+    write_kilt(scored_answers, tmp_path / "kilt.jsonl")
     provenance = [{"wikipedia_id": "7"}, {"wikipedia_id": "8"}]
     expected = {"id": "q 1", "output": [{"answer": "paris", "provenance": provenance}]}
     assert json.loads((tmp_path / "kilt.jsonl").read_text(encoding="utf-8")) == expected

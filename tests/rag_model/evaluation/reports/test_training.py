@@ -1,4 +1,4 @@
-"""The curves of a training, and the page that shows how its index moved."""
+"""The curves of a training, and the page that shows when its index was refreshed."""
 
 import json
 import math
@@ -12,22 +12,27 @@ from rag_model.evaluation.reports.training import TrainingCurves, read_training_
 from tests.fixtures.strict_html import EVIL, assert_harmless, parsed
 
 
-def written(folder: Path, rows: Iterable[Mapping[str, Any]]) -> Path:
+def write_metrics(folder: Path, rows: Iterable[Mapping[str, Any]]) -> Path:
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return folder / "metrics.jsonl"
 
 
 @pytest.fixture
-def moved(tmp_path: Path) -> Path:
-    """The metrics of a training that moved to another index before its third and its fifth step."""
+def refreshed_metrics(tmp_path: Path) -> Path:
+    """Metrics of a training that switched to another index before its third and its fifth step."""
     rows: list[dict[str, Any]] = [{"kind": "dev", "step": 0, "snapshot": "a", "nll": 4.0}]
     for step, (snapshot, age, encoding, waited) in enumerate(
         [("a", 0, 0.0, 0.0), ("a", 1, 0.0, 0.0), ("b", 0, 2.5, 3.5), ("b", 1, 2.5, 0.0), ("c", 0, 2.0, 3.0)], start=1
     ):
-        told = {"snapshot_age": age, "encoding_seconds": encoding, "rebuild_seconds": 1 + encoding, "swap_seconds": 0.1}
-        told |= {"waited_seconds": waited, "refreshes_failed": 0, "loss": 1 / step}
-        rows.append({"kind": "train", "step": step, "snapshot": snapshot, **told})
-    return written(tmp_path, [*rows, {"kind": "dev", "step": 5, "snapshot": "c", "nll": 2.0}])
+        metrics = {
+            "snapshot_age": age,
+            "encoding_seconds": encoding,
+            "rebuild_seconds": 1 + encoding,
+            "swap_seconds": 0.1,
+        }
+        metrics |= {"waited_seconds": waited, "refreshes_failed": 0, "loss": 1 / step}
+        rows.append({"kind": "train", "step": step, "snapshot": snapshot, **metrics})
+    return write_metrics(tmp_path, [*rows, {"kind": "dev", "step": 5, "snapshot": "c", "nll": 2.0}])
 
 
 def test_curves_are_read_from_metrics(tmp_path: Path) -> None:
@@ -40,25 +45,27 @@ def test_curves_are_read_from_metrics(tmp_path: Path) -> None:
 
 
 def test_a_long_curve_is_thinned(tmp_path: Path) -> None:
-    path = written(tmp_path, ({"kind": "train", "step": n, "loss": 1 / (n + 1)} for n in range(1000)))
+    path = write_metrics(tmp_path, ({"kind": "train", "step": n, "loss": 1 / (n + 1)} for n in range(1000)))
     (points,) = read_training_curves(path).series.values()
     assert len(points) == 250
     assert points[:2] == [(0, 1.0), (4, 0.2)]
 
 
-def test_moves_are_found_and_waits_are_added_up(moved: Path) -> None:
-    curves = read_training_curves(moved)
+def test_moves_of_the_index_are_listed_and_waits_are_summed(refreshed_metrics: Path) -> None:
+    curves = read_training_curves(refreshed_metrics)
     assert curves.index_moves == (3, 5)
     assert [value for _, value in curves.series["train waited_seconds"]] == [0, 0, 3.5, 3.5, 6.5]
 
 
-def test_no_wait_is_lost_where_a_curve_is_thinned(tmp_path: Path) -> None:
-    path = written(tmp_path, ({"kind": "train", "step": n, "waited_seconds": float(n == 501)} for n in range(1000)))
+def test_a_thinned_curve_keeps_the_sum_of_waits(tmp_path: Path) -> None:
+    path = write_metrics(
+        tmp_path, ({"kind": "train", "step": n, "waited_seconds": float(n == 501)} for n in range(1000))
+    )
     assert read_training_curves(path).series["train waited_seconds"][-1][1] == 1
 
 
-def test_the_page_shows_the_moving_index_beside_the_dev_measure(moved: Path) -> None:
-    page = parsed(render_training_report("rag-end2end", {"": read_training_curves(moved)}))
+def test_the_page_shows_the_moving_index_beside_the_dev_measure(refreshed_metrics: Path) -> None:
+    page = parsed(render_training_report("rag-end2end", {"": read_training_curves(refreshed_metrics)}))
     labels = [attributes["aria-label"] for name, attributes in page.seen if name == "svg"]
     assert labels == [
         "dev nll by steps",
@@ -75,10 +82,12 @@ def test_the_page_shows_the_moving_index_beside_the_dev_measure(moved: Path) -> 
         assert piece in page.text
 
 
-def test_a_training_without_a_moving_index_has_its_curves_alone(tmp_path: Path) -> None:
+def test_a_training_without_a_moving_index_shows_only_its_curves(tmp_path: Path) -> None:
     rows = [{"kind": "dev", "step": 0, "nll": 4.0}, {"kind": "train", "step": 1, "loss": 3.0}]
     page = parsed(
-        render_training_report(EVIL, {"lm": read_training_curves(written(tmp_path, rows)), EVIL: TrainingCurves()})
+        render_training_report(
+            EVIL, {"lm": read_training_curves(write_metrics(tmp_path, rows)), EVIL: TrainingCurves()}
+        )
     )
     assert "moving index" not in page.text
     assert [attributes["aria-label"] for name, attributes in page.seen if name == "svg"] == [
@@ -87,7 +96,7 @@ def test_a_training_without_a_moving_index_has_its_curves_alone(tmp_path: Path) 
     ]
 
 
-def test_the_page_fetches_nothing_and_runs_nothing(moved: Path) -> None:
+def test_the_page_fetches_and_runs_nothing(refreshed_metrics: Path) -> None:
     rows = [{"kind": "train", "step": 1, EVIL: 1.0}]
-    harmful = read_training_curves(written(moved.parent, rows))
-    assert_harmless(render_training_report(EVIL, {EVIL: harmful}))
+    curves = read_training_curves(write_metrics(refreshed_metrics.parent, rows))
+    assert_harmless(render_training_report(EVIL, {EVIL: curves}))

@@ -1,4 +1,4 @@
-"""The passages that questions name, and the words that they share."""
+"""The relevant passages of questions, and the words that they share with the questions."""
 
 import pytest
 
@@ -9,7 +9,7 @@ from rag_model.evaluation.retrieval.judging import RetrievalJudge
 from rag_model.store.versions.snapshot import Snapshot
 
 
-def test_relevant_passages_are_found_by_id_and_by_page(snapshot: Snapshot) -> None:
+def test_relevant_passages_are_read_by_id_and_by_page(snapshot: Snapshot) -> None:
     passages = read_gold_texts(
         snapshot, RetrievalJudge("passages", {"q": {"8-0": 1, "77-0": 1}, "r": {"1-0": 0}, "s": {"9-9": 2}})
     )
@@ -19,7 +19,7 @@ def test_relevant_passages_are_found_by_id_and_by_page(snapshot: Snapshot) -> No
     assert pages == {"8": passages["8-0"]}
 
 
-def test_questions_whose_passages_are_gone_are_counted(snapshot: Snapshot) -> None:
+def test_questions_without_their_passages_are_counted(snapshot: Snapshot) -> None:
     judge = RetrievalJudge("passages", {"q": {"8-0": 1}, "r": {"77-0": 1}})
     assert count_unknown(judge, read_gold_texts(snapshot, judge)) == 1
 
@@ -39,15 +39,15 @@ def test_ids_of_another_corpus_are_refused(snapshot: Snapshot) -> None:
         ("soroban", True),
     ],
 )
-def test_a_question_is_low_with_up_to_two_shared_stems(question: str, low: bool) -> None:
+def test_a_question_with_up_to_two_shared_stems_has_low_overlap(question: str, low: bool) -> None:
     texts = {"8-0": ["Aikido Aikido is a modern Japanese martial art developed by Morihei Ueshiba."]}
-    asked = [Question("q", question)]
-    assert find_low_overlap(asked, {"q": {"8-0": 1}}, texts) == ([0] if low else [])
+    questions = [Question("q", question)]
+    assert find_low_overlap(questions, {"q": {"8-0": 1}}, texts) == ([0] if low else [])
 
 
-def test_one_relevant_passage_with_many_shared_words_is_enough() -> None:
+def test_one_relevant_passage_with_many_shared_words_is_high_overlap() -> None:
     texts = {"a": ["red green blue"], "b": ["black white"]}
-    asked = [Question("q", "red green blue paint"), Question("lost", "red")]
+    questions = [Question("q", "red green blue paint"), Question("lost", "red")]
     grades = {"q": {"a": 1, "b": 1}, "lost": {"c": 1}}
-    assert find_low_overlap(asked, grades, texts) == []  # and what is not known is in no group
-    assert find_low_overlap(asked, grades | {"q": {"a": 0, "b": 1}}, texts) == [0]
+    assert find_low_overlap(questions, grades, texts) == []  # and what is not known is in no group
+    assert find_low_overlap(questions, grades | {"q": {"a": 0, "b": 1}}, texts) == [0]

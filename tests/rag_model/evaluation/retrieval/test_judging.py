@@ -1,4 +1,4 @@
-"""Measures counted by hand and beside `ir_measures`, and what a set of questions is judged by."""
+"""Retrieval measures have hand-computed values, and question sets are judged by their contents."""
 
 import math
 
@@ -28,12 +28,12 @@ def test_success_is_the_share_of_questions_answered_within_k(make_hits) -> None:
     }
 
 
-def test_questions_without_any_answer_can_not_be_judged() -> None:
+def test_questions_without_answers_are_refused() -> None:
     with pytest.raises(UsageError, match="BEIR"):
         RetrievalJudge.for_questions(QuestionSet((Question("a", "Q"),)))
 
 
-def test_judged_questions_are_measured_page_by_page(make_hits) -> None:
+def test_questions_with_relevance_judgements_are_measured_by_page(make_hits) -> None:
     hits = make_hits([("9", "a"), ("1", "b"), ("1", "c"), ("2", "d")])
     assert score_pages_by_rank(hits) == {"9": -1.0, "1": -2.0, "2": -4.0}
     judge = RetrievalJudge("pages", {"q": {"1": 1, "2": 1, "3": 1, "9": 0}})
@@ -46,38 +46,40 @@ def test_judged_questions_are_measured_page_by_page(make_hits) -> None:
 
 
 def test_passages_are_judged_by_their_ids(make_hits) -> None:
-    asked = Question("q", "Q", ("b",), passages=("1-3", "2-4"))  # the conftest names page 1's third hit 1-3
+    question = Question("q", "Q", ("b",), passages=("1-3", "2-4"))  # the conftest names page 1's third hit 1-3
     hits = make_hits([("9", "a"), ("1", "b"), ("1", "c"), ("2", "d")])
-    judge = RetrievalJudge.for_questions(QuestionSet((asked,)))
+    judge = RetrievalJudge.for_questions(QuestionSet((question,)))
     assert judge.judged_by == "passages"
-    values = judge.compute_means([match_hits(asked, hits)], k=4)
+    values = judge.compute_means([match_hits(question, hits)], k=4)
     ideal = sum(1 / math.log2(rank + 1) for rank in (1, 2))
     assert values["nDCG@10"] == pytest.approx((1 / math.log2(4) + 1 / math.log2(5)) / ideal, abs=1e-4)
     assert (values["R@4"], values["Success@1"]) == (1, 0)
     assert values["RR@10"] == pytest.approx(1 / 3)
-    by_answer = RetrievalJudge.for_questions(QuestionSet((asked,)), "answers").compute_means(
-        [match_hits(asked, hits)], k=4
+    by_answer = RetrievalJudge.for_questions(QuestionSet((question,)), "answers").compute_means(
+        [match_hits(question, hits)], k=4
     )
     assert by_answer == {"Success@1": 0, "Success@4": 1}
 
 
-def test_a_question_that_finds_nothing_counts_as_missed(make_hits) -> None:
+def test_a_question_without_hits_counts_as_missed(make_hits) -> None:
     judge = RetrievalJudge("passages", {"q": {"1-1": 1}, "empty": {"1-1": 1}})
     outcomes = [match_hits(Question("q", "Q"), make_hits([("1", "x")])), match_hits(Question("empty", "Q"), ())]
     assert all(values == [1, 0] for values in judge.compute_values(outcomes, judge.list_measures(5)).values())
 
 
 @pytest.mark.parametrize(
-    ("by", "question", "says"),
+    ("judged_by", "question", "message"),
     [
         ("passages", Question("x", "Q", ("a",)), "question 'x' names no passages"),
         ("pages", Question("x", "Q", ("a",), passages=("1-0",)), "question 'x' names no pages"),
         ("answers", Question("x", "Q", passages=("1-0",)), "no question has an answer"),
     ],
 )
-def test_nothing_is_judged_by_what_a_question_does_not_name(by: JudgedBy, question: Question, says: str) -> None:
-    with pytest.raises(UsageError, match=says):
-        RetrievalJudge.for_questions(QuestionSet((question,)), by)
+def test_questions_without_the_chosen_judgements_are_refused(
+    judged_by: JudgedBy, question: Question, message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        RetrievalJudge.for_questions(QuestionSet((question,)), judged_by)
 
 
 @pytest.mark.parametrize("name", ["Success", "Success@0", "nDCG@10", "R@5", "MAP", "EM"])
@@ -86,23 +88,25 @@ def test_a_measure_that_does_not_apply_is_refused(name: str) -> None:
         RetrievalJudge("answers").get_cutoff(name)
 
 
-def test_kilt_names_pages(make_hits) -> None:
-    asked = Question("k", "Q", ("a",), (frozenset({"1", "2"}), frozenset({"3"})))
-    assert RetrievalJudge.for_questions(QuestionSet((asked,))).judged_by == "answers"
-    judge = RetrievalJudge.for_questions(QuestionSet((asked,)), "pages")
-    assert judge.compute_means([match_hits(asked, make_hits([("3", "x")]))], 1)["R@1"] == pytest.approx(1 / 3, abs=1e-4)
+def test_evidence_of_kilt_judges_by_pages(make_hits) -> None:
+    question = Question("k", "Q", ("a",), (frozenset({"1", "2"}), frozenset({"3"})))
+    assert RetrievalJudge.for_questions(QuestionSet((question,))).judged_by == "answers"
+    judge = RetrievalJudge.for_questions(QuestionSet((question,)), "pages")
+    assert judge.compute_means([match_hits(question, make_hits([("3", "x")]))], 1)["R@1"] == pytest.approx(
+        1 / 3, abs=1e-4
+    )
 
 
-def test_the_ranks_of_answers_and_of_evidence(make_hits) -> None:
+def test_rank_metrics_use_answers_and_evidence(make_hits) -> None:
     hits = make_hits([("9", "a"), ("1", "Paris"), ("1", "c"), ("2", "d")])
-    plain, told = Question("a", "Q", ("Paris",)), Question("b", "Q", ("Rome",), (frozenset({"1", "2"}),))
-    outcomes = [match_hits(plain, hits), match_hits(told, hits)]
-    seen = rank_metrics(outcomes, 4)
-    assert seen["RR@4"] == pytest.approx((1 / 2 + 0) / 2)
-    assert (seen["Article@1"], seen["Article@10"]) == (0, 1)
-    assert (seen["R-precision"], seen["recall@5"]) == (0.5, 1)  # of the one question with evidence: pages 9, 1, 2
+    plain, with_evidence = Question("a", "Q", ("Paris",)), Question("b", "Q", ("Rome",), (frozenset({"1", "2"}),))
+    outcomes = [match_hits(plain, hits), match_hits(with_evidence, hits)]
+    metrics = rank_metrics(outcomes, 4)
+    assert metrics["RR@4"] == pytest.approx((1 / 2 + 0) / 2)
+    assert (metrics["Article@1"], metrics["Article@10"]) == (0, 1)
+    assert (metrics["R-precision"], metrics["recall@5"]) == (0.5, 1)  # of the one question with evidence: pages 9, 1, 2
     ideal = sum(1 / math.log2(rank + 1) for rank in (1, 2))
-    assert seen["nDCG@10"] == pytest.approx((1 / math.log2(3) + 1 / math.log2(4)) / ideal, abs=1e-4)
+    assert metrics["nDCG@10"] == pytest.approx((1 / math.log2(3) + 1 / math.log2(4)) / ideal, abs=1e-4)
     assert rank_metrics(outcomes[:1], 4) == {"RR@4": 0.5}
     assert rank_metrics([], 4) == {"RR@4": 0}
     assert rank_metrics(outcomes, 1) == {  # of the first alone
@@ -110,16 +114,16 @@ def test_the_ranks_of_answers_and_of_evidence(make_hits) -> None:
     }
 
 
-def test_a_set_is_judged_by_what_it_tells() -> None:
-    bare, told = Question("q", "Q", ("a",)), Question("p", "Q", ("a",), passages=("1-0",))
-    assert RetrievalJudge.for_questions(QuestionSet((bare, told))).judged_by == "answers"
-    assert RetrievalJudge.for_questions(QuestionSet((told,))).judged_by == "passages"
-    folder = QuestionSet((told,), {"p": {"1": 1}})
+def test_a_question_set_is_judged_by_its_contents() -> None:
+    without_passage, with_passage = Question("q", "Q", ("a",)), Question("p", "Q", ("a",), passages=("1-0",))
+    assert RetrievalJudge.for_questions(QuestionSet((without_passage, with_passage))).judged_by == "answers"
+    assert RetrievalJudge.for_questions(QuestionSet((with_passage,))).judged_by == "passages"
+    question_set = QuestionSet((with_passage,), {"p": {"1": 1}})
     assert (
-        RetrievalJudge.for_questions(folder).judged_by,
-        RetrievalJudge.for_questions(folder, "passages").judged_by,
+        RetrievalJudge.for_questions(question_set).judged_by,
+        RetrievalJudge.for_questions(question_set, "passages").judged_by,
     ) == ("pages", "passages")
-    assert RetrievalJudge.for_questions(folder).list_measures(20) == [
+    assert RetrievalJudge.for_questions(question_set).list_measures(20) == [
         "Success@1",
         "Success@5",
         "Success@20",
@@ -129,20 +133,22 @@ def test_a_set_is_judged_by_what_it_tells() -> None:
     ]
 
 
-def test_every_figure_has_an_interval_around_it(make_hits) -> None:
+def test_every_metric_is_within_its_interval(make_hits) -> None:
     texts = {"a": ["x", "Paris"], "b": ["Paris", "x"], "c": ["x", "y"], "d": ["x", "Paris"]}
     outcomes = [
-        match_hits(Question(name, "Q", ("Paris",)), make_hits([(str(n), one) for n, one in enumerate(some)]))
-        for name, some in texts.items()
+        match_hits(Question(name, "Q", ("Paris",)), make_hits([(str(n), text) for n, text in enumerate(page_texts)]))
+        for name, page_texts in texts.items()
     ]
     plain = RetrievalJudge("answers")
     for judge, ranks in (
         (plain, rank_metrics(outcomes, 2)),
         (RetrievalJudge("pages", {name: {"0": 1} for name in texts}), {}),
     ):
-        found = judge.estimate_measures(outcomes, 2)
-        assert {name: one.value for name, one in found.items()} == pytest.approx(
+        estimates = judge.estimate_measures(outcomes, 2)
+        assert {name: estimate.value for name, estimate in estimates.items()} == pytest.approx(
             judge.compute_means(outcomes, 2) | ranks
         )
-        assert all(one.low <= one.value <= one.high and one.n == 4 for one in found.values())
+        assert all(
+            estimate.low <= estimate.value <= estimate.high and estimate.n == 4 for estimate in estimates.values()
+        )
     assert plain.estimate_measures(outcomes, 2)["RR@2"].value == (0.5 + 1 + 0 + 0.5) / 4

@@ -1,4 +1,4 @@
-"""What is found for a question, and which of it holds an answer."""
+"""Hits that contain an answer, and the cutoffs of reports."""
 
 import pytest
 
@@ -12,12 +12,12 @@ def test_the_title_is_not_searched(make_hits) -> None:
 
 
 @pytest.mark.parametrize(("k", "depths"), [(1, [1]), (5, [1, 5]), (20, [1, 5, 20]), (30, [1, 5, 20, 30])])
-def test_depths(k: int, depths: list[int]) -> None:
+def test_report_cutoffs(k: int, depths: list[int]) -> None:
     assert report_cutoffs(k) == depths
 
 
-def test_patterns_are_looked_for_anywhere(make_hits) -> None:
-    asked = Question("a", "Q", (r"19\d\d",))
+def test_patterns_match_anywhere_in_a_text(make_hits) -> None:
+    question = Question("a", "Q", (r"19\d\d",))
     hits = make_hits([("1", "in 1789"), ("2", "about 1912")])
-    assert match_hits(asked, hits, patterns=True).has_answer == (False, True)
-    assert match_hits(asked, hits).first_answer_rank is None
+    assert match_hits(question, hits, patterns=True).has_answer == (False, True)
+    assert match_hits(question, hits).first_answer_rank is None
