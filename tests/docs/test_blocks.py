@@ -31,9 +31,9 @@ def test_blocks_have_their_commands_and_marks(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(blocks, "ROOT", tmp_path)
     page = tmp_path / "page.md"
     page.write_text(PAGE)
-    file, run, not_run = blocks.blocks(page)
+    file, run, not_run = blocks.read_blocks(page)
     assert (file.mark, file.note, file.text, file.commands) == ("file", "recipe.toml", "part_bytes = 1\n", [])
-    assert (run.mark, run.commands, run.place) == ("", ["bookwheel log --store library", "echo done"], "page.md:7")
+    assert (run.mark, run.commands, run.location) == ("", ["bookwheel log --store library", "echo done"], "page.md:7")
     assert (not_run.mark, not_run.note) == ("not run", "needs a cluster")
     assert not_run.commands == ["bookwheel gc --store library"]
 
@@ -47,4 +47,4 @@ def test_blocks_have_their_commands_and_marks(tmp_path: Path, monkeypatch: pytes
     ],
 )
 def test_a_command_ends_at_a_pipe_or_redirection(command: str, words: list[str]) -> None:
-    assert blocks.words(command) == words
+    assert blocks.split_command(command) == words

@@ -35,12 +35,12 @@ def test_all_commands_are_in_console_blocks() -> None:
         indented = re.search(r"^[ \t]+```", page.read_text(encoding="utf-8"), re.MULTILINE)
         assert not indented, f"an indented block of {get_page_name(page)} is not seen"
     for block in (block for page in PAGES for block in read_blocks(page)):
-        assert block.language in LANGUAGES or block.language.startswith("{"), f"{block.place} names no language"
+        assert block.language in LANGUAGES or block.language.startswith("{"), f"{block.location} names no language"
         if block.language == "console":
-            assert block.commands, f"{block.place} has no line with a prompt"
+            assert block.commands, f"{block.location} has no line with a prompt"
         else:
             commands = [line for line in block.text.splitlines() if line.startswith(COMMANDS)]
-            assert not commands, f"{block.place} shows a command outside of a console block"
+            assert not commands, f"{block.location} shows a command outside of a console block"
 
 
 def test_links_and_named_tests_exist() -> None:
