@@ -29,7 +29,7 @@ from flows.stage import deployment_flow
 from flows.takedown import takedown
 from rag_model.errors import UsageError
 from rag_model.secrets import build_secret_pattern
-from tests.rag_model.test_secrets import NO_QUERY, NO_USER, TAKEN, S
+from tests.rag_model.test_secrets import HARMLESS_URLS, URLS_WITH_QUERIES, URLS_WITH_USERS, S
 
 FLOWS = [reindex, launch, watch, upkeep, finetune, evaluate, compare, release, add_index, import_library, takedown]
 FLOWS += [reproduce]
@@ -78,10 +78,10 @@ def test_the_form_of_every_flow_refuses_secrets_in_every_parameter(flow: object)
 
 def test_secret_pattern_agrees_with_the_check() -> None:
     find = re.compile(build_secret_pattern()).search
-    embedded = NO_USER[:-1] + NO_QUERY
+    embedded = URLS_WITH_USERS[:-1] + URLS_WITH_QUERIES
     quoted = [text for url in embedded for text in (f'--option={{"url": "{url}"}}', f"rrf(a, {url}, 5)")]
-    assert [text for text in NO_USER + NO_QUERY + quoted if not find(text)] == []
-    assert [text for url in TAKEN for text in (url, f"rrf(a, {url}, 5)") if find(text)] == []
+    assert [text for text in URLS_WITH_USERS + URLS_WITH_QUERIES + quoted if not find(text)] == []
+    assert [text for url in HARMLESS_URLS for text in (url, f"rrf(a, {url}, 5)") if find(text)] == []
 
 
 @pytest.mark.parametrize("part", ["://", "http:/", "a:", "&page=1", "?", "%3A:", "@", "s3://::"])
