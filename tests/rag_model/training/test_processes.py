@@ -26,7 +26,7 @@ from rag_model.store.store import Store
 from rag_model.store.versions.moves import tag
 from rag_model.store.versions.snapshot import Snapshot
 from rag_model.training.data.examples import Example, build_passage
-from rag_model.training.data.judging import ExamplePools, JudgeSettings
+from rag_model.training.data.judging import JudgeSettings, RagVerdict, build_pools
 from rag_model.training.loop.checkpoint import read_metrics
 from rag_model.training.loop.loop import train
 from rag_model.training.loop.processes import find_processes, join_processes
@@ -117,20 +117,19 @@ def build_openrag(inputs: Path, processes: int) -> Task[Any]:
     recipe = OpenRagRecipe(
         depth=8, proposed=6, asked_terms=40, batch_size=4 // processes, terms=24, temperature=20.0, pooled=2
     )
-    examples = {"train": JUDGED_QUESTIONS, "dev": JUDGED_QUESTIONS[:3]}
     training = OpenRagTraining(STEPS, recipe, JudgeSettings(CHOICES))
-    job = Job(store, snapshot, OPENRAG.origins(store, snapshot, names), training, examples)
-    pools = OPENRAG.prepare(job)["train"]
-    assert isinstance(pools, ExamplePools)
-    pools = replace(pools, examples=pools.examples[:4])
-    assert len(pools) == 4
-    return OPENRAG.task(replace(job, examples={**examples, "train": pools}))
+    verdicts = [RagVerdict(row % 2 == 0, -1.0 - row) for row in range(8)]
+    pools = build_pools([(example, snapshot.passages(range(8)), verdicts) for example in JUDGED_QUESTIONS[:4]], 2)
+    origins = OPENRAG.origins(store, snapshot, names)
+    return OPENRAG.task(Job(store, snapshot, origins, training, {"train": pools, "dev": JUDGED_QUESTIONS[:3]}))
 
 
 def build_rag(kind: Variant, inputs: Path, processes: int) -> Task[Any]:
     question = TrainableEncoder.load(inputs / "tiny", "question", device="cpu")
     rag = Rag(question, load_generator(inputs / "bart", device="cpu"), RagSettings(kind, k=3, temperature=0.1))
-    recipe = RagRecipe(batch_size=8 // processes, k=3, temperature=0.1, answered=4, refuse_collapse=False)
+    recipe = RagRecipe(
+        batch_size=8 // processes, k=3, temperature=0.1, answered=4, max_new_tokens=2, refuse_collapse=False
+    )
     return RagTask(rag, Snapshot.open(str(inputs / "store")), EXAMPLES[:14], EXAMPLES[:4], recipe)
 
 

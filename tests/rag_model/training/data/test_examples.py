@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rag_model.errors import InputError
@@ -164,6 +164,7 @@ def test_digest_does_not_depend_on_the_file_format(tmp_path: Path) -> None:
     assert digest_examples(array) == digest_examples(rows) != digest_examples(rows[:1])
 
 
+@settings(max_examples=25)
 @given(st.lists(st.recursive(st.none() | st.integers() | st.text() | st.floats(allow_nan=False), st.lists), max_size=5))
 def test_values_of_an_array_equal_those_of_json(values: list[Any]) -> None:
     for text in (json.dumps(values), json.dumps(values, indent=2), "\n [" + json.dumps(values)[1:]):

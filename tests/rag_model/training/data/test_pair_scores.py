@@ -69,14 +69,19 @@ def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_cross_encoder(tmp_path_factory.mktemp("teacher"))
 
 
-@pytest.fixture(scope="module", params=["model.onnx", "onnx/model.onnx"])
-def graph(request: pytest.FixtureRequest, teacher: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the teacher as an ONNX graph, in the layout of an export or of a hub folder."""
-    folder = save_onnx(teacher, tmp_path_factory.mktemp("graph"))
-    if request.param != "model.onnx":
-        (folder / "onnx").mkdir()
-        (folder / "model.onnx").rename(folder / request.param)
-        shutil.copy(teacher / "config.json", folder)
+@pytest.fixture(scope="module")
+def graph(teacher: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the teacher as an ONNX graph in the layout of an export, without a config."""
+    return save_onnx(teacher, tmp_path_factory.mktemp("graph"))
+
+
+@pytest.fixture(scope="module")
+def hub_graph(teacher: Path, graph: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the graph in the layout of a hub folder."""
+    folder = Path(shutil.copytree(graph, tmp_path_factory.mktemp("hub") / "hub_graph"))
+    (folder / "onnx").mkdir()
+    (folder / "model.onnx").rename(folder / "onnx" / "model.onnx")
+    shutil.copy(teacher / "config.json", folder)
     return folder
 
 
@@ -190,8 +195,11 @@ def _job(store: Store, folder: Path, scorer: Workers, work: Path) -> Job[Any]:
     )
 
 
-def test_scores_of_a_graph_by_workers_equal_the_cross_encoder(store: Store, graph: Path, tmp_path: Path) -> None:
-    workers = Workers(store)
+@pytest.mark.parametrize("layout", ["graph", "hub_graph"])
+def test_scores_of_a_graph_by_workers_equal_the_cross_encoder(
+    store: Store, layout: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    graph, workers = request.getfixturevalue(layout), Workers(store)
     scores = load_teacher(_job(store, graph, workers, tmp_path)).scores(*PAIRS)
     assert (scores == CrossEncoder.load(graph, device="cpu").scores(*PAIRS)).all()
     (block,) = workers.blocks
@@ -237,8 +245,10 @@ def test_training_itself_scores_with_a_graph_whose_weights_are_separate(
     assert not workers.blocks
 
 
-def test_workers_follow_the_token_limit(store: Store, teacher: Path, graph: Path, tmp_path: Path) -> None:
-    for folder in (teacher, graph):
+def test_workers_follow_the_token_limit(
+    store: Store, teacher: Path, graph: Path, hub_graph: Path, tmp_path: Path
+) -> None:
+    for folder in (teacher, graph, hub_graph):
         short = Path(shutil.copytree(folder, tmp_path / folder.name))
         (short / "tokenizer_config.json").write_text(json.dumps({"model_max_length": 16}))
         expected = CrossEncoder.load(short, device="cpu").scores(*PAIRS)
@@ -257,10 +267,10 @@ def test_inputs_of_a_block_contain_the_library_versions(store: Store) -> None:
     assert graph_block.uses_gpu == ("CUDAExecutionProvider" in onnxruntime.get_available_providers())
 
 
-def test_graph_needs_no_torch(graph: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-c", WITHOUT_TORCH, str(tmp_path / "store"), str(graph)]
+def test_graph_needs_no_torch(hub_graph: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", WITHOUT_TORCH, str(tmp_path / "store"), str(hub_graph)]
     process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert process.returncode == 0, process.stderr
-    expected = CrossEncoder.load(graph, device="cpu").scores(["who?"], ["york"], ["the king"])
+    expected = CrossEncoder.load(hub_graph, device="cpu").scores(["who?"], ["york"], ["the king"])
     by_workers, by_retriever = map(float, process.stdout.split())
     assert by_workers == by_retriever == pytest.approx(float(expected[0]), abs=1e-5)

@@ -18,7 +18,7 @@ from rag_model.training.objectives.margin_mse import MarginMseRecipe, MarginMseT
 from rag_model.training.objectives.task_bases import BiEncoder
 from tests.fixtures.tiny import save_cross_encoder
 
-SETTINGS = LoopSettings(max_steps=60, learning_rate=3e-3, evaluate_every=20, checkpoint_every=60, cpu=True)
+SETTINGS = LoopSettings(max_steps=24, learning_rate=3e-3, evaluate_every=12, checkpoint_every=24, cpu=True)
 RECIPE = MarginMseRecipe(batch_size=8, negatives=2, temperature=0.1, goal="loss")
 
 

@@ -281,7 +281,8 @@ def test_bf16_has_nearly_the_losses_of_float32(build_task: Any, tmp_path: Path, 
     losses = {}
     for precision in ("no", "bf16"):
         task = build_task(replace(RECIPE, retrieve="once"), kind=kind)  # rounding could change the hits of each step
-        result = train(task, replace(STEPS, precision=precision, learning_rate=1e-4), tmp_path / precision)
+        steps = replace(STEPS, precision=precision, learning_rate=1e-4, evaluate_every=4)
+        result = train(task, steps, tmp_path / precision)
         assert {weights.dtype for weights in task.module.parameters()} == {torch.float32}
         assert result.best_measures["nll"] < result.initial_measures["nll"]
         losses[precision] = [row["loss"] for row in read_metrics(tmp_path / precision) if row["kind"] == "train"]
