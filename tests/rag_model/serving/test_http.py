@@ -234,9 +234,7 @@ def test_concurrent_questions_are_batched_and_a_full_queue_says_so(shared_librar
         replies: dict[str, httpx.Response] = {}
 
         def ask(question: str) -> None:
-            replies[question] = httpx.post(
-                f"{service.url}/search", json={"questions": [question], "k": len(question)}, timeout=PATIENCE
-            )
+            replies[question] = service.client.post("/search", json={"questions": [question], "k": len(question)})
 
         threads = [threading.Thread(target=ask, args=("?" * (1 + number % 3) + f"{number}",)) for number in range(7)]
         threads[0].start()

@@ -41,7 +41,7 @@ def test_panic_at_a_question_fails_no_other_question(fragile_store: str, dest: P
 
         def ask(question: str) -> None:
             request = {"questions": [question], "k": 1}
-            replies[question] = httpx.post(f"{service.url}/search", json=request, timeout=PATIENCE)
+            replies[question] = service.client.post("/search", json=request)
 
         questions = [*(f"{PANICS} {i}" for i in range(2)), *(f"who is king {i}?" for i in range(4))]
         threads = [threading.Thread(target=ask, args=(question,)) for question in questions]

@@ -18,7 +18,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.fixtures.serving import PATIENCE, Library, until
+from tests.fixtures.serving import NO_TLS, PATIENCE, Library, until
 
 CLIENTS = 4
 
@@ -33,7 +33,7 @@ def run_workers(library: Library, dest: Path) -> Iterator[tuple[str, int]]:
     assert process.stdout is not None
     try:
         url = json.loads(process.stdout.readline())["url"]
-        until(lambda: httpx.get(f"{url}/readyz", timeout=PATIENCE).status_code == 200)
+        until(lambda: fetch(f"{url}/readyz").status_code == 200)
         yield url, process.pid
     finally:
         process.send_signal(signal.SIGTERM)
@@ -47,8 +47,18 @@ def list_workers(supervisor: int) -> list[int]:
     return [int(child) for child in children if "spawn_main" in Path(f"/proc/{child}/cmdline").read_text()]
 
 
+def fetch(url: str) -> httpx.Response:
+    """Send a request over a connection of its own, to any worker."""
+    return httpx.get(url, timeout=PATIENCE, verify=NO_TLS)
+
+
+def retrieve(url: str, snapshot: str) -> httpx.Response:
+    request = {"queries": ["who was the king?"], "topk": 1}
+    return httpx.post(f"{url}/retrieve?snapshot={snapshot}", json=request, timeout=PATIENCE, verify=NO_TLS)
+
+
 def get_metric(url: str, name: str) -> float:
-    text = httpx.get(f"{url}/metrics", timeout=PATIENCE).text
+    text = fetch(f"{url}/metrics").text
     values = re.findall(rf"^{re.escape(name)} (\S+)$", text, re.MULTILINE)
     assert len(values) <= 1, text
     return float(values[0]) if values else 0.0
@@ -95,9 +105,7 @@ def test_workers_swap_together_and_are_restarted(library: Library, dest: Path, t
         try:
             for snapshot in (library.blue, library.red):
                 library.move(snapshot)
-                until(
-                    lambda target=snapshot: httpx.get(f"{url}/snapshot", timeout=PATIENCE).json()["snapshot"] == target
-                )
+                until(lambda target=snapshot: fetch(f"{url}/snapshot").json()["snapshot"] == target)
                 count = len(clients.replies)
                 until(lambda before=count: len(clients.replies) > before + 4 * CLIENTS)
             swapped, clients.pause = len(clients.replies), 0.25  # seconds; leaves the cores to the workers that start
@@ -108,30 +116,18 @@ def test_workers_swap_together_and_are_restarted(library: Library, dest: Path, t
             for deaths, index in enumerate((1, 0), start=1):
                 killed = list_workers(supervisor)[index]
                 os.kill(killed, signal.SIGKILL)
-                until(lambda: httpx.get(f"{url}/readyz", timeout=PATIENCE).status_code == 200)
+                until(lambda: fetch(f"{url}/readyz").status_code == 200)
                 until(lambda n=deaths: get_metric(url, 'bookwheel_thread_deaths_total{thread="worker"}') == n)
                 until(lambda: get_metric(url, "bookwheel_workers") == 2)
                 assert killed not in list_workers(supervisor)
 
-            pinned = {"queries": ["who was the king?"], "topk": 1}
-            for _ in range(2):  # Each request has a connection of its own, and so perhaps another worker.
-                until(
-                    lambda: (
-                        httpx.post(f"{url}/retrieve?snapshot={library.blue}", json=pinned, timeout=PATIENCE)
-                        .json()
-                        .get("snapshot")
-                        == library.blue
-                    )
-                )
-
-            def retrieve_unknown(name: str) -> int:
-                return httpx.post(f"{url}/retrieve?snapshot={name}", json=pinned, timeout=PATIENCE).status_code
-
+            for _ in range(2):  # perhaps at both workers
+                until(lambda: retrieve(url, library.blue).json().get("snapshot") == library.blue)
             # Each worker asks the leader while the request waits.
-            until(lambda: [retrieve_unknown(secrets.token_hex(32)) for _ in range(8)] == [410] * 8)
+            until(lambda: [retrieve(url, secrets.token_hex(32)).status_code for _ in range(8)] == [410] * 8)
 
             library.store.takedowns.record_replacement(library.red, "")
-            until(lambda: [httpx.get(f"{url}/snapshot", timeout=PATIENCE).status_code for _ in range(8)] == [503] * 8)
+            until(lambda: [fetch(f"{url}/snapshot").status_code for _ in range(8)] == [503] * 8)
         finally:
             clients.end()
 
