@@ -124,7 +124,7 @@ def read_stages(folder: Path, *stages: str) -> list[dict[str, Any]]:
 def test_both_stages_train_one_reader(
     build_job: Any, store: Store, tmp_path: Path, family: str, models: dict[str, Path]
 ) -> None:
-    loop = replace(LOOP, max_steps=10, evaluate_every=5)
+    loop = replace(LOOP, max_steps=6, evaluate_every=3)
     preference = {"preference": "mean_log_probability", "preference_temperature": 0.1}
     run = Finetuning(RA_DIT, build_job(family=family, loop=loop, dev=EXAMPLES, retriever=preference))
     result = run.run(tmp_path / "run")
@@ -134,14 +134,14 @@ def test_both_stages_train_one_reader(
     assert dev[5]["kl"] < dev[3]["kl"], "the second stage approaches the generator's preference"
     assert dev[3]["nll"] == pytest.approx(dev[2]["nll"], abs=1e-4), "the second stage starts from the first"
     assert set(result.initial_measures) == {"nll", "Success@4", "distinct", "spread"} < set(result.best_measures)
-    assert result.steps == 20
+    assert result.steps == 12
     published, _ = run.publish(result, tmp_path / "run", "reader", {})
     assert published.before["nll"] == dev[0]["nll"]
     folder = store.get_model_folder("reader")
     assert {"lm-metrics.jsonl", "retriever-metrics.jsonl"} <= {path.name for path in folder.iterdir()}
     card = (folder / "README.md").read_text()
     snapshot = run.snapshot.id[:12]
-    assert f"### Stage lm\n\nTrained on 8 questions, each after 3 passages of snapshot {snapshot}. 10 steps" in card
+    assert f"### Stage lm\n\nTrained on 8 questions, each after 3 passages of snapshot {snapshot}. 6 steps" in card
     assert f"Trained on 8 questions and 8 plain texts of snapshot {snapshot}, each with 4 passages" in card
     rag = load_rag(folder, device="cpu")
     assert (rag.settings.kind, rag.settings.k, rag.settings.temperature) == ("sequence", 4, 0.1)
