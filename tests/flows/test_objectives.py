@@ -1,4 +1,4 @@
-"""An objective that another package registers: offered, deployed with a form, trained, resumed and kept, as our own."""
+"""An objective from an installed package works as a built-in one: in the help, in training, in a deployment."""
 
 import json
 import os
@@ -22,6 +22,8 @@ from rag_model.training.loop.checkpoint import read_metrics
 from rag_model.training.objectives.objective import list_objective_names
 from tests.flows.conftest import Bookwheel, Ran
 
+pytestmark = pytest.mark.xdist_group("server")  # One process runs the commands of all these tests.
+
 ROOT = Path(__file__).parents[2]
 TOY = """
 [loop]
@@ -37,71 +39,85 @@ batch_size = 2
 
 
 @pytest.fixture(scope="module")
-def registered(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """An environment in which a package `toy` is installed: a module, and the metadata that registers it."""
-    folder = tmp_path_factory.mktemp("installed")
-    shutil.copy(ROOT / "tests" / "fixtures" / "toy_objective.py", folder)
-    about = folder / "toy-1.0.dist-info"
-    about.mkdir()
-    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: toy\nVersion: 1.0\n")
-    (about / "entry_points.txt").write_text("[bookwheel.objectives]\ntoy = toy_objective:TOY\n")
-    return {"PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)])}
-
-
-@pytest.fixture(scope="module")
-def given(library: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Questions about real passages, as triples; the settings; and a store of their own."""
-    folder = tmp_path_factory.mktemp("given")
+def inputs(library: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Examples about real passages, settings and a store, by option of `finetune`."""
+    folder = tmp_path_factory.mktemp("inputs")
     passages = Snapshot.open(str(library)).passages(range(0, 120, 10))
-    rows = [
-        {"question": passage.title, "answers": ["x"], "title": passage.title, "context": passage.text}
-        for passage in passages
-    ]
-    for name, some in (("train", rows[:8]), ("dev", rows[8:])):
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in some))
+    rows = [{"question": p.title, "answers": ["x"], "title": p.title, "context": p.text} for p in passages]
+    for name, split_rows in (("train", rows[:8]), ("dev", rows[8:])):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in split_rows))
     (folder / "toy.toml").write_text(TOY)
     store = Path(shutil.copytree(library, folder / "store"))
-    return {
-        "train": folder / "train.jsonl",
-        "dev": folder / "dev.jsonl",
-        "training": folder / "toy.toml",
-        "store": store,
-    }
+    paths = {name: folder / f"{name}.jsonl" for name in ("train", "dev")}
+    return {**paths, "training": folder / "toy.toml", "store": store}
 
 
-# Runs commands in children that it forks, so that they share an import of torch. A line of its input has the arguments
-# of `run_command`; a line of its output is an exit code.
+# Each line of the input has a program, its arguments, two output files and environment variables; each line of the
+# output is an exit code. Programs run in forked children, which share one import of torch, transformers and Prefect.
 COMMANDS = """
 import json, os, sys
+import prefect.cli  # before flows, which otherwise are plain functions without a server
 import accelerate, flows.finetune, flows.verbs.finetune, torch, transformers
-from tests.fixtures.forked_processes import run_command
+from flows import cli
+from flows.launch_model import launch_finetune
+from prefect.context import refresh_global_settings_context
+from rag_model.resources import RunLimits
+
+def deploy(arguments):
+    sys.argv = ["prefect", *arguments]
+    prefect.cli.app()
+
+def launch(arguments):
+    launched = launch_finetune("toy", **json.loads(arguments[0]), most=RunLimits("8GB", 2))
+    print(json.dumps([launched.run, dict(launched.needs.work.sizes)]))
+
+programs = {"bookwheel": cli.main, "prefect": deploy, "launch": launch}
 for line in sys.stdin:
+    program, arguments, outputs, variables = json.loads(line)
     if child := os.fork():
         print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
         continue
+    code = 1
     try:
-        run_command(*json.loads(line))
+        os.environ.update(variables)
+        refresh_global_settings_context()
+        for descriptor, path in enumerate(outputs, start=1):
+            os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), descriptor)
+        programs[program](arguments)
+        code = 0
     except SystemExit as end:
+        code = end.code or 0
+    finally:
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(end.code or 0)
+        os._exit(code)
 """
 
 
 @pytest.fixture(scope="module")
-def command(registered: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Ran]]:
-    """Run a verb in a process of its own, with the package installed."""
-    folder, environment = tmp_path_factory.mktemp("commands"), {**os.environ, **registered}
-    outputs = [str(folder / "out"), str(folder / "err")]
+def run_program(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Ran]]:
+    """Run `bookwheel`, `prefect` or `launch` in a process where the package `toy` is installed."""
+    folder, working_folder = tmp_path_factory.mktemp("installed"), tmp_path_factory.mktemp("working")
+    shutil.copy(ROOT / "tests" / "fixtures" / "toy_objective.py", folder)
+    metadata = folder / "toy-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: toy\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text("[bookwheel.objectives]\ntoy = toy_objective:TOY\n")
+    outputs = [str(working_folder / "out"), str(working_folder / "err")]
     with subprocess.Popen(
-        [sys.executable, "-c", COMMANDS], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", COMMANDS],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)])},
+        cwd=working_folder,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     ) as process:
         assert process.stdin is not None
         assert process.stdout is not None
 
-        def run(*words: object, **variables: str) -> Ran:
-            arguments = [[str(word) for word in words], outputs, {**environment, **variables}, str(folder)]
-            print(json.dumps(arguments), file=process.stdin, flush=True)
+        def run(program: str, *words: object, **variables: str) -> Ran:
+            request = (program, [str(word) for word in words], outputs, variables)
+            print(json.dumps(request), file=process.stdin, flush=True)
             code = int(process.stdout.readline())
             return Ran(code, *(Path(path).read_text() for path in outputs))
 
@@ -110,95 +126,79 @@ def command(registered: dict[str, str], tmp_path_factory: pytest.TempPathFactory
 
 
 @pytest.fixture
-def toy(command: Callable[..., Ran], given: dict[str, Path]) -> Callable[..., Ran]:
+def finetune_toy(run_program: Callable[..., Ran], inputs: dict[str, Path]) -> Callable[..., Ran]:
     """Run `finetune toy --json`."""
 
-    def run(*words: object, **environment: str) -> Ran:
-        named = [word for name, path in given.items() for word in (f"--{name}", path)]
-        return command("finetune", "toy", *named, *words, "--json", **environment)
+    def run(*words: object, **variables: str) -> Ran:
+        options = [word for name, path in inputs.items() for word in (f"--{name}", path)]
+        return run_program("bookwheel", "finetune", "toy", *options, *words, "--json", **variables)
 
     return run
 
 
-def test_help_offers_it(command: Callable[..., Ran], bookwheel: Bookwheel) -> None:
-    assert "toy" not in bookwheel("finetune", "--help").out  # here it is not installed
-    told = " ".join(command("finetune", "--help").out.replace("│", " ").split())
-    assert "toy: a bag of words" in told
-    assert "dpr: a question and a passage encoder, --encoder; colbert: " in told
-    refused = command("finetune", "toi")
-    known = ", ".join(f'"{name}"' for name in [*list_objective_names(), "toy"])
-    assert (refused.code, known in refused.complaint) == (2, True), refused.err
+def test_help_lists_installed_objective(run_program: Callable[..., Ran], bookwheel: Bookwheel) -> None:
+    assert "toy" not in bookwheel("finetune", "--help").out  # The package is not installed for this process.
+    output = " ".join(run_program("bookwheel", "finetune", "--help").out.replace("│", " ").split())
+    assert "toy: a bag of words" in output
+    assert "dpr: a question and a passage encoder, --encoder; colbert: " in output
+    refused = run_program("bookwheel", "finetune", "toi")
+    names = ", ".join(f'"{name}"' for name in [*list_objective_names(), "toy"])
+    assert (refused.code, names in refused.complaint) == (2, True), refused.err
 
 
-def test_it_trains_resumes_after_a_kill_and_is_kept_with_a_card(
-    toy: Callable[..., Ran], given: dict[str, Path], tmp_path: Path
+def test_killed_training_resumes_and_stores_model_with_card(
+    finetune_toy: Callable[..., Ran], inputs: dict[str, Path], tmp_path: Path
 ) -> None:
-    killed = toy("--work", tmp_path / "work", TOY_KILLED_AT="8")
+    killed = finetune_toy("--work", tmp_path / "work", TOY_KILLED_AT="8")
     assert killed.code == -signal.SIGKILL, killed.err
     assert [row["step"] for row in read_metrics(tmp_path / "work") if row["kind"] == "train"] == list(range(1, 8))
-    result = toy("--work", tmp_path / "work")
+    result = finetune_toy("--work", tmp_path / "work")
     assert result.code == 0, result.err
     reply = result.json
     assert (reply["kind"], reply["name"], reply["steps"], reply["trained"]) == ("toy", "toy", 12, True)
     assert reply["metrics"]["after"]["loss"] < reply["metrics"]["before"]["loss"]
 
-    store = Store.open(str(given["store"]))
+    store = Store.open(str(inputs["store"]))
     content = store.models.get(store.models.resolve("toy")).content
     assert set(content.files) == {"README.md", "metrics.jsonl", "words/model.safetensors"}
     card = (store.get_model_folder("toy") / "README.md").read_text()
-    for said in (
+    for text in (
         "# toy, trained by bookwheel",
         "A bag of words (an example, 2026).",
         "text-ranking",
         reply["snapshot"],
     ):
-        assert said in card
+        assert text in card
 
     store.files.delete_folder("memo/finetune")
-    whole = toy("--work", tmp_path / "whole", "--name", "twin").json
-    assert (whole["model"], whole["metrics"]) == (reply["model"], reply["metrics"])
-    assert read_metrics(tmp_path / "work") == read_metrics(tmp_path / "whole")
+    undisturbed = finetune_toy("--work", tmp_path / "undisturbed", "--name", "twin").json
+    assert (undisturbed["model"], undisturbed["metrics"]) == (reply["model"], reply["metrics"])
+    assert read_metrics(tmp_path / "work") == read_metrics(tmp_path / "undisturbed")
     steps = [row for row in read_metrics(tmp_path / "work") if row["kind"] == "train"]
     assert {row["snapshot"] for row in steps} == {reply["snapshot"]}
     assert [row["age"] for row in steps] == [row["step"] for row in steps]
 
 
-def test_an_option_that_it_does_not_take_changes_nothing(toy: Callable[..., Ran]) -> None:
+def test_option_that_objective_does_not_take_changes_nothing(finetune_toy: Callable[..., Ran]) -> None:
     """`bookwheel.toml` and the environment may set it for other verbs."""
-    ran = toy("--max-steps", 2, "--generator", "nowhere").json
-    again = toy("--max-steps", 2, BOOKWHEEL_ENCODER="model:none").json
-    assert (again["model"], ran["trained"], again["trained"]) == (ran["model"], True, False)
+    first = finetune_toy("--max-steps", 2, "--generator", "nowhere").json
+    second = finetune_toy("--max-steps", 2, BOOKWHEEL_ENCODER="model:none").json
+    assert (second["model"], first["trained"], second["trained"]) == (first["model"], True, False)
 
 
 @pytest.fixture(scope="module")
-def deployment(
-    prefect_url: str, registered: dict[str, str], given: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
-) -> str:
-    """`finetune` as `infra/prefect.yaml` deploys it where the package is installed."""
+def deployment(prefect_url: str, run_program: Callable[..., Ran], inputs: dict[str, Path]) -> str:
+    """Deploy `finetune` with `infra/prefect.yaml`; return the name of the deployment."""
     with get_client(sync_client=True) as client, suppress(ObjectAlreadyExists):
         client.create_work_pool(WorkPoolCreate(name="bookwheel-gpu", type="process", base_job_template={}))
-    words = [
-        "--no-prompt",
-        "deploy",
-        "-n",
-        "finetune/finetune-library",
-        "--prefect-file",
-        str(ROOT / "infra/prefect.yaml"),
-    ]
-    done = subprocess.run(
-        [Path(sys.executable).with_name("prefect"), *words],
-        env={**os.environ, **registered, "PREFECT_API_URL": prefect_url, "BOOKWHEEL_STORE": str(given["store"])},
-        cwd=tmp_path_factory.mktemp("elsewhere"),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    words = ["--no-prompt", "deploy", "-n", "finetune/finetune-library", "--prefect-file", ROOT / "infra/prefect.yaml"]
+    result = run_program("prefect", *words, PREFECT_API_URL=prefect_url, BOOKWHEEL_STORE=str(inputs["store"]))
+    assert result.code == 0, result.out + result.err
     return "finetune/finetune-library"
 
 
 @pytest.mark.usefixtures("prefect_server")
-def test_a_deployment_has_a_form_for_it(deployment: str) -> None:
+def test_deployment_has_form_of_objective(deployment: str) -> None:
     with get_client(sync_client=True) as client:
         deployed = client.read_deployment_by_name(deployment)
         schema: Any = deployed.parameter_openapi_schema
@@ -212,14 +212,13 @@ def test_a_deployment_has_a_form_for_it(deployment: str) -> None:
         assert steps["description"].endswith("; by default 500")
         width = forms["toy"]["properties"]["toy"]["properties"]["width"]
         assert (width["type"], width["description"]) == ("integer", "of a word's vector; by default 16")
-        assert forms["toy"]["properties"]["loop"]["properties"]["epochs"]["description"].endswith("; by default 3")
-        assert forms["rag-sequence, rag-token"]["properties"]["loop"]["properties"]["epochs"]["description"].endswith(
-            "100"
-        )
+        for title, epochs in (("toy", 3), ("rag-sequence, rag-token", 100)):
+            loop = forms[title]["properties"]["loop"]["properties"]
+            assert loop["epochs"]["description"].endswith(f"; by default {epochs}")
 
         run = {"kind": "toy", "store": "s", "train": "t", "dev": "d", "recipe": {"toy": {"width": 8}}}
-        started = client.create_flow_run_from_deployment(deployed.id, parameters=run)
-        assert started.parameters == run
+        flow_run = client.create_flow_run_from_deployment(deployed.id, parameters=run)
+        assert flow_run.parameters == run
         for wrong in ({"toy": {"width": "wide"}}, {"toy": {"breadth": 8}}, {"words": {}}):
             with pytest.raises(PrefectHTTPStatusError, match="recipe"):
                 client.create_flow_run_from_deployment(deployed.id, parameters={**run, "recipe": wrong})
@@ -227,25 +226,15 @@ def test_a_deployment_has_a_form_for_it(deployment: str) -> None:
             client.create_flow_run_from_deployment(deployed.id, parameters={**run, "kind": "toi"})
 
 
-LAUNCH = """
-import json, sys
-from flows.launch_model import launch_finetune
-from rag_model.resources import RunLimits
-told = launch_finetune("toy", **json.loads(sys.argv[1]), most=RunLimits("8GB", 2))
-print(json.dumps([told.run, dict(told.needs.work.sizes)]))
-"""
-
-
 @pytest.mark.usefixtures("prefect_server")
-def test_it_is_weighed_and_launched(registered: dict[str, str], given: dict[str, Path], deployment: str) -> None:
-    what = {name: str(given[name]) for name in ("store", "train", "dev")}
-    words = [json.dumps({**what, "max_steps": 5, "deployment": deployment})]
-    environment = {**os.environ, **registered}
-    done = subprocess.run(
-        [sys.executable, "-c", LAUNCH, *words], env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    run, work = json.loads(done.stdout.splitlines()[-1])
-    assert work == {"steps": "5", "examples": "8"}
+def test_training_is_estimated_and_launched(
+    run_program: Callable[..., Ran], inputs: dict[str, Path], deployment: str, prefect_url: str
+) -> None:
+    options = {name: str(inputs[name]) for name in ("store", "train", "dev")}
+    arguments = json.dumps({**options, "max_steps": 5, "deployment": deployment})
+    result = run_program("launch", arguments, PREFECT_API_URL=prefect_url)
+    assert result.code == 0, result.err
+    run, sizes = json.loads(result.out.splitlines()[-1])
+    assert sizes == {"steps": "5", "examples": "8"}
     with get_client(sync_client=True) as client:
-        assert client.read_flow_run(run).parameters == {"kind": "toy", **what, "ref": "latest", "max_steps": 5}
+        assert client.read_flow_run(run).parameters == {"kind": "toy", **options, "ref": "latest", "max_steps": 5}
