@@ -1,4 +1,4 @@
-"""The tiny encoder in every shape that folders come in, and texts to encode."""
+"""Folders of tiny encoders in several layouts, and texts to encode."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -15,13 +15,13 @@ Build = Callable[..., Path]
 
 @pytest.fixture(scope="session")
 def tiny_bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A plain Hugging Face folder."""
+    """Save a plain Hugging Face folder."""
     return save_bert(tmp_path_factory.mktemp("tiny-bert"))
 
 
 @pytest.fixture(scope="session")
 def tiny_dpr(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """DPR's pair: the folders of the passage and the question encoder."""
+    """Save the folders of DPR's passage and question encoder."""
     folder = tmp_path_factory.mktemp("tiny")
     torch.manual_seed(2)
     for kind, name in ((DPRContextEncoder, "dpr-ctx_encoder"), (DPRQuestionEncoder, "dpr-question_encoder")):
@@ -57,6 +57,6 @@ def tiny_st(tiny_bert: Path, tmp_path: Path) -> Build:
 
 @pytest.fixture(scope="session")
 def texts() -> tuple[list[str], list[str]]:
-    """Titles and texts of very different lengths, an empty title among them."""
+    """Return titles, some of them empty, and texts of very different lengths."""
     titles = ["", "the king", "a", "Music theory", "the city of rivers", "x"] * 5
     return titles, [" ".join(WORDS[: 1 + (7 * i) % 20]) + "." for i in range(len(titles))]

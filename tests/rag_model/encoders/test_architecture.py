@@ -1,4 +1,4 @@
-"""The sizes of a model are those that transformers counts, and a backward pass allocates no more than is estimated."""
+"""Sizes of models equal those of transformers, and a backward pass allocates at most the estimated memory."""
 
 from collections.abc import Callable
 from itertools import accumulate
@@ -23,25 +23,26 @@ FAMILIES = [
 
 
 @pytest.mark.parametrize(("save", "family", "halves"), FAMILIES, ids=["bert", "bart", "t5", "llama"])
-def test_a_folder_is_as_large_as_its_model(
+def test_architecture_has_the_sizes_of_the_model(
     save: Callable[[Path], Path], family: type, halves: int, tmp_path: Path
 ) -> None:
     folder = save(tmp_path / "model")
-    found, model = read_architecture(folder), family.from_pretrained(str(folder))
+    architecture, model = read_architecture(folder), family.from_pretrained(str(folder))
     config = model.config
-    stored = [one.numel() for name, one in model.named_parameters() if "pooler" not in name]  # which the folder lacks
-    assert found.parameters == pytest.approx(sum(stored), rel=0.01)
-    assert (found.hidden, found.vocabulary) == (config.hidden_size, config.vocab_size)
-    assert found.layers == halves * config.num_hidden_layers
-    assert found.heads == config.num_attention_heads
-    assert 0 < found.operations_per_token < 2 * found.parameters
+    sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
+    n_stored = sum(size for name, size in sizes.items() if "pooler" not in name)  # the folder has no pooler
+    assert architecture.parameters == pytest.approx(n_stored, rel=0.01)
+    assert (architecture.hidden, architecture.vocabulary) == (config.hidden_size, config.vocab_size)
+    assert architecture.layers == halves * config.num_hidden_layers
+    assert architecture.heads == config.num_attention_heads
+    assert 0 < architecture.operations_per_token < 2 * architecture.parameters
 
 
-def test_a_quantised_file_is_as_large_as_the_model_in_it(tmp_path: Path) -> None:
-    found = read_architecture(save_gguf(tmp_path))
+def test_architecture_of_a_quantized_file_has_the_sizes_of_the_model(tmp_path: Path) -> None:
+    architecture = read_architecture(save_gguf(tmp_path))
     module = AutoModelForCausalLM.from_pretrained(str(tmp_path), gguf_file=next(tmp_path.glob("*.gguf")).name)
-    assert found.parameters == sum(parameter.numel() for parameter in module.parameters())
-    assert (found.layers, found.hidden) == (module.config.num_hidden_layers, module.config.hidden_size)
+    assert architecture.parameters == sum(parameter.numel() for parameter in module.parameters())
+    assert (architecture.layers, architecture.hidden) == (module.config.num_hidden_layers, module.config.hidden_size)
 
 
 @pytest.mark.parametrize(("texts", "tokens"), [(32, 128), (8, 512)])

@@ -1,4 +1,4 @@
-"""The benchmarks run, on little: what they print is a number a person relies on."""
+"""The benchmarks of encoders run on small inputs and print the expected report."""
 
 import json
 from pathlib import Path
@@ -18,7 +18,7 @@ def test_embedding_on_a_gpu_is_measured_on_a_cpu_too() -> None:
     assert 0 < report["share_of_matmul"] < 1
     assert np.isclose(report["hours_for_wikipedia"], 21_015_324 / report["passages_per_s"] / 3600, rtol=0.02)
     assert [len(row) for row in embedding_rows([report])] == [4, 4]
-    assert BertConfig().hidden_size == 768  # what it runs on a GPU is BERT-base
+    assert BertConfig().hidden_size == 768  # on a GPU the benchmark measures BERT-base
 
 
 def test_embedding_is_measured_beside_sentence_transformers(minilm: Path, worker_threads: None) -> None:
@@ -37,16 +37,8 @@ def test_reranking_benchmark_measures_the_gain(tmp_path: Path) -> None:
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in file_rows))
         files += [f"--{name}", str(tmp_path / f"{name}.jsonl")]
     model = save_cross_encoder(tmp_path / "cross")
-    sizes = [
-        "--rounds",
-        "0",
-        "--threads",
-        "1",
-        "--max-questions",
-        "3",
-        "--depth",
-        "6",
-    ]  # its speed beside the peer takes long
+    # No rounds, because measuring the speed of the peer takes long.
+    sizes = ["--rounds", "0", "--threads", "1", "--max-questions", "3", "--depth", "6"]
     files += ["--passages", str(tmp_path / "paragraphs.jsonl")]
     quality = json.loads(run_benchmark("bench_rerank.py", "--model", model, *sizes, *files))
     assert quality["questions"] == 3

@@ -42,15 +42,15 @@ Save = Callable[[Path], State]
 
 
 def pickle_weights(folder: Path, state: State, name: str = "pytorch_model.bin", *, legacy: bool = True) -> State:
-    """Write weights as torch before 1.6 did, or as today's; remove safetensors."""
+    """Write weights in the format of torch before 1.6, or in today's; remove safetensors."""
     for path in folder.glob("model*.safetensors*"):
         path.unlink()
     torch.save(state, folder / name, _use_new_zipfile_serialization=not legacy)
     return state
 
 
-def with_old_parts(state: State, prefix: str = "") -> State:
-    """Add what BERT's old checkpoints have: positions as a buffer, and a pooler."""
+def add_old_tensors(state: State, prefix: str = "") -> State:
+    """Add the tensors of BERT's old checkpoints: a buffer of positions, and a pooler."""
     width = SHAPE["hidden_size"]
     return {
         f"{prefix}embeddings.position_ids": torch.arange(SHAPE["max_position_embeddings"]).expand((1, -1)),
@@ -73,7 +73,7 @@ def save_dpr(folder: Path, name: str, projection: int = 0) -> State:
     module.save_pretrained(folder)
     add_old_tokenizer(folder)
     inner = "ctx_encoder" if name == "DPRContextEncoder" else "question_encoder"
-    return pickle_weights(folder, with_old_parts(module.state_dict(), f"{inner}.bert_model."))
+    return pickle_weights(folder, add_old_tensors(module.state_dict(), f"{inner}.bert_model."))
 
 
 def save_rag(folder: Path, name: str) -> State:
@@ -94,9 +94,9 @@ def save_rag(folder: Path, name: str) -> State:
     write_json(parts / "tokenizer_config.json", {"model_max_length": 256})
     tokens = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
     write_json(parts / "special_tokens_map.json", tokens)
-    # In 2020 BART's head was no tensor of its own.
+    # In 2020, checkpoints of BART had no tensor for the head.
     state = {key: value for key, value in module.state_dict().items() if not key.endswith("lm_head.weight")}
-    return pickle_weights(folder, with_old_parts(state, "rag.question_encoder.question_encoder.bert_model."))
+    return pickle_weights(folder, add_old_tensors(state, "rag.question_encoder.question_encoder.bert_model."))
 
 
 def save_bare_bart(folder: Path) -> State:
@@ -117,7 +117,7 @@ def save_stanford_colbert(folder: Path) -> State:
     save_colbert(folder)
     with safe_open(folder / "model.safetensors", "pt") as file:
         state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    return pickle_weights(folder, with_old_parts(state, "bert."), legacy=False)
+    return pickle_weights(folder, add_old_tensors(state, "bert."), legacy=False)
 
 
 def save_pylate(folder: Path) -> State:
@@ -155,13 +155,13 @@ def save_sentence_transformer(folder: Path, pooling: str) -> State:
     write_json(folder / "modules.json", entries)
     write_json(folder / "sentence_bert_config.json", {"max_seq_length": 24, "do_lower_case": False})
     write_json(folder / "1_Pooling" / "config.json", {"word_embedding_dimension": 32, pooling: True})
-    return pickle_weights(folder, with_old_parts(module.state_dict()), legacy=False)
+    return pickle_weights(folder, add_old_tensors(module.state_dict()), legacy=False)
 
 
 def save_old_splade(folder: Path) -> State:
-    """Write naver/splade's weights, whose output matrix is that of the embeddings."""
+    """Write weights like those of naver/splade, whose output matrix is the embedding matrix."""
     save_splade(folder)
-    return pickle_weights(folder, with_old_parts(BertForMaskedLM.from_pretrained(folder).state_dict(), "bert."))
+    return pickle_weights(folder, add_old_tensors(BertForMaskedLM.from_pretrained(folder).state_dict(), "bert."))
 
 
 def save_sharded(folder: Path) -> State:
@@ -205,22 +205,22 @@ def convert(folder: Path, destination: Path) -> ConvertedWeights:
 
 
 @dataclass(frozen=True)
-class Converted:
-    """All layouts, which one call converts."""
+class Conversion:
+    """The tensors of all layouts, and the folders and the report of one conversion."""
 
     states: dict[str, State]
     pickled: Path
-    new: Path
+    output: Path
     report: ConvertedWeights
 
 
 @pytest.fixture(scope="module")
-def converted(tmp_path_factory: pytest.TempPathFactory) -> Converted:
+def conversion(tmp_path_factory: pytest.TempPathFactory) -> Conversion:
     base, states = tmp_path_factory.mktemp("convert"), dict[str, State]()
     for name, (save, _) in LAYOUTS.items():
         (base / "pickled" / name).mkdir(parents=True)
         states[name] = save(base / "pickled" / name)
-    return Converted(states, base / "pickled", base / "new", convert(base / "pickled", base / "new"))
+    return Conversion(states, base / "pickled", base / "output", convert(base / "pickled", base / "output"))
 
 
 def read_bytes(tensor: torch.Tensor) -> tuple[torch.dtype, tuple[int, ...], bytes]:
@@ -228,33 +228,33 @@ def read_bytes(tensor: torch.Tensor) -> tuple[torch.dtype, tuple[int, ...], byte
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_every_layout_is_converted_bit_for_bit_and_loads(layout: str, converted: Converted) -> None:
-    state, folder = converted.states[layout], converted.new / layout
-    stored, shared = dict[str, torch.Tensor](), dict[str, str]()
+def test_every_layout_is_converted_bit_for_bit_and_loads(layout: str, conversion: Conversion) -> None:
+    state, folder = conversion.states[layout], conversion.output / layout
+    tensors, tied_names = dict[str, torch.Tensor](), dict[str, str]()
     for path in folder.glob("model*.safetensors"):
-        assert path.relative_to(converted.new).as_posix() in converted.report.files
-        with safe_open(path, "pt") as opened:
-            stored |= {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
-            shared |= opened.metadata()
-    del shared["format"]
-    assert not [value for value in shared.values() if str(converted.new.parent) in value]  # no local path
-    assert state.keys() == stored.keys() | shared.keys()
+        assert path.relative_to(conversion.output).as_posix() in conversion.report.files
+        with safe_open(path, "pt") as file:
+            tensors |= {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            tied_names |= file.metadata()
+    del tied_names["format"]
+    assert not [value for value in tied_names.values() if str(conversion.output.parent) in value]  # no local path
+    assert state.keys() == tensors.keys() | tied_names.keys()
     for name, tensor in state.items():
-        assert read_bytes(stored[shared.get(name, name)]) == read_bytes(tensor), name
-    assert bool(shared) == (layout in TIED)
+        assert read_bytes(tensors[tied_names.get(name, name)]) == read_bytes(tensor), name
+    assert bool(tied_names) == (layout in TIED)
     assert not [path for path in folder.rglob("*") if ".bin" in path.name]
     LAYOUTS[layout][1](folder)
 
 
 @pytest.mark.parametrize("part", ["ctx_encoder", "question_encoder"])
-def test_dpr_makes_the_vectors_of_transformers(part: str, converted: Converted) -> None:
+def test_dpr_makes_the_vectors_of_transformers(part: str, conversion: Conversion) -> None:
     layout, is_question = f"facebook/dpr-{part}", part == "question_encoder"
     module = getattr(transformers, "DPRQuestionEncoder" if is_question else "DPRContextEncoder")
     oracle = module(DPRConfig(**SHAPE, projection_dim=16 if is_question else 0)).eval()
-    assert not oracle.load_state_dict(converted.states[layout], strict=False).missing_keys
-    tokenizer = transformers.BertTokenizer(str(converted.new / layout / "vocab.txt"), do_lower_case=True)
+    assert not oracle.load_state_dict(conversion.states[layout], strict=False).missing_keys
+    tokenizer = transformers.BertTokenizer(str(conversion.output / layout / "vocab.txt"), do_lower_case=True)
     role: Role = "question" if is_question else "passage"
-    encoder = Encoder.load(converted.new / layout, role, dtype="float32", device="cpu")
+    encoder = Encoder.load(conversion.output / layout, role, dtype="float32", device="cpu")
     inputs = [[question] for question in QUESTIONS]
     if not is_question:
         inputs = [[title, text] if title else [text] for title, text in zip(TITLES, TEXTS, strict=True)]
@@ -267,26 +267,26 @@ def test_dpr_makes_the_vectors_of_transformers(part: str, converted: Converted) 
 
 
 @pytest.mark.parametrize("kind", ["sequence", "token"])
-def test_rag_scores_answers_like_transformers(kind: str, converted: Converted) -> None:
+def test_rag_scores_answers_like_transformers(kind: str, conversion: Conversion) -> None:
     layout = f"facebook/rag-{kind}-nq"
-    rag = load_rag(converted.new / layout, device="cpu", dtype="float32")
+    rag = load_rag(conversion.output / layout, device="cpu", dtype="float32")
     assert rag.settings.kind == kind
     oracle_class = transformers.RagSequenceForGeneration if kind == "sequence" else transformers.RagTokenForGeneration
-    oracle = oracle_class(transformers.RagConfig.from_pretrained(converted.pickled / layout)).eval()
-    loading = oracle.load_state_dict(converted.states[layout], strict=False)
+    oracle = oracle_class(transformers.RagConfig.from_pretrained(conversion.pickled / layout)).eval()
+    loading = oracle.load_state_dict(conversion.states[layout], strict=False)
     assert all(key.endswith("lm_head.weight") for key in loading.missing_keys)
     oracle.generator.tie_weights()
     texts = ["was born in the city", "who wrote"]
     passages = [[Passage("1", "1", 0, "king", "", text, 0, 2, "") for text in texts]] * 2
     contexts = rag.generator.encode_contexts(QUESTIONS, passages)
     targets = rag.generator.encode_targets(["the city", "music"])
-    tokenizer = transformers.BertTokenizer(str(converted.new / layout / "question_encoder_tokenizer" / "vocab.txt"))
+    tokenizer = transformers.BertTokenizer(str(conversion.output / layout / "question_encoder_tokenizer" / "vocab.txt"))
     inputs = tokenizer(QUESTIONS, padding=True, return_tensors="pt")
     vectors = torch.randn(2, 2, 32, generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
-        asked = oracle.question_encoder(inputs["input_ids"], attention_mask=inputs["attention_mask"])[0]
-        torch.testing.assert_close(rag.embed_questions(QUESTIONS), asked, rtol=1e-4, atol=1e-5)
-        scores = (vectors @ asked[..., None])[..., 0]
+        query_vectors = oracle.question_encoder(inputs["input_ids"], attention_mask=inputs["attention_mask"])[0]
+        torch.testing.assert_close(rag.embed_questions(QUESTIONS), query_vectors, rtol=1e-4, atol=1e-5)
+        scores = (vectors @ query_vectors[..., None])[..., 0]
         start = torch.full((2, 1), oracle.generator.config.decoder_start_token_id)
         expected = oracle(
             context_input_ids=contexts.tokens,
@@ -306,7 +306,7 @@ class _Attack:
 
 
 @pytest.mark.parametrize(
-    ("contents", "why"),
+    ("contents", "message"),
     [
         (lambda path: {"a": torch.zeros(2), "b": _Attack(path)}, r"contain posix\.mkdir|contain os\.mkdir"),
         (_Attack, "mkdir"),
@@ -320,18 +320,18 @@ class _Attack:
     ],
 )
 @pytest.mark.parametrize("legacy", [True, False])
-def test_a_pickle_that_holds_anything_but_tensors_is_refused(
-    contents: Callable[[Path], Any], why: str, legacy: bool, tmp_path: Path
+def test_pickle_with_anything_but_tensors_is_refused(
+    contents: Callable[[Path], Any], message: str, legacy: bool, tmp_path: Path
 ) -> None:
     pickle_weights(tmp_path, contents(tmp_path / "attacked"), legacy=legacy)
-    with pytest.raises(InputError, match=why):
+    with pytest.raises(InputError, match=message):
         read_pickle(tmp_path / "pytorch_model.bin")
     assert not (tmp_path / "attacked").exists()
 
 
 @pytest.mark.parametrize("legacy", [True, False])
 @pytest.mark.parametrize("size", [0, 1, 100, -1])
-def test_a_truncated_pickle_is_one_sentence(legacy: bool, size: int, tmp_path: Path) -> None:
+def test_truncated_pickle_is_refused(legacy: bool, size: int, tmp_path: Path) -> None:
     pickle_weights(tmp_path, {"a": torch.arange(5000.0)}, legacy=legacy)
     path = tmp_path / "pytorch_model.bin"
     path.write_bytes(path.read_bytes()[:size])

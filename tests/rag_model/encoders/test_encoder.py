@@ -40,10 +40,6 @@ Texts = tuple[list[str], list[str]]
 SMALL = {"vocab_size": 128, "n_embd": 32, "n_layer": 1, "n_head": 2, "n_positions": 64}
 
 
-def copied(source: Path, into: Path) -> Path:
-    return shutil.copytree(source, into)
-
-
 def test_the_real_minilm_encodes_as_sentence_transformers_does(minilm: Path, sentence_transformers: Any) -> None:
     texts = ["A bookwheel lets one read many books at once.", "Paris", "Rivers " * 300, ""]
     actual = Encoder.load(minilm, "question", dtype="float32")
@@ -68,7 +64,7 @@ PROMPTS = {"query": "query: ", "document": "passage: "}
     ("pooling", "has_normalize", "similarity"),
     [
         *product(["mean"], [True, False], [None, "cosine", "dot", "maxsim"]),
-        *product(["cls", "lasttoken"], [False], [None]),  # pooling comes before all that a similarity decides
+        *product(["cls", "lasttoken"], [False], [None]),  # a similarity does not affect the pooling
     ],
 )
 @pytest.mark.parametrize(
@@ -98,15 +94,15 @@ def test_vectors_and_scores_are_those_of_sentence_transformers(
     )
     actual = Encoder.load(folder, dtype="float32")
     peer = sentence_transformers.SentenceTransformer(str(folder), device="cpu")
-    joined = [f"{title} {text}".strip() for title, text in zip(*texts, strict=True)]
-    passages, questions = actual.encode_passages(*texts), actual.encode_questions(joined)
+    full_texts = [f"{title} {text}".strip() for title, text in zip(*texts, strict=True)]
+    passages, questions = actual.encode_passages(*texts), actual.encode_questions(full_texts)
     assert actual.dim == actual.space().dim == passages.shape[1] == peer.get_embedding_dimension()
     # A cosine model's vectors are normalised, so that the inner product is its similarity. So are
     # truncated vectors of a model with Normalize.
     is_unit = has_normalize or peer.similarity_fn_name == "cosine"
     assert actual.space().normalize == is_unit
-    peer_passages = peer.encode_document(joined, normalize_embeddings=is_unit)
-    peer_questions = peer.encode_query(joined, normalize_embeddings=is_unit)
+    peer_passages = peer.encode_document(full_texts, normalize_embeddings=is_unit)
+    peer_questions = peer.encode_query(full_texts, normalize_embeddings=is_unit)
     np.testing.assert_allclose(passages, peer_passages, atol=1e-5)
     np.testing.assert_allclose(questions, peer_questions, atol=1e-5)
     scores = peer.similarity(peer_questions, peer_passages).numpy()
@@ -116,7 +112,7 @@ def test_vectors_and_scores_are_those_of_sentence_transformers(
 def test_a_cosine_model_without_normalize_ranks_as_semantic_search(
     minilm: Path, tmp_path: Path, sentence_transformers: Any
 ) -> None:
-    folder = copied(minilm, tmp_path / "cosine")
+    folder = shutil.copytree(minilm, tmp_path / "cosine")
     modules = json.loads((folder / "modules.json").read_text())
     (folder / "modules.json").write_text(json.dumps([m for m in modules if not m["type"].endswith("Normalize")]))
     (folder / "config_sentence_transformers.json").write_text('{"similarity_fn_name": "cosine"}')
@@ -132,7 +128,7 @@ def test_a_cosine_model_without_normalize_ranks_as_semantic_search(
 
 @pytest.fixture
 def end_token_folder(tmp_path: Path) -> Path:
-    """A folder like e5-mistral's: the config requests an end token, which tokenizer.json does not add."""
+    """Save a folder like e5-mistral's: its config requests an end token that tokenizer.json does not add."""
     folder = tmp_path / "mistral"
     folder.mkdir()
     tokenizer = Tokenizer(models.BPE())
@@ -172,7 +168,7 @@ def test_a_requested_end_token_ends_every_input(
     assert actual.tokenizer.encode("the", "king").tokens[-1] == "</s>"
     assert len(actual.tokenizer.encode(texts[2]).ids) == 64
     # The oracle's tokenizer.json adds the token itself.
-    mended = copied(end_token_folder, tmp_path / "mended")
+    mended = shutil.copytree(end_token_folder, tmp_path / "mended")
     tokenizer = Tokenizer.from_file(str(mended / "tokenizer.json"))
     tokenizer.post_processor = processors.TemplateProcessing(
         single="<s> $A </s>", pair="<s> $A $B </s>", special_tokens=[("<s>", 1), ("</s>", 2)]
@@ -181,7 +177,7 @@ def test_a_requested_end_token_ends_every_input(
     peer = sentence_transformers.SentenceTransformer(str(mended), device="cpu")
     np.testing.assert_allclose(actual.encode_questions(texts), peer.encode_query(texts), atol=1e-5)
     assert read_encoder_spec(mended).end_token == ""
-    # Without the token the vectors are others, so the space is another one.
+    # Without the token the vectors differ, so the space must differ too.
     without = Encoder.load(end_token_folder, overrides={"pooling": "mean"}, dtype="float32")
     assert without.spec.end_token == ""
     assert without.space().tokenizer != actual.space().tokenizer
@@ -215,7 +211,7 @@ def test_dpr_encodes_questions_as_transformers_does(tiny_dpr: tuple[Path, Path])
     np.testing.assert_allclose(vectors, expected.detach().numpy(), atol=1e-4)
 
 
-def test_neighbours_in_a_batch_do_not_show(tiny_bert: Path, texts: Texts) -> None:
+def test_vectors_do_not_depend_on_the_batch(tiny_bert: Path, texts: Texts) -> None:
     encoder = Encoder.load(tiny_bert, dtype="float32")
     together = encoder.encode_passages(*texts)
     apart = np.concatenate([encoder.encode_passages([a], [b]) for a, b in zip(*texts, strict=True)])
@@ -227,7 +223,7 @@ def test_the_same_texts_give_the_same_bits(minilm: Path, texts: Texts) -> None:
     np.testing.assert_array_equal(encoder.encode_passages(*texts), encoder.encode_passages(*texts))
 
 
-def test_nothing_gives_no_rows(tiny_bert: Path) -> None:
+def test_no_texts_give_no_rows(tiny_bert: Path) -> None:
     encoder = Encoder.load(tiny_bert)
     assert encoder.encode_questions([]).shape == (0, 32)
     assert (encoder.dim, encoder.space().dim) == (32, 32)
@@ -248,27 +244,28 @@ def test_any_text_has_a_vector(tiny_bert: Path, text: str) -> None:
     assert np.isfinite(Encoder.load(tiny_bert).encode_questions([text])).all()
 
 
-def test_positions_of_roberta_are_counted_past_the_padding(tmp_path: Path, tiny_bert: Path, texts: Texts) -> None:
-    config = RobertaConfig(
+def test_positions_of_roberta_start_after_the_padding(tmp_path: Path, tiny_bert: Path, texts: Texts) -> None:
+    roberta_config = RobertaConfig(
         vocab_size=128, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64,
         max_position_embeddings=66, pad_token_id=1, initializer_range=0.5,
     )  # fmt: skip
-    folder = copied(tiny_bert, tmp_path / "roberta")
-    RobertaModel(config, add_pooling_layer=False).save_pretrained(folder)
+    folder = shutil.copytree(tiny_bert, tmp_path / "roberta")
+    RobertaModel(roberta_config, add_pooling_layer=False).save_pretrained(folder)
     encoder = Encoder.load(folder, dtype="float32")
     alone = np.concatenate([encoder.encode_passages([a], [b]) for a, b in zip(*texts, strict=True)])
     np.testing.assert_allclose(encoder.encode_passages(*texts), alone, atol=1e-5)
-    told = folder / "tokenizer_config.json"  # so that the config's positions alone limit a text
-    told.write_text(json.dumps({k: v for k, v in json.loads(told.read_text()).items() if k != "model_max_length"}))
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    del config["model_max_length"]  # so that only the positions of the model limit a text
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
     assert read_encoder_spec(folder).max_length == 64
     with pytest.raises(UsageError, match="use 64 or less"):
         read_encoder_spec(folder, {"max_length": 65})
-    (folder / "bookwheel.json").write_text('{"spec": {"max_length": 66}}')  # as was recorded once
+    (folder / "bookwheel.json").write_text('{"spec": {"max_length": 66}}')  # older versions recorded this
     assert np.isfinite(Encoder.load(folder).encode_questions(["king " * 100])).all()
 
 
-def test_the_last_token_of_a_decoder_is_a_vector(tmp_path: Path, tiny_bert: Path, texts: Texts) -> None:
-    folder = copied(tiny_bert, tmp_path / "gpt2")
+def test_last_token_of_a_decoder_gives_the_vector(tmp_path: Path, tiny_bert: Path, texts: Texts) -> None:
+    folder = shutil.copytree(tiny_bert, tmp_path / "gpt2")
     GPT2Model(GPT2Config(**SMALL, initializer_range=0.5)).save_pretrained(folder)
     encoder = Encoder.load(folder, overrides={"pooling": "last", "max_length": 64}, dtype="float32")
     alone = np.concatenate([encoder.encode_passages([a], [b]) for a, b in zip(*texts, strict=True)])
@@ -276,7 +273,7 @@ def test_the_last_token_of_a_decoder_is_a_vector(tmp_path: Path, tiny_bert: Path
 
 
 def test_a_vector_that_is_not_finite_names_its_row(tmp_path: Path, tiny_bert: Path) -> None:
-    folder = copied(tiny_bert, tmp_path / "broken")
+    folder = shutil.copytree(tiny_bert, tmp_path / "broken")
     tensors = load_file(folder / "model.safetensors")
     encoder = Encoder.load(tiny_bert)
     king = encoder.tokenizer.token_to_id("king")
@@ -295,14 +292,14 @@ def test_models_of_another_kind_are_refused(tmp_path: Path, tiny_bert: Path) -> 
         "GPT2LMHeadModel": GPT2LMHeadModel(GPT2Config(**SMALL)),
     }
     for name, model in models.items():
-        folder = copied(tiny_bert, tmp_path / name)
+        folder = shutil.copytree(tiny_bert, tmp_path / name)
         model.save_pretrained(folder)
         with pytest.raises(InputError, match=f"is a {name}, which computes no vectors"):
             Encoder.load(folder)
 
 
 def test_a_folder_that_lacks_tensors_is_refused(tmp_path: Path, tiny_bert: Path) -> None:
-    folder = copied(tiny_bert, tmp_path / "short")
+    folder = shutil.copytree(tiny_bert, tmp_path / "short")
     tensors = load_file(folder / "model.safetensors")
     del tensors["encoder.layer.0.output.dense.weight"]
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
@@ -311,8 +308,8 @@ def test_a_folder_that_lacks_tensors_is_refused(tmp_path: Path, tiny_bert: Path)
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])
-def test_a_missing_or_corrupt_file_is_one_sentence(tmp_path: Path, tiny_bert: Path, name: str) -> None:
-    folder = copied(tiny_bert, tmp_path / "broken")
+def test_missing_or_corrupt_file_is_refused(tmp_path: Path, tiny_bert: Path, name: str) -> None:
+    folder = shutil.copytree(tiny_bert, tmp_path / "broken")
     (folder / name).write_bytes((folder / name).read_bytes()[:-7])
     with pytest.raises(InputError, match=r"fetch (it|the model) again"):
         Encoder.load(folder)
@@ -322,7 +319,7 @@ def test_a_missing_or_corrupt_file_is_one_sentence(tmp_path: Path, tiny_bert: Pa
         Encoder.load(folder)
 
 
-def test_a_device_that_is_not_here_is_named(tiny_bert: Path) -> None:
+def test_missing_device_is_named(tiny_bert: Path) -> None:
     with pytest.raises(UsageError, match="device 'gpu' is unknown"):
         Encoder.load(tiny_bert, device="gpu")
     if not torch.cuda.is_available():
@@ -330,56 +327,56 @@ def test_a_device_that_is_not_here_is_named(tiny_bert: Path) -> None:
             Encoder.load(tiny_bert, device="cuda:0")
 
 
-def test_threads_are_set_where_asked(tiny_bert: Path) -> None:
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)  # the tests may run on one
+def test_number_of_threads_is_set(tiny_bert: Path) -> None:
+    thread_count = torch.get_num_threads()
+    torch.set_num_threads(2)  # the tests may use one thread
     try:
         Encoder.load(tiny_bert, threads=1)
         assert torch.get_num_threads() == 1
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(thread_count)
 
 
-def test_a_folder_of_before_tokenizer_json_cuts_text_the_same(tmp_path: Path, tiny_bert: Path) -> None:
-    folder = copied(tiny_bert, tmp_path / "old")
-    new = Encoder.load(tiny_bert, dtype="float32")
-    vocabulary = new.tokenizer.get_vocab()
+def test_folder_without_tokenizer_json_gives_the_same_vectors(tmp_path: Path, tiny_bert: Path) -> None:
+    folder = shutil.copytree(tiny_bert, tmp_path / "old")
+    current = Encoder.load(tiny_bert, dtype="float32")
+    vocabulary = current.tokenizer.get_vocab()
     (folder / "tokenizer.json").unlink()
     (folder / "vocab.txt").write_text("\n".join(sorted(vocabulary, key=lambda token: vocabulary[token])))
     texts = ["Who wrote the theory of music?", "the king"]
-    old = Encoder.load(folder, dtype="float32")
-    np.testing.assert_array_equal(old.encode_questions(texts), new.encode_questions(texts))
-    assert old.space().tokenizer != new.space().tokenizer
+    legacy = Encoder.load(folder, dtype="float32")
+    np.testing.assert_array_equal(legacy.encode_questions(texts), current.encode_questions(texts))
+    assert legacy.space().tokenizer != current.space().tokenizer
 
 
-def test_the_next_window_is_made_in_another_thread_and_in_order() -> None:
-    made: list[tuple[int, str]] = []
+def test_next_window_is_prepared_in_another_thread_and_in_order() -> None:
+    calls: list[tuple[int, str]] = []
 
     def windows() -> Iterator[int]:
         for number in range(5):
-            made.append((number, threading.current_thread().name))
+            calls.append((number, threading.current_thread().name))
             yield number
 
     assert list(prefetch(windows())) == [0, 1, 2, 3, 4]
-    assert [number for number, _ in made] == [0, 1, 2, 3, 4]
-    assert threading.current_thread().name not in {name for _, name in made}
+    assert [number for number, _ in calls] == [0, 1, 2, 3, 4]
+    assert threading.current_thread().name not in {name for _, name in calls}
 
 
-def test_an_error_of_the_next_window_reaches_the_reader() -> None:
+def test_error_of_the_next_window_is_raised() -> None:
     def windows() -> Iterator[int]:
         yield 0
         raise InputError("the second window is corrupt")
 
-    ahead = prefetch(windows())
-    assert next(ahead) == 0
+    prefetched = prefetch(windows())
+    assert next(prefetched) == 0
     with pytest.raises(InputError, match="second window"):
-        next(ahead)
+        next(prefetched)
 
 
-def test_batches_for_a_gpu_have_the_same_few_shapes_again(tiny_bert: Path) -> None:
+def test_batches_for_a_gpu_repeat_few_shapes(tiny_bert: Path) -> None:
     model = Encoder.load(tiny_bert, device="cpu").model
     assert isinstance(model, Model)
-    on_gpu = replace(model, device=torch.device("cuda"), batch_tokens=65_536)  # divides, and computes nothing
+    on_gpu = replace(model, device=torch.device("cuda"), batch_tokens=65_536)  # only splits texts into batches
     random = np.random.default_rng(0)
     windows = [random.integers(100, 180, 32_768).tolist() for _ in range(2)]
     shapes = list[set[tuple[int, int]]]()

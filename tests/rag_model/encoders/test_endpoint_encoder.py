@@ -1,4 +1,4 @@
-"""An encoder behind an HTTP API: llama.cpp's real server gives its vectors, and every bad reply is one sentence."""
+"""An encoder behind an HTTP API returns the vectors of llama.cpp's server, and refuses every bad reply."""
 
 import base64
 import json
@@ -38,7 +38,7 @@ def llama_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture
 def endpoint(llama_url: str, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The base URL of llama.cpp's server, which the environment names."""
+    """Set the base URL of llama.cpp's server in the environment, and return it."""
     monkeypatch.setenv("BOOKWHEEL_EMBED_BASE_URL", llama_url)
     return llama_url
 
@@ -50,9 +50,9 @@ def request_singly(url: str, texts: list[str]) -> tuple[np.ndarray[Any, np.dtype
     return np.array([body["data"][0]["embedding"] for body in bodies], np.float32), tokens
 
 
-def write_reply(vectors: object, **more: object) -> Step:
+def build_reply(vectors: object, **fields: object) -> Step:
     rows = [{"index": index, "embedding": vector} for index, vector in enumerate(vectors)]  # type: ignore[var-annotated,arg-type]
-    return replies(200, {"data": rows, **more})
+    return replies(200, {"data": rows, **fields})
 
 
 def embed(server: Scripted, texts: list[str] | None = None) -> Any:
@@ -63,7 +63,7 @@ def embed(server: Scripted, texts: list[str] | None = None) -> Any:
         client.close()
 
 
-def test_vectors_equal_those_of_single_requests_in_the_order_of_the_texts(endpoint: str, tmp_path: Path) -> None:
+def test_vectors_equal_those_of_single_requests(endpoint: str, tmp_path: Path) -> None:
     write_endpoint_folder("openai:tiny", tmp_path)
     encoder = EndpointEncoder.load(tmp_path)
     expected, expected_tokens = request_singly(endpoint, TEXTS[:35])
@@ -80,8 +80,8 @@ def test_a_store_keeps_the_space_of_an_endpoint_and_refuses_a_changed_model(
 ) -> None:
     store = Store.open(str(tmp_path / "store"), create=True)
     first = store_encoder(store, "openai:tiny", EncodeRecipe())
-    again = store_encoder(store, "openai:tiny", EncodeRecipe())
-    assert (first.space, first.passage) == (again.space, again.passage)
+    second = store_encoder(store, "openai:tiny", EncodeRecipe())
+    assert (first.space, first.passage) == (second.space, second.passage)
     assert first.space.pooling == "endpoint"
     shorter = store_encoder(store, "openai:tiny", EncodeRecipe(spec={"truncate_dim": 8, "question_prompt": "query: "}))
     assert (shorter.space.dim, first.space.dim) == (8, 32)
@@ -96,8 +96,8 @@ def test_a_store_keeps_the_space_of_an_endpoint_and_refuses_a_changed_model(
 
 def test_a_text_that_is_too_long_is_named_without_a_retry(endpoint: str) -> None:
     client = EmbeddingClient("tiny", FAST)
-    named = r"^a text of 5,007 characters that begin with 'Danube x.*', is longer .* truncate them$"
-    with pytest.raises(PromptTooLongError, match=named):
+    message = r"^a text of 5,007 characters that begin with 'Danube x.*', is longer .* truncate them$"
+    with pytest.raises(PromptTooLongError, match=message):
         client.embed([*TEXTS, "Danube\n" + "x" * 5_000, *TEXTS])
     client.close()
 
@@ -105,7 +105,7 @@ def test_a_text_that_is_too_long_is_named_without_a_retry(endpoint: str) -> None
 def test_a_request_that_is_too_long_as_a_whole_is_halved() -> None:
     refusal = replies(413, {"error": {"message": "batch is too large"}})
     vectors = [[[1.0, 0.0]], [[0.0, 1.0], [2.0, 0.0]]]
-    steps = (write_reply(part, usage={"prompt_tokens": 3}) for part in vectors)
+    steps = (build_reply(part, usage={"prompt_tokens": 3}) for part in vectors)
     with scripted(refusal, *steps) as server:
         received, tokens = embed(server, ["one", "two", "three"])
         assert [body["input"] for body in server.bodies] == [["one", "two", "three"], ["one"], ["two", "three"]]
@@ -115,13 +115,13 @@ def test_a_request_that_is_too_long_as_a_whole_is_halved() -> None:
 @pytest.mark.parametrize(
     ("reply", "message"),
     [
-        (write_reply([[1.0, 2.0]]), "1 vectors for 2 texts"),
-        (write_reply([[1.0, 2.0], [1.0]]), "same shape"),
-        (write_reply([[1.0, 2.0], [None, 1.0]]), "not a list of numbers"),
-        (write_reply([[1.0, 2.0], [1e39, 1.0]]), "not finite"),
-        (write_reply([[1.0, 2.0], [0.0, 0.0]]), "a vector is zero"),
-        (write_reply([[], []]), "shape"),
-        (write_reply([base64.b64encode(b"\0\0\x80?").decode(), "%%%"]), "base64"),
+        (build_reply([[1.0, 2.0]]), "1 vectors for 2 texts"),
+        (build_reply([[1.0, 2.0], [1.0]]), "same shape"),
+        (build_reply([[1.0, 2.0], [None, 1.0]]), "not a list of numbers"),
+        (build_reply([[1.0, 2.0], [1e39, 1.0]]), "not finite"),
+        (build_reply([[1.0, 2.0], [0.0, 0.0]]), "a vector is zero"),
+        (build_reply([[], []]), "shape"),
+        (build_reply([base64.b64encode(b"\0\0\x80?").decode(), "%%%"]), "base64"),
         (replies(200, {"data": [{"index": 1, "embedding": [1.0]}] * 2}), "missing or repeated"),
         (replies(200, {"object": "list"}), "KeyError"),
         (replies(200, b"<html>"), "a reply that is not a list of embeddings"),
@@ -132,16 +132,16 @@ def test_a_request_that_is_too_long_as_a_whole_is_halved() -> None:
         (replies(500, {}), "ask again later"),
     ],
 )
-def test_a_bad_reply_is_one_sentence_without_the_key(reply: Step, message: str) -> None:
+def test_error_of_a_bad_reply_does_not_contain_the_key(reply: Step, message: str) -> None:
     with scripted(reply) as server, pytest.raises(EndpointError, match=message) as raised:
         embed(server)
     assert KEY not in str(raised.value)
     assert "\n" not in str(raised.value)
 
 
-def test_a_busy_endpoint_is_asked_again_after_the_time_that_it_gives() -> None:
+def test_busy_endpoint_is_retried_after_the_given_time() -> None:
     vectors = [[1.0, 0.0], [0.0, 1.0]]
-    with scripted(replies(429, {}, Retry_After="0"), write_reply(vectors, usage={"prompt_tokens": 7})) as server:
+    with scripted(replies(429, {}, Retry_After="0"), build_reply(vectors, usage={"prompt_tokens": 7})) as server:
         received, tokens = embed(server)
     assert (received.tolist(), tokens) == (vectors, 7)
     assert len(server.bodies) == 2
@@ -149,7 +149,7 @@ def test_a_busy_endpoint_is_asked_again_after_the_time_that_it_gives() -> None:
 
 def test_an_endpoint_without_base64_gets_requests_without_it() -> None:
     refusal = replies(400, {"error": {"message": "unknown field encoding_format"}})
-    with scripted(refusal, write_reply([[1.0, 0.0], [0.0, 2.0]])) as server:
+    with scripted(refusal, build_reply([[1.0, 0.0], [0.0, 2.0]])) as server:
         received, _ = embed(server)
     assert received.tolist() == [[1.0, 0.0], [0.0, 2.0]]
     assert ["encoding_format" in body for body in server.bodies] == [True, False]
@@ -161,7 +161,7 @@ def test_replies_in_another_order_are_sorted_by_index() -> None:
         assert embed(server)[0].tolist() == [[3.0], [1.0]]
 
 
-def test_an_endpoint_that_hangs_ends_after_the_time_of_the_settings() -> None:
+def test_endpoint_that_hangs_is_left_after_the_time_limit() -> None:
     settings = EmbedSettings(tries=2, backoff_seconds=0.001, whole_seconds=0.3)
     with scripted(hangs(b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n{")) as server:
         client = EmbeddingClient("tiny", settings, Endpoint(server.url))
@@ -193,7 +193,7 @@ def test_a_name_without_a_model_is_refused(tmp_path: Path) -> None:
         write_endpoint_folder("openai:#2", tmp_path)
 
 
-def test_the_record_holds_no_address_and_no_key(endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_record_contains_no_address_and_no_key(endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BOOKWHEEL_EMBED_API_KEY", KEY)
     write_endpoint_folder("openai:tiny", tmp_path)
     record = json.loads((tmp_path / "bookwheel.json").read_text())

@@ -1,4 +1,4 @@
-"""A folder's config decides numbers, never code: what it asks of transformers beside the sizes is refused."""
+"""The config of a model may set sizes; options that name code or other packages are refused."""
 
 import io
 import json
@@ -21,7 +21,7 @@ from tests.fixtures.tiny import save_cross_encoder, write_json
 from tests.fixtures.tiny_generators import save_llama
 
 Load = Callable[[Path], Any]
-SEVERAL: tuple[tuple[str, Load], ...] = (
+LOADERS: tuple[tuple[str, Load], ...] = (
     ("encoder", Encoder.load),
     ("cross-encoder", CrossEncoder.load),
     ("generator", load_generator),
@@ -30,12 +30,12 @@ SEVERAL: tuple[tuple[str, Load], ...] = (
 
 @pytest.fixture(scope="module")
 def folders(tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A folder of each kind that transformers loads."""
-    made = tmp_path_factory.mktemp("pretrained")
+    """Return a folder of each kind of model that transformers loads."""
+    folder = tmp_path_factory.mktemp("pretrained")
     return {
         "encoder": tiny_bert,
-        "cross-encoder": save_cross_encoder(made / "cross"),
-        "generator": save_llama(made / "llama"),
+        "cross-encoder": save_cross_encoder(folder / "cross"),
+        "generator": save_llama(folder / "llama"),
     }
 
 
@@ -43,19 +43,19 @@ def read_json(path: Path) -> dict[str, Any]:
     return dict(json.loads(path.read_bytes()))
 
 
-def changed(folder: Path, into: Path, **values: Any) -> Path:
+def copy_with_config(folder: Path, into: Path, **values: Any) -> Path:
     """Copy a model, with other values in its config."""
     shutil.copytree(folder, into)
     write_json(into / "config.json", {**read_json(into / "config.json"), **values})
     return into
 
 
-@pytest.mark.parametrize(("kind", "load"), SEVERAL)
+@pytest.mark.parametrize(("kind", "load"), LOADERS)
 @pytest.mark.parametrize("key", ["attn_implementation", "_attn_implementation"])
 def test_no_attention_code_of_the_hub_is_loaded(
     folders: dict[str, Path], tmp_path: Path, kind: str, load: Load, key: str
 ) -> None:
-    folder = changed(folders[kind], tmp_path / "model", **{key: "kernels-community/flash-attn2"})
+    folder = copy_with_config(folders[kind], tmp_path / "model", **{key: "kernels-community/flash-attn2"})
     with pytest.raises(
         InputError, match=f"names {key} 'kernels-community/flash-attn2', which is code of another package"
     ):
@@ -63,7 +63,7 @@ def test_no_attention_code_of_the_hub_is_loaded(
 
 
 @pytest.mark.parametrize(
-    ("values", "sentence"),
+    ("values", "message"),
     [
         ({"attn_implementation": "flash_attention_2"}, "names attn_implementation 'flash_attention_2', which is code"),
         ({"text_config": {"attn_implementation": {"": "stranger/evil"}}}, "names attn_implementation {'': 'stranger"),
@@ -78,32 +78,32 @@ def test_no_attention_code_of_the_hub_is_loaded(
         ({"hidden_act": "eval"}, r"cannot be loaded \('eval'\): give a bi-encoder"),
     ],
 )
-def test_what_a_config_may_not_say(tiny_bert: Path, tmp_path: Path, values: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(InputError, match=sentence):
-        Encoder.load(changed(tiny_bert, tmp_path / "model", **values))
+def test_unsupported_options_are_refused(tiny_bert: Path, tmp_path: Path, values: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        Encoder.load(copy_with_config(tiny_bert, tmp_path / "model", **values))
 
 
-def test_what_torch_itself_computes_may_be_named(tiny_bert: Path, tmp_path: Path) -> None:
-    check_config(changed(tiny_bert, tmp_path / "model", attn_implementation="sdpa", _attn_implementation=None))
+def test_attention_of_torch_may_be_named(tiny_bert: Path, tmp_path: Path) -> None:
+    check_config(copy_with_config(tiny_bert, tmp_path / "model", attn_implementation="sdpa", _attn_implementation=None))
 
 
 def test_an_adapter_is_refused_because_it_names_another_folder(tiny_bert: Path, tmp_path: Path) -> None:
-    folder = changed(tiny_bert, tmp_path / "model")
+    folder = copy_with_config(tiny_bert, tmp_path / "model")
     write_json(folder / "adapter_config.json", {"base_model_name_or_path": "/elsewhere"})
     with pytest.raises(InputError, match=r"is an adapter \(adapter_config\.json\): merge it into its model"):
         Encoder.load(folder)
 
 
-@pytest.mark.parametrize(("kind", "load"), SEVERAL)
+@pytest.mark.parametrize(("kind", "load"), LOADERS)
 def test_no_code_that_auto_map_names_is_run(
     folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, load: Load
 ) -> None:
-    """Neither where transformers knows the model without it, nor where it does not; and a `y` is not read."""
+    """With and without a model type that transformers knows; and no `y` is read from stdin as consent."""
     monkeypatch.setattr(sys, "stdin", io.StringIO("y\n" * 9))
-    named = {"AutoConfig": "evil.C", "AutoModel": "evil.M", "AutoModelForCausalLM": "evil.M"}
+    auto_map = {"AutoConfig": "evil.C", "AutoModel": "evil.M", "AutoModelForCausalLM": "evil.M"}
     marker = tmp_path / "run"
     for model_type in (read_json(folders[kind] / "config.json")["model_type"], "evil"):
-        folder = changed(folders[kind], tmp_path / model_type, auto_map=named, model_type=model_type)
+        folder = copy_with_config(folders[kind], tmp_path / model_type, auto_map=auto_map, model_type=model_type)
         settings = {**read_json(folder / "tokenizer_config.json"), "auto_map": {"AutoTokenizer": ["evil.T", "evil.T"]}}
         write_json(folder / "tokenizer_config.json", settings)
         (folder / "evil.py").write_text(f"open({str(marker)!r}, 'w')\n")
@@ -117,20 +117,20 @@ def test_no_code_that_auto_map_names_is_run(
 
 
 def test_kernels_of_the_hub_are_not_used_unless_the_operator_asks() -> None:
-    used: ModuleType = sys.modules["transformers.integrations.hub_kernels"]
-    assert not used._kernels_enabled
+    module: ModuleType = sys.modules["transformers.integrations.hub_kernels"]
+    assert not module._kernels_enabled
 
 
-def test_whatever_transformers_raises_is_one_sentence(tiny_bert: Path) -> None:
+def test_errors_of_transformers_become_input_errors(tiny_bert: Path) -> None:
     with pytest.raises(InputError, match=r"^encoder .* cannot be loaded"):
         load_pretrained(transformers.AutoModelForImageClassification, tiny_bert, "encoder", "give another")
 
 
-@pytest.mark.parametrize(("kind", "load"), SEVERAL)
+@pytest.mark.parametrize(("kind", "load"), LOADERS)
 @pytest.mark.parametrize("positions", ["relative_key", "relative_key_query", "alibi"])
 def test_positions_that_would_be_ignored_are_refused(
     folders: dict[str, Path], tmp_path: Path, kind: str, load: Load, positions: str
 ) -> None:
-    folder = changed(folders[kind], tmp_path / "model", position_embedding_type=positions)
+    folder = copy_with_config(folders[kind], tmp_path / "model", position_embedding_type=positions)
     with pytest.raises(InputError, match=f"says position_embedding_type '{positions}', and such positions are not"):
         load(folder)

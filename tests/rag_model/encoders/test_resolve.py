@@ -16,14 +16,14 @@ from rag_model.training.origins import InitialModels
 from tests.fixtures.hub import Hub
 
 
-def flat(files: dict[str, Path], folder: Path) -> Path:
+def copy_flat(files: dict[str, Path], folder: Path) -> Path:
     folder.mkdir()
     for name, path in files.items():
         shutil.copy(path, folder / name)
     return folder
 
 
-def test_a_folder_is_itself(tiny_bert: Path) -> None:
+def test_local_folder_resolves_to_itself(tiny_bert: Path) -> None:
     assert resolve_folder(tiny_bert) == resolve_folder(str(tiny_bert)) == tiny_bert.resolve()
 
 
@@ -33,22 +33,22 @@ def test_a_missing_folder_is_named_without_asking_the_hub(name: str) -> None:
         resolve_folder(name)
 
 
-def test_a_hub_that_is_out_of_reach_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreachable_hub_is_an_input_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(InputError, match=r"cannot be reached from here \(.*check the network, or give a local folder$"):
-        resolve_folder("nobody/has-this-model")
+        resolve_folder("unknown/missing-model")
     with pytest.raises(InputError, match=r"the demo extra holds this model, in the folder that"):
         resolve_folder("sentence-transformers/all-MiniLM-L6-v2")
 
 
 def test_a_hub_without_the_model_asks_to_check_the_name(hub: Hub) -> None:
     with pytest.raises(InputError, match=r"refuses the download \(.*check the name and the token"):
-        resolve_folder("nobody/has-this-model")
+        resolve_folder("unknown/missing-model")
 
 
 @pytest.fixture
 def models(hub: Hub, tiny_bert: Path) -> Hub:
-    """A hub with `me/tiny`: pickled weights on main, safetensors in a pull request, a branch and a tag."""
+    """Add `me/tiny` to the hub: pickled weights on main, safetensors in a pull request, a branch and a tag."""
     files = {path.name: path.read_bytes() for path in tiny_bert.iterdir()}
     weights = {"model.safetensors": files.pop("model.safetensors")}
     repository = hub.add("models/me/tiny", {**files, "pytorch_model.bin": b"anything"})
@@ -83,7 +83,7 @@ def test_a_revision_that_git_does_not_allow_is_refused_before_a_request(models: 
     assert not models.asked
 
 
-def test_pickled_weights_on_the_hub_name_both_ways(models: Hub) -> None:
+def test_error_of_pickled_weights_names_both_solutions(models: Hub) -> None:
     with pytest.raises(InputError, match=r"a revision that has safetensors, such as me/tiny@refs/pr/3, or convert"):
         Encoder.load("me/tiny")
 
@@ -118,7 +118,7 @@ def test_a_shipped_question_encoder_loads_from_one_flat_folder(minilm: Path, tmp
     space = compute_space(minilm, spec, "minilm")
     files = collect_question_encoder_files(minilm, spec, space, tmp_path)
     assert sorted(files) == ["bookwheel.json", "config.json", "model.safetensors", "tokenizer.json"]
-    shipped = Encoder.load(flat(files, tmp_path / "flat"), "question", dtype="float32")
+    shipped = Encoder.load(copy_flat(files, tmp_path / "flat"), "question", dtype="float32")
     original = Encoder.load(minilm, "question", {"max_length": 32, "question_prompt": "q: "}, dtype="float32")
     assert shipped.spec == spec
     check_same_space(shipped.space(), space)
@@ -127,14 +127,14 @@ def test_a_shipped_question_encoder_loads_from_one_flat_folder(minilm: Path, tmp
     )
 
 
-def test_a_pairs_question_encoder_asks_where_it_declares(tiny_dpr: tuple[Path, Path], tmp_path: Path) -> None:
+def test_question_encoder_of_a_pair_needs_a_declared_space(tiny_dpr: tuple[Path, Path], tmp_path: Path) -> None:
     passage, question = tiny_dpr
     spec = read_encoder_spec(passage, {"max_length": 64})
     space = compute_space(passage, spec, "tiny-dpr")
     undeclared = Encoder.load(question, "question", {"max_length": 64})
     with pytest.raises(RefusedError, match="dpr-question_encoder cannot search a snapshot of encoder tiny-dpr"):
         check_same_space(undeclared.space(), space)
-    folder = flat(collect_question_encoder_files(question, spec, space, tmp_path), tmp_path / "flat")
+    folder = copy_flat(collect_question_encoder_files(question, spec, space, tmp_path), tmp_path / "flat")
     check_same_space(Encoder.load(folder, "question").space(), space)
 
 

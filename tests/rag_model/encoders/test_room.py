@@ -1,4 +1,4 @@
-"""A GPU that is too small for a batch, at the driver's edge: torch's own error, above a number of tokens."""
+"""Batches that a GPU is too small for: torch's own error is raised above a number of tokens."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -20,65 +20,65 @@ from tests.fixtures.tiny_splade import save_splade
 
 TITLES = ["River", "", "King", "War and the music"] * 12
 TEXTS = [f"the river was born in the city of king {'and ' * (number % 7)}" for number in range(48)]
-ROOM = 300  # tokens, padding included
+MAX_TOKENS = 300  # tokens, padding included
 
 
-def dense(folder: Path) -> Any:
+def encode_dense(folder: Path) -> Any:
     return Encoder.load(save_bert(folder), device="cpu", dtype="float32").encode_passages(TITLES, TEXTS)
 
 
-def many(folder: Path) -> Any:
+def encode_tokens(folder: Path) -> Any:
     return TokenEncoder.load(save_colbert(folder), device="cpu", dtype="float32").encode_passages(TITLES, TEXTS).vectors
 
 
-def sparse(folder: Path) -> Any:
+def encode_sparse(folder: Path) -> Any:
     return SparseEncoder.load(save_splade(folder), device="cpu", dtype="float32").encode_passages(TITLES, TEXTS).terms
 
 
-def scores(folder: Path) -> Any:
+def score_pairs(folder: Path) -> Any:
     return CrossEncoder.load(save_cross_encoder(folder), device="cpu").scores(TEXTS, TITLES, TEXTS)
 
 
-@pytest.mark.parametrize("encode", [dense, many, sparse, scores])
-def test_what_does_not_fit_at_once_is_encoded_in_halves(
+@pytest.mark.parametrize("encode", [encode_dense, encode_tokens, encode_sparse, score_pairs])
+def test_batch_that_does_not_fit_is_encoded_in_halves(
     encode: Callable[[Path], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    expected, looked_up, failed = encode(tmp_path / "all"), torch.nn.functional.embedding, []
+    expected, embedding, failed_sizes = encode(tmp_path / "all"), torch.nn.functional.embedding, []
 
-    def bounded(ids: Any, *given: Any, **named: Any) -> Any:
-        if ids.numel() > ROOM:
-            failed.append(ids.numel())
+    def embed_with_limit(ids: Any, *arguments: Any, **options: Any) -> Any:
+        if ids.numel() > MAX_TOKENS:
+            failed_sizes.append(ids.numel())
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return looked_up(ids, *given, **named)
+        return embedding(ids, *arguments, **options)
 
-    monkeypatch.setattr(torch.nn.functional, "embedding", bounded)
+    monkeypatch.setattr(torch.nn.functional, "embedding", embed_with_limit)
     np.testing.assert_allclose(encode(tmp_path / "all"), expected, atol=1e-5)
-    assert 0 < len(failed) < 6, "few tries fail"
+    assert 0 < len(failed_sizes) < 6, "few batches fail"
 
 
 def test_batches_are_halved_until_they_fit_and_order_stays() -> None:
-    tried: list[int] = []
+    sizes: list[int] = []
 
     def work(rows: np.ndarray) -> int:
-        tried.append(len(rows))
+        sizes.append(len(rows))
         if len(rows) > 3:
             raise torch.OutOfMemoryError("CUDA out of memory")
         return int(rows.sum())
 
     batches = [np.arange(start, start + 10) for start in (0, 10)]
-    found = list(run_batches(batches, work))
-    assert np.concatenate([rows for rows, _ in found]).tolist() == list(range(20))
-    assert [made for _, made in found] == [rows.sum() for rows, _ in found]
-    assert tried[:2] == [10, 5], "the second batch is not tried whole"
-    assert max(tried[2:]) <= 3
+    results = list(run_batches(batches, work))
+    assert np.concatenate([rows for rows, _ in results]).tolist() == list(range(20))
+    assert [total for _, total in results] == [rows.sum() for rows, _ in results]
+    assert sizes[:2] == [10, 5], "the second batch is split from the start"
+    assert max(sizes[2:]) <= 3
 
 
-def test_one_text_that_does_not_fit_is_one_sentence() -> None:
-    def full(_: np.ndarray) -> None:
+def test_single_text_that_does_not_fit_is_a_resource_error() -> None:
+    def run_out_of_memory(_: np.ndarray) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     with pytest.raises(ResourceError, match="one text do not fit into the GPU's memory: end other"):
-        list(run_batches([np.arange(4)], full))
+        list(run_batches([np.arange(4)], run_out_of_memory))
 
 
 def test_other_errors_pass() -> None:

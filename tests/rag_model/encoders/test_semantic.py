@@ -27,8 +27,8 @@ def test_cuts_where_the_subject_changes(minilm: Path) -> None:
     assert [passage.text for passage in passages] == [CATS, TAX, SEA]
 
 
-def test_the_cut_is_by_the_definition(minilm: Path) -> None:
-    """Distances by hand: 1 - cos of neighbouring sentences, above the percentile."""
+def test_cuts_follow_the_definition(minilm: Path) -> None:
+    """Cuts are where the distance of neighboring sentences, 1 - cos, is above the percentile."""
     sentences = f"{CATS} {TAX} {SEA}".replace(". ", ".|").split("|")
     vectors = Encoder.load(minilm, device="cpu", dtype="float32").encode_passages([""] * len(sentences), sentences)
     distances = np.round([1 - a @ b for a, b in pairwise(vectors)], 3)
@@ -52,7 +52,7 @@ def test_headings_and_the_bound_are_cuts(minilm: Path) -> None:
 
 @settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(article=ARTICLES)
-def test_the_contract(tiny_bert: Path, article: Article) -> None:
+def test_passages_keep_the_contract_of_chunkers(tiny_bert: Path, article: Article) -> None:
     passages = check_contract(build_chunker("semantic", {"encoder": str(tiny_bert), "words": 9}), article)
     assert all(0 < passage.n_words <= 9 for passage in passages)
 
@@ -67,13 +67,13 @@ def test_the_encoder_is_part_of_the_key(tiny_bert: Path, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("settings", "says"),
+    ("settings", "message"),
     [
         ({}, "needs an encoder"),
         ({"encoder": "e", "words": 0}, "at least 1"),
         ({"encoder": "e", "percentile": 101.0}, "0 to 100"),
     ],
 )
-def test_bad_settings_are_one_sentence(settings: dict[str, object], says: str) -> None:
-    with pytest.raises(UsageError, match=says):
+def test_invalid_settings_are_refused(settings: dict[str, object], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         build_chunker("semantic", settings)

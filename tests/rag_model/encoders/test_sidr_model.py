@@ -1,4 +1,4 @@
-"""SiDR beside its equation in numpy: weights, what a passage keeps, its folder and its space."""
+"""SiDR compared with its equation in numpy: weights, terms of passages, folder and space."""
 
 import json
 from pathlib import Path
@@ -34,10 +34,10 @@ def load(folder: Path, **overrides: Any) -> SparseEncoder:
 
 
 def test_weights_are_those_of_the_equation(folder: Path) -> None:
-    tensors = {name: one.numpy() for name, one in load_file(folder / "model.safetensors").items()}
+    tensors = {name: tensor.numpy() for name, tensor in load_file(folder / "model.safetensors").items()}
     body = transformers.AutoModel.from_pretrained(str(folder)).eval()
     words, tokenizer = tensors["bert.embeddings.word_embeddings.weight"], load_tokenizer(folder, 48)
-    for text, found in zip(TEXTS, compute_weights(load(folder), TEXTS), strict=True):
+    for text, weights in zip(TEXTS, compute_weights(load(folder), TEXTS), strict=True):
         ids = torch.tensor([tokenizer.encode(text).ids])
         hidden = body(input_ids=ids)[0][0].detach().numpy()  # (t, h)
         centred = hidden - hidden.mean(1, keepdims=True)
@@ -45,7 +45,7 @@ def test_weights_are_those_of_the_equation(folder: Path) -> None:
         products = (normal * tensors["sidr_norm.weight"] + tensors["sidr_norm.bias"]) @ words.T  # (t, V)
         expected = np.where(products > 0, products + 1, np.exp(np.minimum(products, 0))).max(0)
         expected[~compute_term_mask(tokenizer, 128)] = 0
-        assert np.abs(found - expected).max() < 1e-4
+        assert np.abs(weights - expected).max() < 1e-4
 
 
 def test_unused_special_and_unknown_ids_are_no_terms(folder: Path) -> None:
@@ -59,24 +59,24 @@ def test_unused_special_and_unknown_ids_are_no_terms(folder: Path) -> None:
     assert not terms[len(words) :].any()
 
 
-def test_texts_keep_the_heaviest_terms_and_their_own(folder: Path) -> None:
+def test_texts_keep_the_heaviest_terms_and_their_own_tokens(folder: Path) -> None:
     encoder = load(folder)
     rows, dense = encoder.encode_passages(["", "", ""], TEXTS), compute_weights(encoder, TEXTS)
     units = np.minimum(255, np.rint(dense * 16)).astype(int)
     tokenizer, terms = load_tokenizer(folder, 48), compute_term_mask(load_tokenizer(folder, 48), 128)
     for number, (first, last) in enumerate(zip(rows.offsets[:-1], rows.offsets[1:], strict=True)):
         best = np.lexsort((np.arange(128), -units[number]))[:12]
-        own = {number for number in tokenizer.encode(TEXTS[number]).ids if terms[number]}
-        kept = sorted(term for term in own | {*best.tolist()} if units[number][term] > 0)
-        assert own - {*best.tolist()} or number == 1, "a case where an own token is light"
-        assert rows.terms[first:last].tolist() == kept
-        assert rows.weights[first:last].tolist() == units[number][kept].tolist()
+        own_tokens = {number for number in tokenizer.encode(TEXTS[number]).ids if terms[number]}
+        expected_terms = sorted(term for term in own_tokens | {*best.tolist()} if units[number][term] > 0)
+        assert own_tokens - {*best.tolist()} or number == 1, "a token of the text is among the light terms"
+        assert rows.terms[first:last].tolist() == expected_terms
+        assert rows.weights[first:last].tolist() == units[number][expected_terms].tolist()
     query_vectors = encoder.encode_questions(TEXTS)
-    for own, weights in zip(query_vectors, np.rint(dense * QUERY_UNITS), strict=True):
-        held = own[own[:, 1] > 0]
-        assert len(held) >= 12
-        assert (weights[held[:, 0].astype(int)] == held[:, 1] * QUERY_UNITS).all()
-        assert (np.diff(held[:, 1]) <= 0).all()
+    for query_terms, weights in zip(query_vectors, np.rint(dense * QUERY_UNITS), strict=True):
+        nonzero = query_terms[query_terms[:, 1] > 0]
+        assert len(nonzero) >= 12
+        assert (weights[nonzero[:, 0].astype(int)] == nonzero[:, 1] * QUERY_UNITS).all()
+        assert (np.diff(nonzero[:, 1]) <= 0).all()
 
 
 def test_other_texts_in_a_batch_change_no_weight(folder: Path) -> None:
@@ -86,7 +86,7 @@ def test_other_texts_in_a_batch_change_no_weight(folder: Path) -> None:
     assert np.array_equal(alone.terms, together.take(np.array([1])).terms)
 
 
-def test_a_saved_folder_is_the_same_encoder_and_its_normalisation_is_in_its_space(folder: Path, tmp_path: Path) -> None:
+def test_saved_folder_is_the_same_encoder_and_its_space_includes_the_norm(folder: Path, tmp_path: Path) -> None:
     spec = read_sparse_spec(folder)
     assert spec == SPEC
     model = SidrModel.load(folder, device="cpu")
@@ -100,7 +100,7 @@ def test_a_saved_folder_is_the_same_encoder_and_its_normalisation_is_in_its_spac
     assert compute_sparse_space(tmp_path / "other", spec).digest != compute_sparse_space(folder, spec).digest
 
 
-def test_what_is_none_is_refused(folder: Path, tmp_path: Path) -> None:
+def test_invalid_sidr_folder_is_refused(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="is a sparse encoder"):
         check_is_encoder(folder)
     with pytest.raises(UsageError, match="pooling sum of a sparse encoder excludes elu1p"):

@@ -35,17 +35,15 @@ def test_a_renamed_folder_is_the_same_space(tiny_bert: Path, tmp_path: Path) -> 
 def test_what_decides_a_passages_vector_decides_the_space(tiny_bert: Path, change: dict[str, Any]) -> None:
     (setting,) = change
     name = {"truncate_dim": "dim", "end_token": "tokenizer"}.get(setting, setting)
-    actual, reference = (
-        compute_space(tiny_bert, SPEC, "mine"),
-        compute_space(tiny_bert, replace(SPEC, **change), "theirs"),
-    )
+    actual = compute_space(tiny_bert, SPEC, "mine")
+    reference = compute_space(tiny_bert, replace(SPEC, **change), "theirs")
     with pytest.raises(RefusedError, match=f"encoder mine .* encoder theirs, whose {name} differ"):
         check_same_space(actual, reference)
 
 
-def test_the_question_prompt_does_not(tiny_bert: Path) -> None:
-    asking = replace(SPEC, question_prompt="query: ")
-    assert compute_space(tiny_bert, asking).digest == compute_space(tiny_bert, SPEC).digest
+def test_question_prompt_does_not_decide_the_space(tiny_bert: Path) -> None:
+    spec = replace(SPEC, question_prompt="query: ")
+    assert compute_space(tiny_bert, spec).digest == compute_space(tiny_bert, SPEC).digest
 
 
 def test_other_weights_are_another_space(tiny_bert: Path, tiny_dpr: tuple[Path, Path]) -> None:
@@ -53,16 +51,14 @@ def test_other_weights_are_another_space(tiny_bert: Path, tiny_dpr: tuple[Path, 
         check_same_space(compute_space(tiny_dpr[0], SPEC), compute_space(tiny_bert, SPEC))
 
 
-def test_saving_a_model_again_does_not_leave_its_space(
-    minilm: Path, tmp_path: Path, sentence_transformers: Any
-) -> None:
+def test_saving_a_model_again_keeps_its_space(minilm: Path, tmp_path: Path, sentence_transformers: Any) -> None:
     sentence_transformers.SentenceTransformer(str(minilm), device="cpu").save(str(tmp_path / "again"))
-    spec, again = read_encoder_spec(minilm), read_encoder_spec(tmp_path / "again")
-    assert spec == again
-    assert compute_space(minilm, spec).digest == compute_space(tmp_path / "again", again).digest
+    spec, saved_spec = read_encoder_spec(minilm), read_encoder_spec(tmp_path / "again")
+    assert spec == saved_spec
+    assert compute_space(minilm, spec).digest == compute_space(tmp_path / "again", saved_spec).digest
 
 
-def test_settings_of_use_are_no_part_of_a_tokenizer(tiny_bert: Path, tmp_path: Path) -> None:
+def test_truncation_setting_does_not_change_the_tokenizer_digest(tiny_bert: Path, tmp_path: Path) -> None:
     text = (tiny_bert / "tokenizer.json").read_text()
     assert '"truncation": null' in text
     truncating = text.replace('"truncation": null', '"truncation": {"max_length": 8}')
@@ -78,7 +74,7 @@ def test_a_folder_without_tokenizer_is_named(tmp_path: Path) -> None:
         digest_tokenizer(tmp_path)
 
 
-def test_a_space_survives_json_and_its_corruption_is_seen(tiny_bert: Path, tmp_path: Path) -> None:
+def test_space_round_trips_through_json_and_corruption_is_refused(tiny_bert: Path, tmp_path: Path) -> None:
     space = compute_space(tiny_bert, SPEC, "tiny")
     assert Space.from_json(space.to_json()) == space
     with pytest.raises(InputError, match="space of encoder tiny is corrupt"):

@@ -1,4 +1,4 @@
-"""The sparse encoder beside sentence-transformers', its whole numbers, its space, and folders that are none."""
+"""The sparse encoder compared with sentence-transformers, its integer weights, its space, and invalid folders."""
 
 import json
 import shutil
@@ -48,10 +48,10 @@ def load(folder: Path, **overrides: Any) -> SparseEncoder:
 def test_weights_are_those_of_sentence_transformers(
     pooling: str, activation: str, tmp_path: Path, sentence_transformers: Any
 ) -> None:
-    made = save_splade(tmp_path / "made", pooling_strategy=pooling, activation_function=activation)
-    peer = sentence_transformers.SparseEncoder(str(made), device="cpu")
+    model_folder = save_splade(tmp_path / "model", pooling_strategy=pooling, activation_function=activation)
+    peer = sentence_transformers.SparseEncoder(str(model_folder), device="cpu")
     expected = peer.encode(TEXTS, convert_to_tensor=True).to_dense().numpy()
-    actual = load(made)
+    actual = load(model_folder)
     assert (actual.spec.pooling, actual.spec.activation, actual.spec.max_length) == (pooling, activation, 32)
     assert np.abs(compute_weights(actual, TEXTS) - expected).max() < 1e-5
     assert 0.05 < (expected > 0).mean() < 0.95
@@ -76,12 +76,12 @@ def test_questions_are_terms_from_the_heaviest_on(encoder: SparseEncoder) -> Non
     query_vectors = encoder.encode_questions([*TEXTS, "."])
     dense = compute_weights(encoder, [*TEXTS, "."])
     assert query_vectors.shape[2] == 2
-    for own, weights in zip(query_vectors, dense, strict=True):
-        held = own[own[:, 1] > 0]
+    for query_terms, weights in zip(query_vectors, dense, strict=True):
+        nonzero = query_terms[query_terms[:, 1] > 0]
         units = np.rint(weights * QUERY_UNITS)
-        assert len(held) == (units > 0).sum()
-        assert (units[held[:, 0].astype(int)] == held[:, 1] * QUERY_UNITS).all()
-        assert (np.diff(held[:, 1]) <= 0).all()
+        assert len(nonzero) == (units > 0).sum()
+        assert (units[nonzero[:, 0].astype(int)] == nonzero[:, 1] * QUERY_UNITS).all()
+        assert (np.diff(nonzero[:, 1]) <= 0).all()
     assert encoder.encode_questions([]).shape == (0, 1, 2)
 
 
@@ -101,14 +101,12 @@ def test_equal_weights_are_cut_by_term_and_the_largest_are_clipped() -> None:
     assert top_terms(weights, 9, 64, 255)[0].shape == (1, 5)
 
 
-def test_the_space_is_of_all_that_decides_a_passage(folder: Path, tmp_path: Path) -> None:
+def test_space_depends_on_all_that_decides_a_passage(folder: Path, tmp_path: Path) -> None:
     spec = read_sparse_spec(folder)
     space = compute_sparse_space(folder, spec)
     assert (space.dim, space.pooling) == (128, "max relu, 256 terms, 64 units")
-    assert (
-        compute_sparse_space(folder, spec.with_fields({"question_terms": 5, "question_prompt": "q: "})).digest
-        == space.digest
-    )
+    question_settings = spec.with_fields({"question_terms": 5, "question_prompt": "q: "})
+    assert compute_sparse_space(folder, question_settings).digest == space.digest
     for change in ({"scale": 32}, {"passage_terms": 5}, {"pooling": "sum"}, {"passage_prompt": "p"}, {"max_length": 9}):
         assert compute_sparse_space(folder, spec.with_fields(change)).digest != space.digest
     headed = shutil.copytree(folder, tmp_path / "headed")
@@ -121,32 +119,30 @@ def test_the_space_is_of_all_that_decides_a_passage(folder: Path, tmp_path: Path
     tensors["cls.predictions.decoder.weight"] = tensors["bert.embeddings.word_embeddings.weight"].clone()
     tensors["cls.predictions.decoder.bias"] = tensors["cls.predictions.bias"].clone()
     save_file(tensors, tied / "model.safetensors", {"format": "pt"})
-    assert compute_sparse_space(tied, spec).digest == space.digest, "tensors that are tied may be stored twice"
+    assert compute_sparse_space(tied, spec).digest == space.digest, "tied tensors may be stored twice"
 
 
-def test_what_a_snapshot_carries_is_the_same_encoder(folder: Path, tmp_path: Path) -> None:
+def test_stored_files_are_the_same_encoder(folder: Path, tmp_path: Path) -> None:
     spec = read_sparse_spec(folder, {"scale": 20})
     space = compute_sparse_space(folder, spec)
     (tmp_path / "work").mkdir()
     for name, path in collect_sparse_encoder_files(folder, spec, space, tmp_path / "work").items():
         shutil.copyfile(path, tmp_path / name)
-    carried = load_any_encoder(tmp_path)
-    assert isinstance(carried, SparseEncoder)
-    assert (carried.spec, carried.space()) == (spec, space)
-    assert isinstance(load_question_encoder(str(folder)), Encoder), "a plain folder does not say that it weighs terms"
+    stored_encoder = load_any_encoder(tmp_path)
+    assert isinstance(stored_encoder, SparseEncoder)
+    assert (stored_encoder.spec, stored_encoder.space()) == (spec, space)
+    assert isinstance(load_question_encoder(str(folder)), Encoder), "a plain folder has no setting of a sparse encoder"
     assert not is_sparse_encoder(folder)
 
 
-def changed(folder: Path, file: str, **values: Any) -> Path:
+def update_json(folder: Path, file: str, **values: Any) -> Path:
     path = folder / file
     write_json(path, {**json.loads(path.read_text()), **values})
     return folder
 
 
-def test_what_is_no_sparse_encoder_is_refused_in_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(
-        InputError, match="is a BertModel, which has no weights over its vocabulary: give a masked-lang"
-    ):
+def test_invalid_sparse_encoder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="is a BertModel, which has no weights over its vocabulary: give"):
         load(save_bert(tmp_path / "dense"))
     with pytest.raises(InputError, match="pooling 'mean' of a sparse encoder is unknown: use one of max, sum"):
         load(save_splade(tmp_path / "mean", pooling_strategy="mean"))
@@ -156,28 +152,27 @@ def test_what_is_no_sparse_encoder_is_refused_in_one_sentence(tmp_path: Path) ->
     routed = save_splade(tmp_path / "routed")
     modules = json.loads((routed / "modules.json").read_text())
     write_json(routed / "modules.json", [*modules, {"idx": 2, "name": "2", "path": "2", "type": "x.Router"}])
-    with pytest.raises(
-        InputError, match="has a Router module, which is not supported: use a model of Transformer, MLM"
-    ):
+    with pytest.raises(InputError, match="has a Router module, which is not supported: use a model of Transformer"):
         load(routed)
     with pytest.raises(InputError, match=r"is a sparse encoder, which computes weighted terms: name it in \[represent"):
         check_is_encoder(save_splade(tmp_path / "splade"))
     with pytest.raises(InputError, match="has no vocab_size"):
-        load(changed(save_mlm(tmp_path / "unsized"), "config.json", vocab_size=None))
+        load(update_json(save_mlm(tmp_path / "unsized"), "config.json", vocab_size=None))
     headless = save_mlm(tmp_path / "headless")
     tensors = load_file(headless / "model.safetensors")
-    save_file({name: one for name, one in tensors.items() if "transform" not in name}, headless / "model.safetensors")
+    remaining = {name: tensor for name, tensor in tensors.items() if "transform" not in name}
+    save_file(remaining, headless / "model.safetensors")
     with pytest.raises(InputError, match=r"lacks 4 tensors, the first is cls\.predictions\.transform"):
         load(headless)
-    broken = save_mlm(tmp_path / "broken")
+    damaged = save_mlm(tmp_path / "broken")
     tensors["bert.embeddings.word_embeddings.weight"][9] = float("nan")
-    save_file(tensors, broken / "model.safetensors", {"format": "pt"})
+    save_file(tensors, damaged / "model.safetensors", {"format": "pt"})
     with pytest.raises(InputError, match="computed a weight that is not finite: fetch the model again"):
-        load(broken).encode_questions(TEXTS)
+        load(damaged).encode_questions(TEXTS)
 
 
 @pytest.mark.parametrize(
-    ("values", "sentence"),
+    ("values", "message"),
     [
         ({"scale": 0}, "scale of a sparse encoder is 0: give 1 to 65,536"),
         ({"passage_terms": 20_000}, "passage_terms of a sparse encoder is 20000: give 1 to 10,000"),
@@ -188,15 +183,12 @@ def test_what_is_no_sparse_encoder_is_refused_in_one_sentence(tmp_path: Path) ->
         ({"dim": 3}, "'dim' is not a setting of a sparse encoder: use one of pooling"),
     ],
 )
-def test_wrong_settings_are_refused(folder: Path, values: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(UsageError, match=sentence):
+def test_wrong_settings_are_refused(folder: Path, values: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         read_sparse_spec(folder, values)
 
 
-def test_a_spec_says_how_texts_are_read() -> None:
+def test_spec_formats_texts_with_prompts() -> None:
     spec = SparseSpec(passage_prompt="p: ", question_prompt="q: ")
-    assert (spec.format_passage("T", "x"), spec.format_passage("", "x"), spec.format_question("x")) == (
-        "p: T x",
-        "p: x",
-        "q: x",
-    )
+    assert (spec.format_passage("T", "x"), spec.format_passage("", "x")) == ("p: T x", "p: x")
+    assert spec.format_question("x") == "q: x"

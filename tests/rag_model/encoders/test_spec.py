@@ -20,7 +20,7 @@ def test_dpr_reads_pairs_by_the_first_token_unnormalised(tiny_dpr: tuple[Path, P
     assert read_encoder_spec(tiny_dpr[0]) == read_encoder_spec(tiny_dpr[1]) == expected
 
 
-def test_a_plain_folder_is_cut_where_its_model_ends(tiny_bert: Path) -> None:
+def test_plain_folder_truncates_at_the_limit_of_its_model(tiny_bert: Path) -> None:
     assert read_encoder_spec(tiny_bert) == EncoderSpec(pooling="mean", normalize=True, max_length=64, layout="joined")
 
 
@@ -57,7 +57,7 @@ def test_distances_that_no_index_ranks_by_are_refused(tiny_st: Build, similarity
 def test_a_tokenizer_that_keeps_case_is_refused_by_a_model_of_lower_case(tiny_st: Build) -> None:
     folder = tiny_st()
     write_json(folder / "sentence_bert_config.json", {"max_seq_length": 24, "do_lower_case": True})
-    assert read_encoder_spec(folder).max_length == 24  # the tiny tokenizer converts
+    assert read_encoder_spec(folder).max_length == 24  # the tiny tokenizer lowercases
     rules = json.loads((folder / "tokenizer.json").read_text())
     (folder / "tokenizer.json").unlink()  # a link
     write_json(folder / "tokenizer.json", {**rules, "normalizer": {"type": "NFC"}})
@@ -85,18 +85,18 @@ def test_a_truncation_beyond_the_vector_is_refused(tiny_bert: Path) -> None:
 
 
 def test_a_record_keeps_the_settings_of_its_build(tiny_st: Build) -> None:
-    """Records of before similarities, truncation and end tokens were read keep their vectors."""
+    """Records from before similarities, truncation and end tokens were read keep their vectors."""
     folder = tiny_st(prompts={"truncate_dim": 8}, modules=PLAIN)
-    old = EncoderSpec(normalize=False, max_length=24).to_json()
-    assert not {"truncate_dim", "end_token"} & old.keys()  # so that ids stay
-    write_json(folder / "bookwheel.json", {"spec": old})
+    recorded = EncoderSpec(normalize=False, max_length=24).to_json()
+    assert not {"truncate_dim", "end_token"} & recorded.keys()  # so that snapshot ids stay equal
+    write_json(folder / "bookwheel.json", {"spec": recorded})
     assert read_encoder_spec(folder) == EncoderSpec(normalize=False, max_length=24)
-    new = EncoderSpec(truncate_dim=8, end_token="[SEP]")
-    assert EncoderSpec.from_json(new.to_json()) == new
+    spec = EncoderSpec(truncate_dim=8, end_token="[SEP]")
+    assert EncoderSpec.from_json(spec.to_json()) == spec
 
 
 @pytest.mark.parametrize(
-    ("change", "says"),
+    ("change", "message"),
     [
         ({"pooling": {"pooling_mode_max_tokens": True}}, "pooling_mode_max_tokens, which is not supported"),
         ({"pooling": {"pooling_mode_max_tokens": True, "pooling_mode_cls_token": True}}, r"\+"),
@@ -106,12 +106,12 @@ def test_a_record_keeps_the_settings_of_its_build(tiny_st: Build) -> None:
         ({"modules": ["Transformer", "Normalize"]}, "no Pooling"),
     ],
 )
-def test_what_is_not_supported_is_refused(tiny_st: Build, change: dict[str, Any], says: str) -> None:
-    with pytest.raises(InputError, match=says):
+def test_unsupported_pooling_or_module_is_refused(tiny_st: Build, change: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
         read_encoder_spec(tiny_st(**change))
 
 
-def test_our_record_outranks_what_the_folder_says(tiny_st: Build) -> None:
+def test_record_of_bookwheel_overrides_other_settings(tiny_st: Build) -> None:
     folder = tiny_st()
     (folder / "bookwheel.json").write_text('{"spec": {"pooling": "cls", "max_length": 9}}')
     assert read_encoder_spec(folder) == EncoderSpec(pooling="cls", max_length=9)

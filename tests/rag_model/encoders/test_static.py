@@ -1,4 +1,4 @@
-"""Static encoders beside model2vec and sentence-transformers, their spaces, and folders that are damaged."""
+"""Static encoders compared with model2vec and sentence-transformers, their spaces, and damaged folders."""
 
 import json
 import shutil
@@ -46,10 +46,10 @@ TEXTS = [
 )
 def test_vectors_are_those_of_model2vec(shape: dict[str, Any], tmp_path: Path) -> None:
     folder = save_model2vec(tmp_path / "static", **shape)
-    found = Encoder.load(folder).encode_passages([""] * len(TEXTS), TEXTS)
-    assert found.dtype == np.float32
+    vectors = Encoder.load(folder).encode_passages([""] * len(TEXTS), TEXTS)
+    assert vectors.dtype == np.float32
     expected = encoded_by_model2vec(folder, TEXTS)
-    assert np.abs(found - expected).max() < 1e-6 * max(1, np.abs(expected).max())
+    assert np.abs(vectors - expected).max() < 1e-6 * max(1, np.abs(expected).max())
     assert np.abs(expected).max(axis=1).astype(bool).tolist() == [True, True, False, False, True, True, False, True]
 
 
@@ -75,36 +75,36 @@ def test_vectors_are_those_of_sentence_transformers(
     assert read_passage_space(folder).digest == actual.space().digest
 
 
-def test_unknown_tokens_count_as_the_folder_or_the_recipe_says(tmp_path: Path) -> None:
+def test_pooling_decides_whether_unknown_tokens_count(tmp_path: Path) -> None:
     folder = save_model2vec(tmp_path / "static", normalize=False)
-    both = {own: Encoder.load(folder, overrides={"pooling": own}) for own in ("static", "static-known")}
-    assert both["static-known"].spec == Encoder.load(folder).spec
-    vectors = {own: encoder.encode_questions(["king ☃", "king"]) for own, encoder in both.items()}
+    encoders = {pooling: Encoder.load(folder, overrides={"pooling": pooling}) for pooling in ("static", "static-known")}
+    assert encoders["static-known"].spec == Encoder.load(folder).spec
+    vectors = {pooling: encoder.encode_questions(["king ☃", "king"]) for pooling, encoder in encoders.items()}
     assert np.array_equal(*vectors["static-known"])
     assert np.abs(vectors["static"][0] - vectors["static"][1]).max() > 0.1
-    assert both["static"].space().digest != both["static-known"].space().digest
+    assert encoders["static"].space().digest != encoders["static-known"].space().digest
 
 
 def test_a_vector_does_not_depend_on_what_was_encoded_before(tmp_path: Path) -> None:
     folder = save_model2vec(tmp_path / "static")
-    once = Encoder.load(folder)
-    together = once.encode_passages(TEXTS[::-1], TEXTS)
+    encoder = Encoder.load(folder)
+    together = encoder.encode_passages(TEXTS[::-1], TEXTS)
     for row, (title, text) in enumerate(zip(TEXTS[::-1], TEXTS, strict=True)):
         alone = Encoder.load(folder).encode_passages([title], [text])
         assert np.array_equal(alone[0], together[row])
-        assert np.array_equal(once.encode_passages([title], [text])[0], together[row])
-    assert once.encode_passages([], []).shape == (0, DIM)
+        assert np.array_equal(encoder.encode_passages([title], [text])[0], together[row])
+    assert encoder.encode_passages([], []).shape == (0, DIM)
 
 
-def test_the_space_is_of_the_numbers_and_not_of_the_layout(tmp_path: Path) -> None:
+def test_space_depends_on_numbers_and_not_on_the_layout(tmp_path: Path) -> None:
     folder = save_model2vec(tmp_path / "one", normalize=False)
     space = Encoder.load(folder).space()
     assert (space.dim, space.pooling, space.normalize, space.max_length) == (DIM, "static-known", False, 512)
     short = Encoder.load(folder, overrides={"truncate_dim": 5})
     assert short.dim == short.encode_questions(TEXTS).shape[1] == short.space().dim == 5
     np.testing.assert_array_equal(short.encode_questions(TEXTS), Encoder.load(folder).encode_questions(TEXTS)[:, :5])
-    other = save_static_embedding(tmp_path / "other")
-    assert Encoder.load(other).space().weights == space.weights
+    other_layout = save_static_embedding(tmp_path / "other")
+    assert Encoder.load(other_layout).space().weights == space.weights
     half = shutil.copytree(folder, tmp_path / "half")
     tensors = load_file(folder / "model.safetensors")
     tensors["embeddings"] = tensors["embeddings"].astype(np.float16)
@@ -119,36 +119,36 @@ def test_the_space_is_of_the_numbers_and_not_of_the_layout(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("inside", ["", "0_StaticEmbedding"])
-def test_what_a_snapshot_carries_is_the_same_encoder(inside: str, tmp_path: Path) -> None:
+def test_stored_files_are_the_same_encoder(inside: str, tmp_path: Path) -> None:
     folder = save_static_embedding(tmp_path / "static", inside=inside, normalize=True)
     spec = read_encoder_spec(folder, {"question_prompt": "query "})
     (tmp_path / "work").mkdir()
-    carried = tmp_path / "carried"
-    carried.mkdir()
+    stored_folder = tmp_path / "stored"
+    stored_folder.mkdir()
     for name, path in collect_question_encoder_files(
         folder, spec, compute_space(folder, spec), tmp_path / "work"
     ).items():
-        shutil.copyfile(path, carried / name)
-    found = load_any_encoder(carried)
-    assert isinstance(found, Encoder)
-    assert found.space().digest == Encoder.load(folder).space().digest
+        shutil.copyfile(path, stored_folder / name)
+    stored_encoder = load_any_encoder(stored_folder)
+    assert isinstance(stored_encoder, Encoder)
+    assert stored_encoder.space().digest == Encoder.load(folder).space().digest
     expected = Encoder.load(folder, overrides={"question_prompt": "query "}).encode_questions(TEXTS)
-    assert np.array_equal(found.encode_questions(TEXTS), expected)
-    assert is_static_encoder(carried)
+    assert np.array_equal(stored_encoder.encode_questions(TEXTS), expected)
+    assert is_static_encoder(stored_folder)
 
 
-def test_its_sizes_are_known_and_it_is_an_encoder(tmp_path: Path) -> None:
+def test_sizes_of_a_static_encoder_are_known(tmp_path: Path) -> None:
     folder = save_model2vec(tmp_path / "static", rows=20)
     check_is_encoder(folder)
     sizes = read_architecture(folder)
     assert (sizes.parameters, sizes.layers, sizes.hidden, sizes.operations_per_token) == (20 * DIM, 0, DIM, 0)
 
 
-def test_the_semantic_chunker_takes_it(tmp_path: Path) -> None:
+def test_semantic_chunker_accepts_a_static_encoder(tmp_path: Path) -> None:
     assert SemanticChunker(save_model2vec(tmp_path / "static")).open() is not None
 
 
-def test_it_is_not_trained(tmp_path: Path) -> None:
+def test_static_encoder_is_not_trained(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="is static and cannot be trained"):
         TrainableEncoder.load(save_model2vec(tmp_path / "static"))
 
@@ -165,7 +165,7 @@ EMBEDDINGS = np.ones((ROWS, DIM), np.float32)
 
 
 @pytest.mark.parametrize(
-    ("tensors", "says"),
+    ("tensors", "message"),
     [
         ({"vectors": EMBEDDINGS}, "has no tensor embeddings or embedding.weight"),
         ({"embeddings": EMBEDDINGS[0]}, "have the shape"),
@@ -182,11 +182,11 @@ EMBEDDINGS = np.ones((ROWS, DIM), np.float32)
         ({"embeddings": EMBEDDINGS, "mapping": np.zeros(5, np.int64)}, "tokens, and 5 have a vector"),
     ],
 )
-def test_damaged_tensors_are_named(tensors: dict[str, Any], says: str, tmp_path: Path) -> None:
+def test_damaged_tensors_are_named(tensors: dict[str, Any], message: str, tmp_path: Path) -> None:
     folder = save_model2vec(tmp_path / "static")
     write_json(folder / "modules.json", [{"type": "StaticEmbedding", "path": ""}])
     save_file(tensors, folder / "model.safetensors")
-    with pytest.raises(InputError, match=says):
+    with pytest.raises(InputError, match=message):
         Encoder.load(folder)
 
 
@@ -201,18 +201,18 @@ def test_numbers_that_are_not_finite_are_refused_before_a_build_and_by_row(tmp_p
         Encoder.load(folder).encode_questions(["music", "king"])
 
 
-NOTHING = np.zeros((ROWS, DIM), np.float32)
-HALF = np.concatenate([NOTHING[:1], EMBEDDINGS[1:]])
+ZEROS = np.zeros((ROWS, DIM), np.float32)
+FIRST_ROW_ZERO = np.concatenate([ZEROS[:1], EMBEDDINGS[1:]])
 
 
 @pytest.mark.parametrize(
     "tensors",
     [
-        {"embeddings": NOTHING},
-        {"embeddings": NOTHING.astype(np.int8)},
+        {"embeddings": ZEROS},
+        {"embeddings": ZEROS.astype(np.int8)},
         {"embeddings": EMBEDDINGS, "weights": np.zeros(ROWS, np.float32)},
-        {"embeddings": HALF, "mapping": np.zeros(ROWS, np.int64)},
-        {"embeddings": HALF, "weights": np.eye(ROWS, dtype=np.float32)[0]},
+        {"embeddings": FIRST_ROW_ZERO, "mapping": np.zeros(ROWS, np.int64)},
+        {"embeddings": FIRST_ROW_ZERO, "weights": np.eye(ROWS, dtype=np.float32)[0]},
     ],
 )
 def test_an_encoder_whose_vectors_are_all_zero_is_refused_before_a_build(tensors: Any, tmp_path: Path) -> None:
@@ -222,26 +222,26 @@ def test_an_encoder_whose_vectors_are_all_zero_is_refused_before_a_build(tensors
         read_passage_space(folder)
 
 
-def test_one_token_that_means_something_is_enough(tmp_path: Path) -> None:
+def test_one_token_with_a_vector_is_enough(tmp_path: Path) -> None:
     folder = save_model2vec(tmp_path / "static")
     save_file({"embeddings": np.eye(ROWS, DIM, dtype=np.float32)}, folder / "model.safetensors")
     assert read_passage_space(folder).dim == DIM
 
 
 @pytest.mark.parametrize("inside", [None, "", "0_StaticEmbedding"])
-def test_a_folder_without_its_tensors_is_named_in_our_words(inside: str | None, tmp_path: Path) -> None:
+def test_folder_without_tensors_is_named(inside: str | None, tmp_path: Path) -> None:
     if inside is None:
         folder = save_model2vec(tmp_path / "static")
     else:
         folder = save_static_embedding(tmp_path / "static", inside=inside)
     (folder / (inside or "") / "model.safetensors").unlink()
-    for use in (Encoder.load, read_passage_space):
+    for load in (Encoder.load, read_passage_space):
         with pytest.raises(InputError, match=r"has no model\.safetensors: give the folder"):
-            use(folder)
+            load(folder)
 
 
 @pytest.mark.parametrize(
-    ("modules", "says"),
+    ("modules", "message"),
     [
         ([{"type": "StaticEmbedding", "path": "../other"}], "refers to a folder outside of the encoder"),
         ([{"type": "StaticEmbedding", "path": "/other"}], "refers to a folder outside of the encoder"),
@@ -250,10 +250,10 @@ def test_a_folder_without_its_tensors_is_named_in_our_words(inside: str | None, 
         ([{"type": "StaticEmbedding", "path": "absent"}], "has no model.safetensors"),
     ],
 )
-def test_modules_that_cannot_be_read_are_named(modules: Any, says: str, tmp_path: Path) -> None:
+def test_modules_that_cannot_be_read_are_named(modules: Any, message: str, tmp_path: Path) -> None:
     folder = save_model2vec(tmp_path / "static")
     write_json(folder / "modules.json", modules)
-    with pytest.raises(InputError, match=says):
+    with pytest.raises(InputError, match=message):
         Encoder.load(folder)
 
 
@@ -267,13 +267,13 @@ def test_pickled_weights_and_missing_tokenizers_are_refused(tmp_path: Path) -> N
     (bare / "tokenizer.json").unlink()
     with pytest.raises(InputError, match=r"has no tokenizer\.json"):
         Encoder.load(bare)
-    cut = save_model2vec(tmp_path / "cut")
-    (cut / "model.safetensors").write_bytes((cut / "model.safetensors").read_bytes()[:-40])
+    truncated = save_model2vec(tmp_path / "cut")
+    (truncated / "model.safetensors").write_bytes((truncated / "model.safetensors").read_bytes()[:-40])
     with pytest.raises(InputError, match="is truncated"):
-        Encoder.load(cut)
+        Encoder.load(truncated)
 
 
-def test_its_only_tensor_tells_it_without_modules(tmp_path: Path) -> None:
+def test_static_encoder_is_recognized_by_its_only_tensor(tmp_path: Path) -> None:
     folder = save_static_embedding(tmp_path / "static")
     space = Encoder.load(folder).space()
     (folder / "modules.json").unlink()

@@ -1,4 +1,4 @@
-"""The ColBERT encoder: marks, masks, dropped punctuation, unit length; three layouts of one model; refusals."""
+"""The ColBERT encoder: marks, masks, punctuation, unit length, layouts of folders, and invalid models."""
 
 import json
 import shutil
@@ -22,7 +22,7 @@ from tests.fixtures.tiny_colbert import DIM, SPEC, save_colbert, save_marked_ber
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A ColBERT in Stanford's layout."""
+    """Save a ColBERT in Stanford's layout."""
     return save_colbert(tmp_path_factory.mktemp("colbert") / "stanford")
 
 
@@ -31,8 +31,8 @@ def encoder(folder: Path) -> TokenEncoder:
     return TokenEncoder.load(folder, device="cpu", dtype="float32")
 
 
-def pylate(folder: Path, out: Path) -> Path:
-    """Write the model of a folder as PyLate does."""
+def save_like_pylate(folder: Path, out: Path) -> Path:
+    """Save the model of a folder in PyLate's layout."""
     out.mkdir()
     tensors = load_file(folder / "model.safetensors")
     for name in ("tokenizer.json", "tokenizer_config.json"):
@@ -48,19 +48,19 @@ def pylate(folder: Path, out: Path) -> Path:
     activation = "torch.nn.modules.linear.Identity"
     write_json(out / "1_Dense" / "config.json", {"bias": False, "activation_function": activation})
     save_file({"linear.weight": tensors["linear.weight"]}, out / "1_Dense" / "model.safetensors")
-    told = {"query_prefix": "[unused0]", "document_prefix": "[unused1]", "query_length": 16, "document_length": 48}
-    write_json(out / "config_sentence_transformers.json", told)
+    settings = {"query_prefix": "[unused0]", "document_prefix": "[unused1]", "query_length": 16, "document_length": 48}
+    write_json(out / "config_sentence_transformers.json", settings)
     return out
 
 
-def by_hand(encoder: TokenEncoder, text: str, mark: str, length: int | None) -> tuple[list[int], np.ndarray]:
+def encode_singly(encoder: TokenEncoder, text: str, mark: str, length: int | None) -> tuple[list[int], np.ndarray]:
     """Return ids and vectors of one text, without batches: [CLS] mark text [SEP], padded with [MASK] to `length`."""
     tokenizer = encoder.tokenizer.question_tokenizer if length else encoder.tokenizer.passage_tokenizer
     ids = tokenizer.encode(text).ids
     ids = [ids[0], tokenizer.token_to_id(mark), *ids[1:]]
-    seen = len(ids)
-    ids += [tokenizer.token_to_id("[MASK]")] * ((length or seen) - seen)
-    mask = torch.arange(len(ids))[None] < seen
+    n_tokens = len(ids)
+    ids += [tokenizer.token_to_id("[MASK]")] * ((length or n_tokens) - n_tokens)
+    mask = torch.arange(len(ids))[None] < n_tokens
     with torch.no_grad():
         hidden = encoder.model.body(input_ids=torch.tensor([ids]), attention_mask=mask.long())[0]
         vectors = hidden[0] @ encoder.model.linear.weight.T
@@ -69,44 +69,44 @@ def by_hand(encoder: TokenEncoder, text: str, mark: str, length: int | None) -> 
 
 def test_a_question_is_marked_and_padded_with_masks_that_count(encoder: TokenEncoder) -> None:
     questions = ["who wrote the music?", "a", "the king of the city was born in the river " * 9]
-    found = encoder.encode_questions(questions)
-    assert found.shape == (3, SPEC.question_length, DIM)
-    for text, vectors in zip(questions[:2], found, strict=False):
-        assert np.abs(vectors - by_hand(encoder, text, "[unused0]", SPEC.question_length)[1]).max() < 1e-5
-    assert np.linalg.norm(found, axis=2) == pytest.approx(np.ones(found.shape[:2]), abs=1e-5)
+    encoded = encoder.encode_questions(questions)
+    assert encoded.shape == (3, SPEC.question_length, DIM)
+    for text, vectors in zip(questions[:2], encoded, strict=False):
+        assert np.abs(vectors - encode_singly(encoder, text, "[unused0]", SPEC.question_length)[1]).max() < 1e-5
+    assert np.linalg.norm(encoded, axis=2) == pytest.approx(np.ones(encoded.shape[:2]), abs=1e-5)
 
 
 def test_a_passage_is_marked_and_its_punctuation_dropped(encoder: TokenEncoder) -> None:
     titles, texts = ["The king", ""], ["was born, in a city. The end!", "war - music"]
-    found = encoder.encode_passages(titles, texts)
+    encoded = encoder.encode_passages(titles, texts)
     dots = {encoder.tokenizer.question_tokenizer.token_to_id(sign) for sign in ",.!-"}
     for row, text in enumerate(["The king was born, in a city. The end!", "war - music"]):
-        ids, vectors = by_hand(encoder, text, "[unused1]", None)
-        kept = [place for place, number in enumerate(ids) if number not in dots]
-        assert len(kept) < len(ids)
-        own = found.vectors[found.offsets[row] : found.offsets[row + 1]]
-        assert np.abs(own - vectors[kept]).max() < 1e-5
+        ids, vectors = encode_singly(encoder, text, "[unused1]", None)
+        positions = [position for position, number in enumerate(ids) if number not in dots]
+        assert len(positions) < len(ids)
+        passage_vectors = encoded.vectors[encoded.offsets[row] : encoded.offsets[row + 1]]
+        assert np.abs(passage_vectors - vectors[positions]).max() < 1e-5
 
 
 def test_a_passage_does_not_depend_on_its_neighbours(encoder: TokenEncoder) -> None:
     texts = ["the river " * (1 + n % 17) for n in range(40)]
-    whole, alone = encoder.encode_passages([""] * 40, texts), encoder.encode_passages([""], texts[11:12])
-    assert (whole.take(np.array([11])).vectors == alone.vectors).all()
+    together, alone = encoder.encode_passages([""] * 40, texts), encoder.encode_passages([""], texts[11:12])
+    assert (together.take(np.array([11])).vectors == alone.vectors).all()
     assert len(encoder.encode_passages([], [])) == 0
 
 
 def test_pylates_layout_and_the_stored_files_are_the_same_encoder(
     folder: Path, encoder: TokenEncoder, tmp_path: Path
 ) -> None:
-    other = TokenEncoder.load(pylate(folder, tmp_path / "pylate"), device="cpu", dtype="float32")
-    assert other.spec == encoder.spec == SPEC
-    assert other.space().digest == encoder.space().digest
-    assert (other.encode_questions(["who?"]) == encoder.encode_questions(["who?"])).all()
-    for number, one in enumerate((folder, tmp_path / "pylate")):
+    pylate_encoder = TokenEncoder.load(save_like_pylate(folder, tmp_path / "pylate"), device="cpu", dtype="float32")
+    assert pylate_encoder.spec == encoder.spec == SPEC
+    assert pylate_encoder.space().digest == encoder.space().digest
+    assert (pylate_encoder.encode_questions(["who?"]) == encoder.encode_questions(["who?"])).all()
+    for number, model_folder in enumerate((folder, tmp_path / "pylate")):
         work = tmp_path / f"work{number}"
         work.mkdir()
         spec = TokenSpec().with_fields({**SPEC.to_json(), "question_length": 9})
-        files = collect_token_encoder_files(one, spec, encoder.space(), work)
+        files = collect_token_encoder_files(model_folder, spec, encoder.space(), work)
         stored = TokenEncoder.load(build_link_tree(files), device="cpu", dtype="float32")
         assert stored.spec.question_length == 9
         assert stored.space().digest == encoder.space().digest
@@ -114,19 +114,19 @@ def test_pylates_layout_and_the_stored_files_are_the_same_encoder(
 
 
 def test_what_decides_a_passage_is_in_the_space(folder: Path, encoder: TokenEncoder) -> None:
-    def digest(**changed: Any) -> str:
-        return TokenEncoder.load(folder, changed, device="cpu").space().digest
+    def digest(**settings: Any) -> str:
+        return TokenEncoder.load(folder, settings, device="cpu").space().digest
 
     assert digest(question_length=20) == encoder.space().digest
-    others = {digest(passage_length=20), digest(skipped=[]), digest(passage_mark="[MASK]"), encoder.space().digest}
-    assert len(others) == 4
+    digests = {digest(passage_length=20), digest(skipped=[]), digest(passage_mark="[MASK]"), encoder.space().digest}
+    assert len(digests) == 4
 
 
 def test_saving_keeps_the_vectors(encoder: TokenEncoder, tmp_path: Path) -> None:
     encoder.model.save(tmp_path / "again", encoder.folder, encoder.spec)
-    again = TokenEncoder.load(tmp_path / "again", device="cpu", dtype="float32")
-    assert (again.encode_questions(["who?"]) == encoder.encode_questions(["who?"])).all()
-    assert again.space().digest == encoder.space().digest
+    saved = TokenEncoder.load(tmp_path / "again", device="cpu", dtype="float32")
+    assert (saved.encode_questions(["who?"]) == encoder.encode_questions(["who?"])).all()
+    assert saved.space().digest == encoder.space().digest
 
 
 def test_a_new_projection_is_orthonormal(tmp_path: Path) -> None:
@@ -135,7 +135,7 @@ def test_a_new_projection_is_orthonormal(tmp_path: Path) -> None:
     assert torch.allclose(weight @ weight.T, torch.eye(8), atol=1e-5)
 
 
-def test_other_models_and_wrong_settings_are_refused_in_one_sentence(folder: Path, tmp_path: Path) -> None:
+def test_other_models_and_invalid_settings_are_refused(folder: Path, tmp_path: Path) -> None:
     plain, bare = save_bert(tmp_path / "plain"), tmp_path / "bare"
     assert not is_token_encoder(plain)
     with pytest.raises(InputError, match="is not a ColBERT"):
@@ -151,6 +151,6 @@ def test_other_models_and_wrong_settings_are_refused_in_one_sentence(folder: Pat
     TokenModel.from_encoder(plain, 8, device="cpu").save(tmp_path / "unmarked", plain, SPEC)
     with pytest.raises(InputError, match="has no token"):
         TokenEncoder.load(tmp_path / "unmarked")
-    for wrong in ({"words": 1}, {"question_length": 2}, {"passage_length": "long"}, {"passage_length": 1000}):
+    for settings in ({"words": 1}, {"question_length": 2}, {"passage_length": "long"}, {"passage_length": 1000}):
         with pytest.raises(UsageError):
-            read_token_spec(folder, wrong)
+            read_token_spec(folder, settings)

@@ -19,7 +19,7 @@ Build = Callable[..., Path]
 QUESTIONS = ["Who wrote the war music?", "", "Wer schrieb „Öde“? 作者は誰 👩‍🚀", "river " * 200]
 
 
-def test_its_vectors_are_those_of_the_encoder(minilm: Path) -> None:
+def test_vectors_are_those_of_the_encoder(minilm: Path) -> None:
     oracle = Encoder.load(minilm, "question", dtype="float32")
     actual = TrainableEncoder.load(minilm, device="cpu").eval()
     torch.testing.assert_close(
@@ -29,7 +29,7 @@ def test_its_vectors_are_those_of_the_encoder(minilm: Path) -> None:
 
 @pytest.mark.parametrize("pooling", ["cls", "mean", "last"])
 @pytest.mark.parametrize("layout", ["joined", "pair", "text"])
-def test_questions_and_passages_go_in_as_the_spec_says(
+def test_spec_decides_how_questions_and_passages_are_encoded(
     tiny_bert: Path, texts: tuple[list[str], list[str]], pooling: str, layout: str
 ) -> None:
     spec = EncoderSpec.from_json(
@@ -46,22 +46,22 @@ def test_questions_and_passages_go_in_as_the_spec_says(
     passages = list(zip(*texts, strict=True))
     np.testing.assert_allclose(actual.encode(passages), oracle.encode_passages(*texts), atol=1e-5)
     np.testing.assert_allclose(actual.encode(texts[1], "question"), oracle.encode_questions(texts[1]), atol=1e-5)
-    assert actual.training  # `encode` looks, and leaves it as it was
+    assert actual.training  # `encode` does not leave the training mode
 
 
-def test_it_learns_and_dropout_is_on_while_it_does(tiny_bert: Path) -> None:
+def test_training_applies_dropout_and_changes_vectors(tiny_bert: Path) -> None:
     actual = TrainableEncoder.load(tiny_bert)
     assert not torch.equal(actual(QUESTIONS), actual(QUESTIONS))
     actual.eval()
-    before = actual(QUESTIONS)
-    (before @ torch.ones(actual.dim)).sum().backward()
+    vectors = actual(QUESTIONS)
+    (vectors @ torch.ones(actual.dim)).sum().backward()
     learning = [parameter for parameter in actual.parameters() if parameter.requires_grad]
     assert all(parameter.grad is not None and parameter.grad.isfinite().all() for parameter in learning)
     torch.optim.SGD(learning, 0.1).step()
-    assert not torch.allclose(actual(QUESTIONS), before)
+    assert not torch.allclose(actual(QUESTIONS), vectors)
 
 
-def test_what_no_vector_needs_waits_for_no_gradient(minilm: Path) -> None:
+def test_unused_parameters_are_frozen(minilm: Path) -> None:
     actual = TrainableEncoder.load(minilm, device="cpu")
     frozen = {name for name, parameter in actual.named_parameters() if not parameter.requires_grad}
     assert frozen == {"whole.pooler.dense.weight", "whole.pooler.dense.bias"}
@@ -73,9 +73,9 @@ def test_a_saved_encoder_loads_as_it_was_and_transformers_opens_it(tiny_bert: Pa
         for parameter in actual.parameters():
             parameter.add_(0.01)
     actual.save(tmp_path / "saved")
-    again = Encoder.load(tmp_path / "saved", "question", dtype="float32")
-    assert again.spec == actual.spec
-    np.testing.assert_allclose(again.encode_questions(QUESTIONS), actual.encode(QUESTIONS), atol=1e-6)
+    loaded = Encoder.load(tmp_path / "saved", "question", dtype="float32")
+    assert loaded.spec == actual.spec
+    np.testing.assert_allclose(loaded.encode_questions(QUESTIONS), actual.encode(QUESTIONS), atol=1e-6)
     names = {path.name for path in (tmp_path / "saved").iterdir()}
     assert {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "bookwheel.json"} <= names
     assert not [name for name in names if name.endswith((".bin", ".pt"))]
@@ -84,14 +84,14 @@ def test_a_saved_encoder_loads_as_it_was_and_transformers_opens_it(tiny_bert: Pa
     np.testing.assert_allclose(hidden, actual.encode(["the king"]), atol=1e-5)
 
 
-def test_it_can_be_saved_where_it_came_from(tmp_path: Path) -> None:
+def test_encoder_can_be_saved_to_its_own_folder(tmp_path: Path) -> None:
     folder = save_bert(tmp_path / "encoder")
     actual = TrainableEncoder.load(folder)
     actual.save(folder)
     np.testing.assert_allclose(TrainableEncoder.load(folder).encode(["a"]), actual.encode(["a"]), atol=1e-6)
 
 
-def test_dprs_question_encoder_comes_and_goes_as_one(tiny_dpr: tuple[Path, Path], tmp_path: Path) -> None:
+def test_question_encoder_of_dpr_keeps_its_class(tiny_dpr: tuple[Path, Path], tmp_path: Path) -> None:
     spec = EncoderSpec(pooling="cls", normalize=False, max_length=64, layout="pair")
     actual = TrainableEncoder.load(tiny_dpr[1], "question", spec)
     actual.save(tmp_path / "saved")
@@ -103,7 +103,7 @@ def test_dprs_question_encoder_comes_and_goes_as_one(tiny_dpr: tuple[Path, Path]
         TrainableEncoder.load(tiny_dpr[0], "question")
 
 
-def test_a_question_encoder_declares_whose_passages_it_was_trained_against(tiny_bert: Path, tmp_path: Path) -> None:
+def test_question_encoder_declares_the_space_of_its_passages(tiny_bert: Path, tmp_path: Path) -> None:
     passages = Encoder.load(tiny_bert).space()
     actual = TrainableEncoder.load(tiny_bert)
     with torch.no_grad():
@@ -113,17 +113,17 @@ def test_a_question_encoder_declares_whose_passages_it_was_trained_against(tiny_
     check_same_space(Encoder.load(tmp_path / "asks", "question").space(), passages)
     with pytest.raises(RefusedError, match="weights differ"):
         check_same_space(Encoder.load(tmp_path / "alone", "question").space(), passages)
-    other = dataclasses.replace(passages, max_length=7)
+    other_space = dataclasses.replace(passages, max_length=7)
     with pytest.raises(RefusedError, match="max_length differ"):
-        check_same_space(Encoder.load(tmp_path / "asks", "question").space(), other)
+        check_same_space(Encoder.load(tmp_path / "asks", "question").space(), other_space)
 
 
-def test_a_missing_folder_is_one_sentence(tmp_path: Path) -> None:
+def test_missing_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="there is no model folder"):
         TrainableEncoder.load(tmp_path / "nothing")
 
 
-def test_the_folder_that_it_came_from_is_in_nothing_that_it_saves(tiny_bert: Path, tmp_path: Path) -> None:
+def test_saved_files_do_not_depend_on_the_source_folder(tiny_bert: Path, tmp_path: Path) -> None:
     spaces = []
     for name in ("here", "there"):
         shutil.copytree(tiny_bert, tmp_path / name)
@@ -133,8 +133,8 @@ def test_the_folder_that_it_came_from_is_in_nothing_that_it_saves(tiny_bert: Pat
         trained.save(tmp_path / f"asking {name}", target_space=spaces[-1])
     assert spaces[0] == spaces[1]
     for saved in ("saved", "asking"):
-        one, other = (
+        first_files, second_files = (
             {path.name: path.read_bytes() for path in (tmp_path / f"{saved} {name}").iterdir()}
             for name in ("here", "there")
         )
-        assert one == other
+        assert first_files == second_files

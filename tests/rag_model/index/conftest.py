@@ -1,4 +1,4 @@
-"""Vectors that look like embeddings: clustered, of a low inner dimension, unit length if wanted."""
+"""Vectors that look like embeddings: clustered, of a low intrinsic dimension, optionally of unit length."""
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -17,11 +17,11 @@ BuildIndex = Callable[..., tuple[Path, VectorPlan]]
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
-    """Index files repeat on one thread."""
-    before = faiss.omp_get_max_threads()
+    """Use one thread, so that building an index again gives the same bytes."""
+    thread_count = faiss.omp_get_max_threads()
     faiss.omp_set_num_threads(1)
     yield
-    faiss.omp_set_num_threads(before)
+    faiss.omp_set_num_threads(thread_count)
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""The benchmarks of indexes run, on little: what they print is a number a person relies on."""
+"""The benchmarks of indexes run on small inputs and print the expected report."""
 
 import json
 import os
@@ -73,32 +73,32 @@ def test_benchmarks_of_graphs_take_passages(tmp_path: Path, worker_threads: None
     assert memory_report["indexes"][0]["recall_mean"] > 0.9
 
 
-def test_gpu_builds_an_index_like_a_core_that_sees_none(
+def test_gpu_builds_an_index_like_a_cpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    used_path, day = tmp_path / "used", tmp_path / "day"
+    uses_path, day = tmp_path / "used", tmp_path / "day"
     paths = filter(None, [str(FOLDER.parent / "fixtures" / "seen_gpu"), os.environ.get("PYTHONPATH")])
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
-    monkeypatch.setenv("SEEN_GPU", str(used_path))
+    monkeypatch.setenv("SEEN_GPU", str(uses_path))
     index = "--vectors 2600 --dim 16 --cells 2 --parts 1 --questions 40 --k 5 --factory HNSW8 IVF16,PQ4np"
     arguments = ["gpu_day.py", "--out", str(day), "--only", "index", "--options", f"index={index}"]
     monkeypatch.setattr(sys, "argv", arguments)
-    with pytest.raises(SystemExit) as end:
+    with pytest.raises(SystemExit) as exit_error:
         gpu_day.main()
-    assert end.value.code == 0
+    assert exit_error.value.code == 0
     recorded = json.loads((day / "index.json").read_text())
     (index_report,) = recorded["reports"]
     assert index_report["device"] != "cpu"
     for factory in index_report["indexes"]:
         gpu, cpu = factory["gpu"], factory["cpu"]
-        assert gpu["recall"] == cpu["recall"] > 0.5  # this GPU computes as a CPU does
+        assert gpu["recall"] == cpu["recall"] > 0.5  # the fake GPU computes on the CPU
         assert gpu["hours_for_wikipedia"].keys() == gpu["gpu_mb"].keys() == cpu["seconds"].keys()
-    uses = used_path.read_text().splitlines()
-    assert uses.count("graph on 0") == 2  # a cell's graph each, and none where the GPU is hidden
-    # Of k-means, the losses and the part: one task each, on one GPU of two.
+    uses = uses_path.read_text().splitlines()
+    assert uses.count("graph on 0") == 2  # one for each cell, and none where the GPU is hidden
+    # K-means, the losses and the part are one task each, so they use one GPU of the two.
     assert uses.count("centroids on 0") == 3
-    assert len(uses) == 5  # and no upper levels, which the merge builds
+    assert len(uses) == 5  # the merge builds the upper levels without a GPU
     rows = [line.split(" | ") for line in capsys.readouterr().out.splitlines()]
     assert {len(row) for row in rows} == {5}  # the columns of docs/benchmarks.md
     assert len(rows) == 2 + (4 + 1) + (3 + 1)
@@ -107,7 +107,7 @@ def test_gpu_builds_an_index_like_a_core_that_sees_none(
     for options, expected in ((f"{index} --metric l2", None), (index, recorded)):
         (step,) = [step for step in gpu_day.list_steps(0, {}, {"index": options}) if step.name == "index"]
         assert gpu_day.find_result(step, day) == expected
-    (day / "index.json").write_text('{"half')  # of a run that was killed while it wrote
+    (day / "index.json").write_text('{"half')  # as left by a run that was killed while writing
     assert gpu_day.find_result(step, day) is None
 
 
@@ -120,7 +120,7 @@ def test_steps_of_training_and_decoding_have_rows(name: str, n_rows: int, worker
     assert ["precision bf16" in row[0] for row in rows] == [name == "training-bf16"] * n_rows
 
 
-# In place of an environment's interpreter: claims a GPU as a worker does, and waits until each process has one.
+# This interpreter of an environment claims a GPU like a worker, and waits until each process has one.
 CLAIMING_PYTHON = """#!{python}
 import json, os, sys, time
 from pathlib import Path
@@ -152,10 +152,8 @@ def test_each_of_several_gpus_encodes_in_a_process_of_its_own(tmp_path: Path, mo
     assert [(step.name, step.processes) for step in steps] == [(f"embedding-gpus-{n}", n) for n in (2, 4, 6)]
     steps = [replace(step, python=str(python)) for step in steps]
     results = {step.name: gpu_day.record_step(step, day) for step in steps}
-    for step, used in zip(
-        steps, ("ab", "abcd", "abcdef"), strict=True
-    ):  # each process has a GPU of its own, one of the first
-        assert sorted(path.name[4] for path in claims.glob(f"*{step.processes}-*")) == list(used)
+    for step, gpus in zip(steps, ("ab", "abcd", "abcdef"), strict=True):  # each process has one of the first GPUs
+        assert sorted(path.name[4] for path in claims.glob(f"*{step.processes}-*")) == list(gpus)
         assert gpu_day.find_result(step, day) == results[step.name]
     gpu_day.write_tables(steps, results, day)
     rows = (day / "rows.md").read_text().splitlines()[2::2]
@@ -208,7 +206,7 @@ def test_bench_gpu_index_measures_the_core_alone_without_a_gpu(worker_threads: N
 def test_watch_counts_a_repeated_stage_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(FOLDER)
     stage_names = list[str]()
-    watch = import_module("stages").Watch(os.getsid(0), lambda stage, spent: stage_names.append(stage))
+    watch = import_module("stages").Watch(os.getsid(0), lambda stage, seconds: stage_names.append(stage))
     try:
         lines = ["deltas …", "deltas done, 1.0 s", "gate …", "gate done, 2.0 s", "deltas …", "deltas done, 3.0 s"]
         watch.read(_slowly(line, watch) for line in lines)
@@ -245,22 +243,8 @@ def test_bench_index_memory_projects_memory_and_measures_recall(tmp_path: Path, 
 
 
 def test_bench_small_memory_measures_each_size() -> None:
-    tiny = [
-        "--sizes",
-        "600",
-        "1200",
-        "--dim",
-        "32",
-        "--max-questions",
-        "20",
-        "--k",
-        "5",
-        "--cold",
-        "2",
-        "--threads",
-        "1",
-    ]
-    tiny += ["--peers", "600"]
+    tiny = ["--sizes", "600", "1200", "--dim", "32", "--max-questions", "20", "--k", "5"]
+    tiny += ["--cold", "2", "--threads", "1", "--peers", "600"]
     (index,) = report("bench_small_memory.py", *tiny)["indexes"].values()
     assert [row["index"] for row in index["rows"]] == ["RR32,IVF8,RaBitQ", "RR32,IVF16,RaBitQ"]
     for row in index["rows"]:

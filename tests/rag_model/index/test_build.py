@@ -1,4 +1,4 @@
-"""One call: arrays or files in, a file that plain faiss reads out."""
+"""`build_index` writes a file that plain faiss reads, from arrays or files."""
 
 from pathlib import Path
 
@@ -17,18 +17,18 @@ VECTORS = np.random.default_rng(3).standard_normal((600, 16)).astype(np.float32)
 def test_build_index_from_an_array(factory: str, tmp_path: Path) -> None:
     out = tmp_path / "out.faiss"
     plan = build_index(VECTORS, out, IndexRecipe(factory, "l2", search={"efSearch": 77} if "HNSW" in factory else {}))
-    read = faiss.read_index(str(out))
-    assert (plan.n, plan.d, read.ntotal, read.metric_type) == (600, 16, 600, faiss.METRIC_L2)
-    assert (read.search(VECTORS, 1)[1][:, 0] == np.arange(600)).mean() > 0.95
-    assert not hasattr(read, "hnsw") or read.hnsw.efSearch == 77
+    index = faiss.read_index(str(out))
+    assert (plan.n, plan.d, index.ntotal, index.metric_type) == (600, 16, 600, faiss.METRIC_L2)
+    assert (index.search(VECTORS, 1)[1][:, 0] == np.arange(600)).mean() > 0.95
+    assert not hasattr(index, "hnsw") or index.hnsw.efSearch == 77
     assert [path.name for path in tmp_path.iterdir()] == ["out.faiss"]
 
 
 def test_rows_file_exists_only_if_rows_were_dropped(tmp_path: Path) -> None:
-    out, holed = tmp_path / "out.faiss", VECTORS.copy()
-    holed[[3, 77]] = np.inf
-    np.save(tmp_path / "holed.npy", holed)
-    build_index([tmp_path / "holed.npy"], out, IndexRecipe("Flat", "l2"), invalid="drop")
+    out, vectors = tmp_path / "out.faiss", VECTORS.copy()
+    vectors[[3, 77]] = np.inf
+    np.save(tmp_path / "vectors.npy", vectors)
+    build_index([tmp_path / "vectors.npy"], out, IndexRecipe("Flat", "l2"), invalid="drop")
     rows = np.load(get_kept_rows_path(out))
     assert faiss.read_index(str(out)).ntotal == len(rows) == 598
     np.testing.assert_array_equal(rows, np.delete(np.arange(600), [3, 77]))
@@ -44,9 +44,9 @@ def test_refinement_by_outside_vectors_is_refused(tmp_path: Path) -> None:
 
 def test_failed_build_keeps_the_previous_file(tmp_path: Path) -> None:
     out = tmp_path / "out.faiss"
-    out.write_bytes(b"the one before")
+    out.write_bytes(b"previous file")
     with pytest.raises(UsageError):
         build_index(VECTORS, out, IndexRecipe("IVF,PQ5"))
-    assert out.read_bytes() == b"the one before"
+    assert out.read_bytes() == b"previous file"
     with pytest.raises(ResourceError, match="cannot write"):
         install_index(tmp_path / "none", tmp_path / "out.faiss" / "below", {}, None)

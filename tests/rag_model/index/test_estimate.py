@@ -44,11 +44,11 @@ def test_work_bytes_bound_the_work_files(factory: str, make_vectors: Make, write
     plan = resolve(IndexRecipe(factory, cells=4), 3000, 32)
     (work := tmp_path / "work").mkdir()
     run_stages(plan, parts, work / "index", work)
-    written = sum(path.stat().st_size for path in work.iterdir()) + (work / "index").stat().st_size
-    assert 0.5 * estimate_resources(plan).work_bytes < written < 1.1 * estimate_resources(plan).work_bytes
+    written_bytes = sum(path.stat().st_size for path in work.iterdir()) + (work / "index").stat().st_size
+    assert 0.5 * estimate_resources(plan).work_bytes < written_bytes < 1.1 * estimate_resources(plan).work_bytes
 
 
-PEAK = """
+MEASURE_STAGE = """
 import sys
 from pathlib import Path
 
@@ -57,7 +57,7 @@ from rag_model.index.kind import get_kind
 from rag_model.index.build import iter_slices
 
 
-def high() -> int:
+def read_peak_memory() -> int:
     (line,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM:")]
     return 1024 * int(line.split()[1])
 
@@ -66,31 +66,31 @@ work, factory, n, d = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.
 plan = resolve(IndexRecipe(factory, cells=2, ef_construction=10), n, d)
 trained, piece, parts = work / "trained", work / "scattered", [work / "part-00000.npy"]
 builder = get_kind(plan.kind)
-before = high()
+bytes_before = read_peak_memory()
 if sys.argv[5] == "train":
     builder.train(plan, parts, trained)
 elif sys.argv[5] == "scatter":
     builder.scatter(plan, trained, parts[0], 0, piece)
 else:
     builder.shard(plan, trained, iter_slices([piece], plan.shards, 0), 0, work / "shard")
-print(high() - before)
+print(read_peak_memory() - bytes_before)
 """
 
 
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is told by Linux")
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read from /proc")
 def test_stage_bytes_bound_the_memory(make_vectors: Make, write_parts: Make, tmp_path: Path) -> None:
-    """In processes of their own: what the stage before left behind would hide it."""
+    """Each stage runs in a process of its own because the peak of an earlier stage would hide its peak."""
     n, d = 20_000, 128
     write_parts(make_vectors(n, d), [])
-    command = [sys.executable, "-c", PEAK, str(tmp_path), "HNSW4", str(n), str(d)]
-    taken = {
+    command = [sys.executable, "-c", MEASURE_STAGE, str(tmp_path), "HNSW4", str(n), str(d)]
+    measured_bytes = {
         stage: int(subprocess.run([*command, stage], check=True, capture_output=True).stdout)
         for stage in ("train", "scatter", "shard")
     }
     expected = estimate_resources(resolve(IndexRecipe("HNSW4", cells=2), n, d), n).stages
     for stage in ("scatter", "shard"):
-        most = expected[stage] - PROCESS_BYTES
-        assert most / 4 < taken[stage] < 1.2 * most, stage
+        limit = expected[stage] - PROCESS_BYTES
+        assert limit / 4 < measured_bytes[stage] < 1.2 * limit, stage
 
 
 def test_stages_of_wikipedia_fit_a_small_machine() -> None:
@@ -101,8 +101,10 @@ def test_stages_of_wikipedia_fit_a_small_machine() -> None:
 
 
 def test_memory_falls_with_cells_and_with_parts() -> None:
-    one, many = (estimate_resources(resolve(IndexRecipe("HNSW32", cells=cells), 10**6, 96)) for cells in (1, 16))
-    assert many.stages["shard"] - PROCESS_BYTES < (one.stages["shard"] - PROCESS_BYTES) / 3
-    assert many.stages["merge"] == pytest.approx(one.stages["merge"], rel=0.1)
+    undivided, divided = (
+        estimate_resources(resolve(IndexRecipe("HNSW32", cells=cells), 10**6, 96)) for cells in (1, 16)
+    )
+    assert divided.stages["shard"] - PROCESS_BYTES < (undivided.stages["shard"] - PROCESS_BYTES) / 3
+    assert divided.stages["merge"] == pytest.approx(undivided.stages["merge"], rel=0.1)
     plan = resolve(IndexRecipe("HNSW32"), 10**6, 96)
     assert estimate_resources(plan, 10_000).stages["scatter"] < estimate_resources(plan, 100_000).stages["scatter"]

@@ -30,7 +30,7 @@ from rag_model.index.files.engine import faiss
         ("PCA64,IVF1024,PQ16np", "ivf"),
     ],
 )
-def test_kinds(text: str, kind: str) -> None:
+def test_factory_has_a_structure(text: str, kind: str) -> None:
     assert get_structure(text) == kind
 
 
@@ -56,7 +56,7 @@ def test_factory_round_trip_and_faiss_accepts_it(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("", "nothing"),
         ("HNSW32,PQ8", "HNSW32_SQ8"),
@@ -76,19 +76,19 @@ def test_factory_round_trip_and_faiss_accepts_it(text: str) -> None:
         ("ivf64,Flat", "'ivf64'"),
     ],
 )
-def test_invalid_factory_is_refused(text: str, said: str) -> None:
-    with pytest.raises(UsageError) as wrong:
+def test_invalid_factory_is_refused(text: str, message: str) -> None:
+    with pytest.raises(UsageError) as error:
         parse_factory(text)
-    assert said in str(wrong.value)
-    assert "\n" not in str(wrong.value)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(
-    ("text", "offer"),
+    ("text", "suggestion"),
     [("IVF64,PQ50np", "PQ48 can"), ("OPQ50,IVF64,PQ48np", "OPQ48 can"), ("OPQ48_100,IVF64,PQ48", "PQ25 can")],
 )
-def test_indivisible_pieces_suggest_a_divisor(text: str, offer: str) -> None:
-    with pytest.raises(UsageError, match=offer):
+def test_indivisible_pieces_suggest_a_divisor(text: str, suggestion: str) -> None:
+    with pytest.raises(UsageError, match=suggestion):
         check_dimensions(parse_factory(text), 384)
 
 

@@ -68,12 +68,12 @@ def test_refinement_has_a_search_parameter() -> None:
     plan = resolve(IndexRecipe("IVF,PQ,Refine(SQfp16)"), 5000, 384)
     assert plan.factory == "IVF128,PQ96np,Refine(SQfp16)"
     assert plan.search == {"nprobe": 128, "refine": 10} == choose_search(plan.factory)
-    asked = resolve(IndexRecipe("IVF,PQ,Refine(SQfp16)", search={"refine": 7}), 5000, 384)
-    assert asked.search == {"nprobe": 128, "refine": 7}
+    plan = resolve(IndexRecipe("IVF,PQ,Refine(SQfp16)", search={"refine": 7}), 5000, 384)
+    assert plan.search == {"nprobe": 128, "refine": 7}
     with pytest.raises(UsageError, match="refine is not a search parameter of this index: it takes nprobe"):
         IndexRecipe("IVF,PQ", search={"refine": 7})
-    few = resolve(IndexRecipe("IVF,PQ,Refine(SQfp16)", search={"refine": 7}), 500, 384)
-    assert (few.factory, few.search) == ("IVF8,Flat", {"nprobe": 8})
+    fallback = resolve(IndexRecipe("IVF,PQ,Refine(SQfp16)", search={"refine": 7}), 500, 384)
+    assert (fallback.factory, fallback.search) == ("IVF8,Flat", {"nprobe": 8})
 
 
 def test_vector_refinement_changes_no_byte() -> None:
@@ -90,7 +90,7 @@ def test_default_nprobe_with_refinement_grows_where_256_lists_are_too_few(n: int
         assert min(256, lists) <= plan.search["nprobe"] <= max(256, lists // 5)
         assert lists > 1_024 or plan.search == {"nprobe": min(256, lists), "refine": 10}
     else:
-        assert plan.search == {"nprobe": count_lists(plan)}, "too few to train codes: every list is searched"
+        assert plan.search == {"nprobe": count_lists(plan)}, "too few vectors to train codes, so every list is searched"
 
 
 def test_search_settings_change_no_byte() -> None:
@@ -130,7 +130,7 @@ def test_plan_to_json_and_entry() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "message"),
     [
         ({"metric": "cosine"}, "choose ip"),
         ({"border": 1.5}, "0 <= border <= 1"),
@@ -143,12 +143,12 @@ def test_plan_to_json_and_entry() -> None:
         ({"search": {"efSearch": 0}}, "at least 1"),
     ],
 )
-def test_invalid_setting_is_refused(settings: dict[str, Any], said: str) -> None:
-    with pytest.raises(UsageError, match=said):
+def test_invalid_setting_is_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         IndexRecipe("HNSW32", **settings)
 
 
-def test_resolve_refuses_what_cannot_be_planned() -> None:
+def test_resolve_refuses_impossible_recipes() -> None:
     with pytest.raises(InputError, match="at least one vector"):
         resolve(IndexRecipe("HNSW32"), 0, 32)
     with pytest.raises(UsageError, match="train_sample is 100"):

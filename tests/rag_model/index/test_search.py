@@ -31,29 +31,29 @@ FACTORIES = ["HNSW8", "IVF16,PQ8x4np", "OPQ8,IVF16_HNSW8,PQ8x4np", "IVF16,RaBitQ
 def test_neighbors_updated_for_many_generations_equal_exact_search(
     data: st.DataObject, make_vectors: Make, tmp_path: Path
 ) -> None:
-    """Rows go, come, are repeated and move; a query changes; two parts become one."""
-    chance = np.random.default_rng(data.draw(st.integers(0, 1_000)))
+    """Rows are removed, added, repeated and moved; queries change; two parts become one."""
+    rng = np.random.default_rng(data.draw(st.integers(0, 1_000)))
     metric, depth, width = data.draw(st.sampled_from(["ip", "l2"])), 6, data.draw(st.integers(6, 14))
-    corpus = make_vectors(120, seed=int(chance.integers(1_000)))
+    corpus = make_vectors(120, seed=int(rng.integers(1_000)))
     queries = make_vectors(9, seed=7)
     paths = [tmp_path / "0.npy", tmp_path / "1.npy"]
     for path, rows in zip(paths, np.split(corpus, [50]), strict=True):
         np.save(path, rows)
     lists = [search_neighbors(ExactIndex([path], metric), queries, width) for path in paths]
     for generation in range(12):
-        is_alive = chance.random(len(corpus)) > data.draw(st.sampled_from([0.0, 0.02, 0.3]))
-        added = make_vectors(int(chance.integers(0, 8)), seed=generation + 100)
-        repeated = corpus[chance.integers(0, len(corpus), int(chance.integers(0, 4)))]
+        is_alive = rng.random(len(corpus)) > data.draw(st.sampled_from([0.0, 0.02, 0.3]))
+        added = make_vectors(int(rng.integers(0, 8)), seed=generation + 100)
+        repeated = corpus[rng.integers(0, len(corpus), int(rng.integers(0, 4)))]
         corpus = np.concatenate([corpus[is_alive], added, repeated])[: data.draw(st.sampled_from([500, 500, 60, 4]))]
-        corpus = corpus[chance.permutation(len(corpus))]
-        order = chance.permutation(len(queries))
-        is_same = chance.random(len(queries)) > 0.1
+        corpus = corpus[rng.permutation(len(corpus))]
+        order = rng.permutation(len(queries))
+        is_same = rng.random(len(queries)) > 0.1
         queries = np.where(is_same[:, None], queries[order], make_vectors(len(queries), seed=generation + 500))
         np.save(tmp_path / "new.npy", corpus)
         index = ExactIndex([tmp_path / "new.npy"], metric)
-        moved = [find_equal_rows(path, tmp_path / "new.npy") for path in paths]
-        known = [part_lists.select(np.where(is_same, order, -1)) for part_lists in lists]
-        updated = update_neighbors(index, queries, list(zip(known, moved, strict=True)), depth, width)
+        equal_rows = [find_equal_rows(path, tmp_path / "new.npy") for path in paths]
+        known_lists = [part_lists.select(np.where(is_same, order, -1)) for part_lists in lists]
+        updated = update_neighbors(index, queries, list(zip(known_lists, equal_rows, strict=True)), depth, width)
         products = queries.astype(np.float64) @ corpus.astype(np.float64).T
         exact = products if metric == "ip" else -np.square(queries[:, None] - corpus).sum(axis=2)
         k = min(depth, len(corpus))
@@ -69,7 +69,7 @@ def test_neighbors_updated_for_many_generations_equal_exact_search(
 def test_exact_search_equals_numpy(
     data: st.DataObject, make_vectors: Make, write_parts: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Any cut, any block size, both metrics: the scores of a full sort, and rows that have them."""
+    """With any cut, block size and metric, the scores are those of a full sort, and the rows have them."""
     n, metric = data.draw(st.integers(1, 120)), data.draw(st.sampled_from(["ip", "l2"]))
     monkeypatch.setattr(vectors_module, "BLOCK_BYTES", 4 * 32 * data.draw(st.integers(1, 50)))
     corpus, queries = make_vectors(n, seed=data.draw(st.integers(0, 3))), make_vectors(3, seed=9)
@@ -81,7 +81,7 @@ def test_exact_search_equals_numpy(
     truth = queries @ corpus.T if metric == "ip" else -distances
     np.testing.assert_allclose(scores, -np.sort(-truth, axis=1)[:, :k], atol=1e-5)
     np.testing.assert_allclose(np.take_along_axis(truth, rows, 1), scores, atol=1e-5)
-    assert all(len(set(found)) == k for found in rows.tolist())
+    assert all(len(set(hits)) == k for hits in rows.tolist())
 
 
 @pytest.mark.parametrize("mmap", [True, False])
@@ -117,15 +117,16 @@ def test_search_parameters_apply_to_one_call(make_vectors: Make, write_parts: Ma
     assert not np.array_equal(alone[1], alone[32])
     with ThreadPoolExecutor(4) as pool:
         together = [(n, pool.submit(index.search, queries, 10, nprobe=n)) for n in (1, 32, 4) * 10]
-    for probes, found in together:
-        np.testing.assert_array_equal(found.result()[1], alone[probes])
+    for probes, future in together:
+        np.testing.assert_array_equal(future.result()[1], alone[probes])
 
 
 REFINED = ["IVF16,PQ8x4np,Refine(SQfp16)", "OPQ8,IVF16_HNSW8,PQ8x4np,Refine(SQ8)", "IVF16,RaBitQ,Refine(Flat)"]
+REFINED += ["IVF16,PQ8x4np,Refine(vectors)", "OPQ8,IVF16,RaBitQ,Refine(vectors)"]
 
 
 @pytest.mark.parametrize("metric", ["ip", "l2"])
-@pytest.mark.parametrize("factory", [*REFINED, "IVF16,PQ8x4np,Refine(vectors)", "OPQ8,IVF16,RaBitQ,Refine(vectors)"])
+@pytest.mark.parametrize("factory", REFINED)
 def test_refinement_improves_recall_of_codes(
     factory: str, metric: Any, make_vectors: Make, write_parts: Make, build_index: Make
 ) -> None:
@@ -136,14 +137,14 @@ def test_refinement_improves_recall_of_codes(
     scores, exact = ExactIndex(parts, metric).search(queries, 10)
     recalls = []
     for factor in (1, 4, 40):
-        found, rows = index.search(queries, 10, nprobe=16, refine=factor)
-        assert np.all(np.diff(found, axis=1) <= 0)
+        refined_scores, rows = index.search(queries, 10, nprobe=16, refine=factor)
+        assert np.all(np.diff(refined_scores, axis=1) <= 0)
         recalls.append(float(compute_recall(rows, exact, scores, 10).mean()))
     assert recalls == sorted(recalls)
     assert recalls[0] < 0.9 < recalls[2]
     narrow = compute_recall(index.search(queries, 10, nprobe=1, refine=40)[1], exact, scores, 10).mean()
     assert narrow < recalls[2]
-    np.testing.assert_allclose(found[:, 0], scores[:, 0], rtol=0.02)
+    np.testing.assert_allclose(refined_scores[:, 0], scores[:, 0], rtol=0.02)
     np.testing.assert_array_equal(index.search(queries, 10)[1], index.search(queries, 10, **plan.search)[1])
 
 
@@ -151,7 +152,7 @@ def test_refinement_improves_recall_of_codes(
 def test_reranked_scores_are_exact(
     metric: Any, make_vectors: Make, write_parts: Make, build_index: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of all candidates it finds what exact search finds; blocks of any size; what is not found stays row -1."""
+    """Reranking all candidates returns the rows of exact search, with any block size."""
     parts = write_parts(make_vectors(1500), [700])
     path, _ = build_index(parts, IndexRecipe("IVF16,PQ8x4np,Refine(vectors)", metric))
     index, queries = open_index(path, vectors=parts), make_vectors(9, seed=5)
@@ -187,7 +188,7 @@ def test_default_search_is_written_in_place(
     factory: str, parameters: dict[str, int], make_vectors: Make, write_parts: Make, build_index: Make
 ) -> None:
     path, _ = build_index(write_parts(make_vectors(1100), [500]), IndexRecipe(factory))
-    before, index = path.read_bytes(), faiss.read_index(str(path))
+    old_data, index = path.read_bytes(), faiss.read_index(str(path))
     write_default_search(path, parameters)
     for name, value in parameters.items():
         if name == "efSearch":
@@ -197,26 +198,26 @@ def test_default_search_is_written_in_place(
         else:
             index.k_factor = value
     assert path.read_bytes() == faiss.serialize_index(index).tobytes()
-    assert (path.read_bytes() != before) == bool(parameters)
+    assert (path.read_bytes() != old_data) == bool(parameters)
     assert open_index(path).defaults | parameters == open_index(path).defaults
     with pytest.raises(UsageError, match="not a search parameter"):
         write_default_search(path, {"ef": 3})
 
 
 def test_default_search_is_not_written_into_an_unknown_layout(tmp_path: Path, make_vectors: Make) -> None:
-    """`IHc2` has one field more: where efSearch would lie is something else."""
+    """`IHc2` has one more field, so efSearch is at another offset."""
     index = faiss.IndexHNSWCagra(32, 8)
     index.train(make_vectors(100))
     index.add(make_vectors(100))
     faiss.write_index(index, str(tmp_path / "cagra"))
-    before = (tmp_path / "cagra").read_bytes()
+    old_data = (tmp_path / "cagra").read_bytes()
     with pytest.raises(InputError, match="holds faiss's IHc2, which bookwheel cannot search"):
         write_default_search(tmp_path / "cagra", {"efSearch": 50})
-    assert (tmp_path / "cagra").read_bytes() == before
+    assert (tmp_path / "cagra").read_bytes() == old_data
 
 
-def test_rows_that_no_link_leads_to_are_row_minus_one(tmp_path: Path, make_vectors: Make) -> None:
-    """In a graph that another program wrote; ours have none."""
+def test_unreachable_rows_are_replaced_by_minus_one(tmp_path: Path, make_vectors: Make) -> None:
+    """Only graphs that another program wrote have such rows."""
     graph = faiss.IndexHNSWFlat(32, 8, faiss.METRIC_INNER_PRODUCT)
     graph.add(make_vectors(500))
     links = view_array(graph.hnsw.neighbors)
@@ -224,13 +225,13 @@ def test_rows_that_no_link_leads_to_are_row_minus_one(tmp_path: Path, make_vecto
     links[links == isolated] = graph.hnsw.entry_point
     faiss.write_index(graph, str(tmp_path / "graph"))
     scores, rows = open_index(tmp_path / "graph").search(make_vectors(5), 500)
-    assert [set(range(500)) - set(found) for found in rows.tolist()] == [{isolated}] * 5
+    assert [set(range(500)) - set(hits) for hits in rows.tolist()] == [{isolated}] * 5
     assert np.all(np.isneginf(scores) == (rows == -1))
 
 
 DEEP = ["HNSW8", "HNSW16_SQ8", "IVF32,Flat", "IVF32,SQ8", "IVF8,PQ16np", "IVF64,PQ16np", "Flat"]
-DEEP += ["HNSW16_SQ4,Refine(vectors)"]
-DEEP += ["IVF32,PQ8x4np,Refine(vectors)", "IVF32,PQ8x4np,Refine(SQfp16)", "OPQ16,IVF32_HNSW8,PQ16np,Refine(vectors)"]
+DEEP += ["HNSW16_SQ4,Refine(vectors)", "IVF32,PQ8x4np,Refine(vectors)", "IVF32,PQ8x4np,Refine(SQfp16)"]
+DEEP += ["OPQ16,IVF32_HNSW8,PQ16np,Refine(vectors)"]
 
 
 @pytest.mark.parametrize("metric", ["ip", "l2"])
@@ -252,18 +253,18 @@ def test_a_search_of_any_depth_is_full_and_has_the_recall_of_the_gate(
     for k in (1, 5, 20, 21, 60, 100, 250, 500, 1000, 1500, n - 1, n):
         scores, rows = index.search(queries, k)
         assert (rows >= 0).all()
-        assert all(len(set(found)) == k for found in rows.tolist())
+        assert all(len(set(hits)) == k for hits in rows.tolist())
         assert np.all(np.diff(scores, axis=1) <= 0)
         if k >= 20:  # the depth of the gate
             recalls = compute_recall(rows, exact_rows, exact_scores, k)
-            figures = recalls.mean() >= floor.mean, compute_p5(recalls) >= floor.p5
-            assert figures == (True, True), (k, tuned, recalls.mean(), compute_p5(recalls))
+            passes = recalls.mean() >= floor.mean, compute_p5(recalls) >= floor.p5
+            assert passes == (True, True), (k, tuned, recalls.mean(), compute_p5(recalls))
 
 
 @pytest.mark.parametrize("factory", ["HNSW8", "IVF32,Flat", "IVF32,PQ8x4np,Refine(vectors)"])
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_the_least_setting_still_finds_k_rows(
+def test_smallest_setting_still_finds_k_rows(
     data: st.DataObject, factory: str, make_vectors: Make, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """Also if most vectors are in a few lists, and the query is far away from them."""
@@ -274,10 +275,10 @@ def test_the_least_setting_still_finds_k_rows(
     np.save(folder / "part.npy", corpus)
     plan = build(corpus, folder / "index", IndexRecipe(factory))
     index = open_index(folder / "index", vectors=[folder / "part.npy"] if plan.refine else ())
-    least = dict.fromkeys(index.defaults, 1)
+    smallest = dict.fromkeys(index.defaults, 1)
     k = data.draw(st.integers(1, n))
-    rows = index.search(make_vectors(4, seed=9), k, **least)[1]
-    assert all(len(set(found) - {-1}) == k for found in rows.tolist())
+    rows = index.search(make_vectors(4, seed=9), k, **smallest)[1]
+    assert all(len(set(hits) - {-1}) == k for hits in rows.tolist())
 
 
 @pytest.mark.parametrize("factory", ["HNSW8", "IVF8,Flat", "exact"])
@@ -286,18 +287,18 @@ def test_invalid_queries_are_refused(factory: str, make_vectors: Make, write_par
     index: Any = ExactIndex(parts)
     if factory != "exact":
         index = open_index(build_index(parts, IndexRecipe(factory))[0])
-    good = make_vectors(2)
+    queries = make_vectors(2)
     with pytest.raises(UsageError, match="k is 301 but the index holds 300 vectors"):
-        index.search(good, 301)
+        index.search(queries, 301)
     with pytest.raises(UsageError, match="k is 0"):
-        index.search(good, 0)
+        index.search(queries, 0)
     with pytest.raises(UsageError, match=r"shape \(2, 31\)"):
-        index.search(good[:, :31], 5)
+        index.search(queries[:, :31], 5)
     with pytest.raises(UsageError, match="efsearch is not a search parameter"):
-        index.search(good, 5, efsearch=10)
-    good[1, 3] = np.nan
+        index.search(queries, 5, efsearch=10)
+    queries[1, 3] = np.nan
     with pytest.raises(UsageError, match="vector 1 of the query"):
-        index.search(good, 5)
+        index.search(queries, 5)
 
 
 @pytest.mark.parametrize("mmap", [True, False])
@@ -306,13 +307,13 @@ def test_truncated_file_is_refused(
     factory: str, mmap: bool, make_vectors: Make, write_parts: Make, build_index: Make
 ) -> None:
     path, _ = build_index(write_parts(make_vectors(1100)), IndexRecipe(factory))
-    whole = path.read_bytes()
-    for size in [*range(0, len(whole), len(whole) // 40), *range(len(whole) - 9, len(whole))]:
-        path.write_bytes(whole[:size])
-        with pytest.raises(InputError) as broken:
+    data = path.read_bytes()
+    for size in [*range(0, len(data), len(data) // 40), *range(len(data) - 9, len(data))]:
+        path.write_bytes(data[:size])
+        with pytest.raises(InputError) as error:
             open_index(path, mmap=mmap)
-        assert str(path) in str(broken.value)
-        assert "faiss::" not in str(broken.value)
+        assert str(path) in str(error.value)
+        assert "faiss::" not in str(error.value)
 
 
 def test_unsupported_index_is_refused(tmp_path: Path) -> None:
@@ -330,10 +331,10 @@ def test_unsupported_index_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("factory", "least"), [("HNSW8", "efSearch=16"), ("IVF32,Flat", "nprobe=1"), ("Flat", "exact")]
+    ("factory", "first_setting"), [("HNSW8", "efSearch=16"), ("IVF32,Flat", "nprobe=1"), ("Flat", "exact")]
 )
 def test_recall_rises_with_the_setting(
-    factory: str, least: str, make_vectors: Make, write_parts: Make, build_index: Make
+    factory: str, first_setting: str, make_vectors: Make, write_parts: Make, build_index: Make
 ) -> None:
     parts = write_parts(make_vectors(2000))
     index = open_index(build_index(parts, IndexRecipe(factory))[0])
@@ -344,6 +345,6 @@ def test_recall_rises_with_the_setting(
     assert recall == sorted(recall)
     assert recall[-1] > 0.99
     assert all(0 <= effort.recall_p5 <= 1 and effort.milliseconds > 0 for effort in efforts)
-    assert efforts[0].setting == least
+    assert efforts[0].setting == first_setting
     if factory != "Flat":
         assert work[0] < work[-1]

@@ -1,4 +1,4 @@
-"""Credit: the revision, the authors, the licence, the changes; nothing where nothing is known."""
+"""Credit lines name the revision, the authors, the licence and the changes, as far as they are known."""
 
 from dataclasses import replace
 
@@ -13,7 +13,7 @@ PASSAGE = Passage("12-0", "12", 99, "Anarchism", "", "text", 0, 1, "ab")
 ENWIKI = {"base": "https://en.wikipedia.org/wiki/Main_Page", "licence": "CC BY-SA 4.0"}
 
 
-def test_wikipedia_gets_what_its_licence_asks_for() -> None:
+def test_credit_of_wikipedia_has_what_its_licence_requires() -> None:
     source = Attribution.from_corpus(ENWIKI)
     assert source.url(PASSAGE) == "https://en.wikipedia.org/w/index.php?oldid=99"
     assert source.credit_line(PASSAGE) == (
@@ -84,6 +84,6 @@ def test_other_sources_have_no_address() -> None:
 
 
 @given(st.sampled_from(["http", "https", "javascript", "data", "ftp", ""]), st.text())
-def test_only_web_addresses_come_out(scheme: str, rest: str) -> None:
+def test_only_web_addresses_are_returned(scheme: str, rest: str) -> None:
     script = find_script_url(f"{scheme}:{rest}")
     assert script == "" or script.startswith(("https://", "http://"))

@@ -1,4 +1,4 @@
-"""The contract of `docs/extend/retriever.md`, for every retriever that is built in and for the examples."""
+"""The contract of `docs/extend/retriever.md`, checked for every built-in retriever and for the examples."""
 
 import os
 import shutil
@@ -46,8 +46,8 @@ EXPRESSIONS = [*INDEXES.values(), "hnsw:5", *BUILT_IN.values(), *PLUGINS.values(
 def library(
     content: tuple[Store, Content], passages: list[Passage], tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Store, Snapshot]:
-    """The snapshot of the other tests with an index of token vectors."""
-    store, what = content
+    """Publish the snapshot of the other tests with an index of token vectors."""
+    store, base_content = content
     work = tmp_path_factory.mktemp("tokens")
     encoder = TokenEncoder.load(save_colbert(work / "colbert"))
     with TokenWriter(work / "tokens.arrow", encoder.dim, "float16") as writer:
@@ -61,33 +61,33 @@ def library(
     for name, path in collect_token_encoder_files(encoder.folder, encoder.spec, space, work).items():
         files[f"{question_encoder_path('tokens')}/{name}"] = path
     extended = replace(
-        what,
-        files={**what.files, **{name: store.blobs.put_file(path) for name, path in files.items()}},
-        representations={**what.representations, "tokens": {"kind": "tokens", "space": space.to_json()}},
-        indexes={**what.indexes, "tokens": plan.entry() | {"file": "index/tokens.safetensors"}},
+        base_content,
+        files={**base_content.files, **{name: store.blobs.put_file(path) for name, path in files.items()}},
+        representations={**base_content.representations, "tokens": {"kind": "tokens", "space": space.to_json()}},
+        indexes={**base_content.indexes, "tokens": plan.entry() | {"file": "index/tokens.safetensors"}},
     )
     return store, Snapshot.from_store(store, store.snapshots.publish(Manifest(extended)))
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A cross-encoder."""
+    """Save a cross-encoder."""
     return save_cross_encoder(tmp_path_factory.mktemp("cross") / "model")
 
 
 @pytest.fixture(scope="module", autouse=True)
 def plugins(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """The examples as installed packages."""
+    """Install the examples as packages."""
     folder = tmp_path_factory.mktemp("plugins")
-    about = folder / "examples-1.0.dist-info"
-    about.mkdir()
-    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: examples\nVersion: 1.0\n")
+    metadata = folder / "examples-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: examples\nVersion: 1.0\n")
     lines = [
         "[bookwheel.retrievers]",
         "interleave = interleave_retriever:build",
         "diversify = diversity_retriever:build",
     ]
-    (about / "entry_points.txt").write_text("\n".join(lines))
+    (metadata / "entry_points.txt").write_text("\n".join(lines))
     for module in (interleave_retriever, diversity_retriever):
         shutil.copy(module.__file__, folder)
     with pytest.MonkeyPatch.context() as patch:
@@ -109,8 +109,8 @@ def test_planning_opens_nothing(library: tuple[Store, Snapshot], model: Path, ex
     text = expression.format(model=model)
     assert plan_retriever(bare, text) == plan_retriever(snapshot, text)
     context = RetrieverContext(bare)
-    built = build_retriever(context, text, products=True)
-    assert built.retriever.most > 0
+    composed = build_retriever(context, text, products=True)
+    assert composed.retriever.most > 0
     assert (context.opened_indexes, context.loaded_encoder) == ((), None)
 
 
@@ -125,8 +125,8 @@ def test_a_search_of_any_depth_is_full(library: tuple[Store, Snapshot], expressi
 
 
 @pytest.fixture(scope="module")
-def folder_of_encoders(library: tuple[Store, Snapshot], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with passages and encoders, of 90 MB, which tests link instead of pulling them again."""
+def encoder_folder(library: tuple[Store, Snapshot], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Pull passages and encoders, of 90 MB, into a folder that the tests link instead of pulling them again."""
     store, snapshot = library
     folder = tmp_path_factory.mktemp("encoders")
     pull(store, snapshot.id, folder, select=lambda path: path.startswith(("passages/", "encoder")))
@@ -138,7 +138,7 @@ def folder_of_encoders(library: tuple[Store, Snapshot], tmp_path_factory: pytest
 def test_the_needs_are_all_files_that_a_search_reads(
     library: tuple[Store, Snapshot],
     model: Path,
-    folder_of_encoders: Path,
+    encoder_folder: Path,
     tmp_path: Path,
     expression: str,
     products: bool,
@@ -148,7 +148,7 @@ def test_the_needs_are_all_files_that_a_search_reads(
     text = expression.format(model=model)
     needs = plan_retriever(snapshot, text, products=products)
     files = needs.files(snapshot)
-    dest = shutil.copytree(folder_of_encoders, tmp_path / "dest", symlinks=True, copy_function=os.link)
+    dest = shutil.copytree(encoder_folder, tmp_path / "dest", symlinks=True, copy_function=os.link)
     pull(store, snapshot.id, dest, select=files.__contains__)
     with Snapshot.from_folder(dest) as pulled:
         hits = open_retriever(pulled, text, products=products).search(QUERIES, 4)
@@ -165,16 +165,16 @@ def test_rows_are_distinct_and_queries_independent(
     _, snapshot = library
     retriever = open_retriever(snapshot, expression.format(model=model))
     k = min(5, retriever.most)
-    ranked = retriever.find(Queries(QUERIES), k)
-    assert ranked.rows.shape == ranked.scores.shape
-    assert ranked.rows.shape[1] <= k
-    for row_list, scores in zip(ranked.rows, ranked.scores, strict=True):
+    ranking = retriever.find(Queries(QUERIES), k)
+    assert ranking.rows.shape == ranking.scores.shape
+    assert ranking.rows.shape[1] <= k
+    for row_list, scores in zip(ranking.rows, ranking.scores, strict=True):
         valid = row_list >= 0
-        assert not valid[np.argmin(valid) :].any() or valid.all(), "-1 only after the last"
+        assert not valid[np.argmin(valid) :].any() or valid.all(), "-1 is only after the last row"
         assert len(set(row_list[valid].tolist())) == valid.sum()
         assert (np.diff(scores[valid]) <= 0).all()
     with ThreadPoolExecutor(4) as pool:
         singles = list(pool.map(lambda text: retriever.search([text], k)[0], QUERIES * 3))
     for single, hits in zip(singles, retriever.search(QUERIES, k) * 3, strict=True):
         assert [hit.row for hit in single] == [hit.row for hit in hits]
-        assert {leg.leg for hit in single for leg in hit.legs} <= {step.name for step in ranked.iter_lists()}
+        assert {leg.leg for hit in single for leg in hit.legs} <= {step.name for step in ranking.iter_lists()}

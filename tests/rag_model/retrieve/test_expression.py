@@ -1,4 +1,4 @@
-"""Expressions: what is read, and what is refused in one sentence that says where."""
+"""Expressions are parsed, or refused with an error that names the position."""
 
 import pytest
 from hypothesis import given
@@ -9,7 +9,7 @@ from rag_model.retrieve.expression import MAX_CHARACTERS, MAX_NESTING, Call, Wor
 
 
 @pytest.mark.parametrize(
-    ("text", "spelt"),
+    ("text", "formatted"),
     [
         ("hnsw", "hnsw"),
         (" hnsw:100 ", "hnsw:100"),
@@ -24,9 +24,9 @@ from rag_model.retrieve.expression import MAX_CHARACTERS, MAX_NESTING, Call, Wor
         ("anything()", "anything()"),
     ],
 )
-def test_an_expression_is_read_and_spelt_in_one_way(text: str, spelt: str) -> None:
-    assert str(parse(text)) == spelt
-    assert parse(spelt) == parse(text)
+def test_expression_is_parsed_and_formatted(text: str, formatted: str) -> None:
+    assert str(parse(text)) == formatted
+    assert parse(formatted) == parse(text)
 
 
 def test_depths_belong_to_legs() -> None:
@@ -42,7 +42,7 @@ def test_depths_belong_to_legs() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "sentence"),
+    ("text", "message"),
     [
         ("", "is empty: name an index"),
         (" \t\n", "is empty: name an index"),
@@ -69,11 +69,11 @@ def test_depths_belong_to_legs() -> None:
         ("[" * 900, r"'\[' is where a name is expected"),
     ],
 )
-def test_what_is_no_expression_is_refused_with_its_place(text: str, sentence: str) -> None:
-    with pytest.raises(UsageError, match=sentence) as refused:
+def test_error_of_an_invalid_expression_names_the_position(text: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message) as error:
         parse(text)
-    assert len(str(refused.value)) < 250
-    assert "\n" not in str(refused.value)
+    assert len(str(error.value)) < 250
+    assert "\n" not in str(error.value)
 
 
 def test_a_depth_below_one_is_refused() -> None:
@@ -83,20 +83,20 @@ def test_a_depth_below_one_is_refused() -> None:
         word.split_depth()
 
 
-def test_calls_nest_as_deep_as_is_said() -> None:
+def test_calls_may_be_nested_up_to_the_limit() -> None:
     assert str(parse("f(" * MAX_NESTING + "a" + ")" * MAX_NESTING)).startswith("f(f(")
 
 
 @given(text=st.text(alphabet="rf()[],=:'\" 1a-\n\x00é\udc80", max_size=MAX_CHARACTERS + 5))
-def test_any_text_is_read_or_refused(text: str) -> None:
+def test_any_text_is_parsed_or_refused(text: str) -> None:
     try:
         tree = parse(text)
-    except UsageError as refused:
-        said = str(refused)
+    except UsageError as error:
+        message = str(error)
     else:
-        said = ""
+        message = ""
         assert parse(str(tree)) == tree
-    assert "\n" not in said
+    assert "\n" not in message
 
 
 def test_index_is_the_short_form_of_retriever() -> None:

@@ -1,4 +1,4 @@
-"""The one factory: what it opens, what it loads and when, and what it refuses."""
+"""The factory of retrievers: the indexes and models that it opens, when it does, and refused expressions."""
 
 import math
 from collections.abc import Sequence
@@ -28,12 +28,13 @@ from rag_model.store.versions.manifest import EMBEDDINGS, Content, Manifest, sel
 from rag_model.store.versions.snapshot import Snapshot
 from tests.fixtures.tiny import save_bert, save_cross_encoder
 
-MANY = ", ".join(f"rrf({', '.join(some)})" for n in (2, 3) for some in permutations(("hnsw", "ivfpq", "exact"), n))
-ASKED = ["who wrote animal farm?", "which unit measures electric current"]
+ORDERS = [order for n in (2, 3) for order in permutations(("hnsw", "ivfpq", "exact"), n)]
+FUSIONS = ", ".join(f"rrf({', '.join(order)})" for order in ORDERS)
+QUESTIONS = ["who wrote animal farm?", "which unit measures electric current"]
 KEYS = ["rank", "score", "id", "page_id", "title", "section", "text", "url", "revised", "licence", "kind"]
 
 
-class Counted:
+class CountingEncoder:
     """A real encoder that counts how often it is called."""
 
     def __init__(self, encoder: Encoder) -> None:
@@ -48,46 +49,47 @@ class Counted:
         return self._encoder.encode_questions(questions)
 
 
-def test_a_name_is_the_index_of_that_name(snapshot: Snapshot, encoder: Encoder) -> None:
+def test_name_opens_the_index_of_that_name(snapshot: Snapshot, encoder: Encoder) -> None:
     for name in ("hnsw", "ivfpq", "exact"):
-        found = open_retriever(snapshot, name, encoder=encoder).search(ASKED, 3)
-        assert found == DenseRetriever(snapshot, encoder, name).search(ASKED, 3)
-        for hits in found:
+        results = open_retriever(snapshot, name, encoder=encoder).search(QUESTIONS, 3)
+        assert results == DenseRetriever(snapshot, encoder, name).search(QUESTIONS, 3)
+        for hits in results:
             for hit in hits:
                 assert [(leg.leg, leg.rank, leg.score) for leg in hit.legs] == [(name, hit.rank, hit.score)]
                 assert list(hit.to_json()) == KEYS
 
 
-def test_none_is_the_default_of_the_snapshot(content: tuple[Store, Content], snapshot: Snapshot) -> None:
-    store, what = content
-    assert open_retriever(snapshot).search(ASKED, 3) == open_retriever(snapshot, "hnsw").search(ASKED, 3)
-    lists = replace(what, indexes={"ivfpq": what.indexes["ivfpq"]})
+def test_without_an_expression_the_default_index_is_opened(content: tuple[Store, Content], snapshot: Snapshot) -> None:
+    store, base_content = content
+    assert open_retriever(snapshot).search(QUESTIONS, 3) == open_retriever(snapshot, "hnsw").search(QUESTIONS, 3)
+    lists = replace(base_content, indexes={"ivfpq": base_content.indexes["ivfpq"]})
     assert lists.default_retriever == "ivfpq"
-    assert replace(what, indexes={"b": {}, "a": {}}).default_retriever == "a"
-    assert replace(what, indexes={}).default_retriever == "exact"
+    assert replace(base_content, indexes={"b": {}, "a": {}}).default_retriever == "a"
+    assert replace(base_content, indexes={}).default_retriever == "exact"
     only = Snapshot.from_store(store, store.snapshots.publish(Manifest(lists)))
-    assert open_retriever(only).search(ASKED, 1)[0][0].legs[0].leg == "ivfpq"
+    assert open_retriever(only).search(QUESTIONS, 1)[0][0].legs[0].leg == "ivfpq"
 
 
-def test_a_batch_is_encoded_once_whatever_asks(snapshot: Snapshot, encoder: Encoder) -> None:
-    counted = Counted(encoder)
-    retriever = open_retriever(snapshot, "rrf(rrf(hnsw, ivfpq), exact:5)", encoder=counted, products=True)
-    assert counted.calls == []
-    retriever.search(ASKED, 3)
-    assert counted.calls == [2]
+def test_batch_is_encoded_once_for_all_legs(snapshot: Snapshot, encoder: Encoder) -> None:
+    counting = CountingEncoder(encoder)
+    retriever = open_retriever(snapshot, "rrf(rrf(hnsw, ivfpq), exact:5)", encoder=counting, products=True)
+    assert counting.calls == []
+    retriever.search(QUESTIONS, 3)
+    assert counting.calls == [2]
 
 
 def test_parts_of_a_batch_are_encoded_together(snapshot: Snapshot, encoder: Encoder) -> None:
-    counted = Counted(encoder)
-    asked = Queries([*ASKED, "what relieves pain?"])
-    retriever = open_retriever(snapshot, "hnsw", encoder=counted)
-    apart = [*retriever.search_queries(asked.subset([2, 0]), 2), *retriever.search_queries(asked.subset([1]), 2)]
-    assert counted.calls == [3]
-    whole = open_retriever(snapshot, "hnsw", encoder=encoder).search(asked.texts, 2)
-    assert [[hit.row for hit in hits] for hits in apart] == [[hit.row for hit in whole[place]] for place in (2, 0, 1)]
+    counting = CountingEncoder(encoder)
+    queries = Queries([*QUESTIONS, "what relieves pain?"])
+    retriever = open_retriever(snapshot, "hnsw", encoder=counting)
+    results = [*retriever.search_queries(queries.subset([2, 0]), 2), *retriever.search_queries(queries.subset([1]), 2)]
+    assert counting.calls == [3]
+    expected = open_retriever(snapshot, "hnsw", encoder=encoder).search(queries.texts, 2)
+    for hits, number in zip(results, (2, 0, 1), strict=True):
+        assert [hit.row for hit in hits] == [hit.row for hit in expected[number]]
 
 
-def test_what_is_wrong_is_told_before_an_encoder_is_loaded(snapshot: Snapshot, tmp_path: Path) -> None:
+def test_invalid_expression_is_refused_before_an_encoder_is_loaded(snapshot: Snapshot, tmp_path: Path) -> None:
     nowhere = str(tmp_path / "nowhere")
     with pytest.raises(UsageError, match="'bm52'"):
         open_retriever(snapshot, f"rerank(rrf(hnsw, bm52), {nowhere})", encoder=nowhere)
@@ -95,17 +97,17 @@ def test_what_is_wrong_is_told_before_an_encoder_is_loaded(snapshot: Snapshot, t
         open_retriever(snapshot, "hnsw", encoder=nowhere)
 
 
-def test_a_depth_asks_for_more_and_gives_as_many(snapshot: Snapshot, encoder: Encoder) -> None:
-    deep = open_retriever(snapshot, "exact:8", encoder=encoder)
-    assert deep.search(ASKED, 3) == open_retriever(snapshot, "exact", encoder=encoder).search(ASKED, 3)
+def test_depth_limits_k_and_does_not_change_hits(snapshot: Snapshot, encoder: Encoder) -> None:
+    retriever = open_retriever(snapshot, "exact:8", encoder=encoder)
+    assert retriever.search(QUESTIONS, 3) == open_retriever(snapshot, "exact", encoder=encoder).search(QUESTIONS, 3)
     with pytest.raises(UsageError, match="k is 9 but exact gives 8 passages"):
-        deep.search(ASKED, 9)
-    beyond = open_retriever(snapshot, "exact:1000000000", encoder=encoder)
-    assert len(beyond.search(ASKED, snapshot.n)[0]) == snapshot.n
+        retriever.search(QUESTIONS, 9)
+    deep_retriever = open_retriever(snapshot, "exact:1000000000", encoder=encoder)
+    assert len(deep_retriever.search(QUESTIONS, snapshot.n)[0]) == snapshot.n
 
 
 @pytest.mark.parametrize(
-    ("expression", "sentence"),
+    ("expression", "message"),
     [
         ("bm25", r"has no index 'bm25': choose one of hnsw, ivfpq, exact"),
         ("rrf(hnsw, bm52)", r"character 11: snapshot \w+ has no index 'bm52': choose one of hnsw, ivfpq, exact"),
@@ -120,7 +122,7 @@ def test_a_depth_asks_for_more_and_gives_as_many(snapshot: Snapshot, encoder: En
         ("exact(efSearch=2)", "efSearch is not a search parameter of exact, which has none"),
         ("hnsw(efSearch=1000000)", "efSearch is 1,000,000, but the index holds"),
         ("rrf(hnsw, __import__)", "has no index '__import__'"),
-        (f"rrf({MANY})", "more than 16 indexes are searched"),
+        (f"rrf({FUSIONS})", "more than 16 indexes are searched"),
         ("rerank(hnsw)", "rerank takes a retriever, a model and the number"),
         ("rerank(hnsw, ce, 0)", "argument 3 of rerank is 0: give a whole number from 1 to 1,000"),
         ("rerank(hnsw, ce, 1001)", "argument 3 of rerank is 1001: give a whole number from 1 to 1,000"),
@@ -130,37 +132,35 @@ def test_a_depth_asks_for_more_and_gives_as_many(snapshot: Snapshot, encoder: En
         ("rerank(hnsw, ce, k=3)", "rerank has no option 'k': it has no options"),
     ],
 )
-def test_unknown_words_are_refused_with_those_that_are_known(
-    snapshot: Snapshot, expression: str, sentence: str
-) -> None:
-    with pytest.raises(UsageError, match=sentence):
+def test_error_of_an_invalid_expression_names_the_choices(snapshot: Snapshot, expression: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         open_retriever(snapshot, expression)
 
 
 def test_products_are_those_of_the_stored_vectors(snapshot: Snapshot, encoder: Encoder, tmp_path: Path) -> None:
     model = save_cross_encoder(tmp_path / "cross")
     rows = np.concatenate([snapshot.embeddings(part.name) for part in snapshot.parts]).astype(np.float32)
-    products = encoder.encode_questions(ASKED) @ rows.T
+    products = encoder.encode_questions(QUESTIONS) @ rows.T
     for expression in ("hnsw", "exact", "rrf(hnsw, ivfpq)", f"rerank(hnsw, {model}, 6)"):
-        found = open_retriever(snapshot, expression, encoder=encoder, products=True).search(ASKED, 5)
-        for number, hits in enumerate(found):
+        results = open_retriever(snapshot, expression, encoder=encoder, products=True).search(QUESTIONS, 5)
+        for number, hits in enumerate(results):
             for hit in hits:
                 assert hit.inner_product == pytest.approx(float(products[number, hit.row]), abs=1e-5)
-    fused = open_retriever(snapshot, "rrf(hnsw, ivfpq)", encoder=encoder).search(ASKED, 5)
-    assert fused[0][0].inner_product is None, "nobody asked for it"
-    reranked = open_retriever(snapshot, f"rerank(hnsw, {model}, 6)", encoder=encoder).search(ASKED, 5)[0]
-    assert all(hit.inner_product == hit.legs[0].score for hit in reranked), "the leg's is at hand"
+    fused = open_retriever(snapshot, "rrf(hnsw, ivfpq)", encoder=encoder).search(QUESTIONS, 5)
+    assert fused[0][0].inner_product is None, "products were not requested"
+    reranked = open_retriever(snapshot, f"rerank(hnsw, {model}, 6)", encoder=encoder).search(QUESTIONS, 5)[0]
+    assert all(hit.inner_product == hit.legs[0].score for hit in reranked), "the leg has the product"
 
 
-def test_products_need_the_vectors_only_where_no_index_gives_them(
+def test_products_need_vectors_only_if_no_index_returns_them(
     content: tuple[Store, Content], snapshot: Snapshot, encoder: Encoder, tmp_path: Path
 ) -> None:
-    store, what = content
-    pull(store, snapshot.id, tmp_path, select=select_files(what, embeddings=False))
+    store, base_content = content
+    pull(store, snapshot.id, tmp_path, select=select_files(base_content, embeddings=False))
     pulled = Snapshot.from_folder(tmp_path)
-    hit = open_retriever(pulled, "hnsw", encoder=encoder, products=True).search(ASKED, 1)[0][0]
+    hit = open_retriever(pulled, "hnsw", encoder=encoder, products=True).search(QUESTIONS, 1)[0][0]
     assert hit.inner_product == hit.score
-    assert len(open_retriever(pulled, "rrf(hnsw, ivfpq)", encoder=encoder).search(ASKED, 3)[0]) == 3
+    assert len(open_retriever(pulled, "rrf(hnsw, ivfpq)", encoder=encoder).search(QUESTIONS, 3)[0]) == 3
     with pytest.raises(StoreError, match="was not pulled"):
         open_retriever(pulled, "rrf(hnsw, ivfpq)", encoder=encoder, products=True)
     assert plan_retriever(pulled, "rrf(hnsw, ivfpq)", products=True).vectors == (EMBEDDINGS,)
@@ -182,59 +182,60 @@ def test_products_need_the_vectors_only_where_no_index_gives_them(
         ({"kind": "bm25"}, False),
     ],
 )
-def test_codes_and_distances_are_no_inner_products(entry: dict[str, str], exact: bool) -> None:
+def test_scores_of_codes_and_distances_are_not_inner_products(entry: dict[str, str], exact: bool) -> None:
     assert scores_are_products({"one": entry}, "one") == exact
 
 
-def test_a_survey_opens_nothing(content: tuple[Store, Content], tmp_path: Path) -> None:
-    store, what = content
-    bare = Snapshot.from_manifest(store, Manifest(replace(what, files={})))
-    seen = plan_retriever(bare, "rerank(rrf(ivfpq, exact:5), model:ce, 5)")
-    assert (seen.indexes, seen.models) == (("ivfpq", "exact"), ("model:ce",))
+def test_planning_opens_no_file(content: tuple[Store, Content], tmp_path: Path) -> None:
+    store, base_content = content
+    bare = Snapshot.from_manifest(store, Manifest(replace(base_content, files={})))
+    plan = plan_retriever(bare, "rerank(rrf(ivfpq, exact:5), model:ce, 5)")
+    assert (plan.indexes, plan.models) == (("ivfpq", "exact"), ("model:ce",))
     assert plan_retriever(bare, None).indexes == ("hnsw",)
 
 
-def test_one_index_is_opened_once(snapshot: Snapshot, encoder: Encoder) -> None:
+def test_index_is_opened_once(snapshot: Snapshot, encoder: Encoder) -> None:
     context = RetrieverContext(snapshot, lambda: encoder)
     context.open(build_retriever(context, "rrf(hnsw, rrf(hnsw, exact))").needs)
     first = context.index("hnsw")
     context.open(build_retriever(context, "hnsw:3").needs)
     assert context.index("hnsw") is first
-    assert context.with_encoder(Counted(encoder)).index("hnsw") is first
+    assert context.with_encoder(CountingEncoder(encoder)).index("hnsw") is first
     assert context.opened_indexes == ("hnsw", "exact")
 
 
-class Reversed(SnapshotRetriever):
-    """A way of finding of somebody else's: the worst of a leg first."""
+class ReversedRetriever(SnapshotRetriever):
+    """A retriever of another package, which returns the worst hits of a leg first."""
 
     def __init__(self, leg: ChildRetriever) -> None:
         super().__init__(leg.retriever.snapshot, f"reversed({leg.name})")
         self._leg = leg
 
-    def find(self, asked: Queries, k: int) -> RankedRows:
-        below = self._leg.find(asked, self.snapshot.n)
-        return RankedRows(self.name, below.rows[:, ::-1], -below.scores[:, ::-1], legs=(below,)).truncate(k)
+    def find(self, queries: Queries, k: int) -> RankedRows:
+        ranking = self._leg.find(queries, self.snapshot.n)
+        return RankedRows(self.name, ranking.rows[:, ::-1], -ranking.scores[:, ::-1], legs=(ranking,)).truncate(k)
 
 
 def build_reversed(call: Call, factory: factories.RetrieverFactory) -> SnapshotRetriever:
     call.check_options()
-    return Reversed(factory.leg(call.arguments[0]))
+    return ReversedRetriever(factory.leg(call.arguments[0]))
 
 
-def test_a_package_can_offer_a_call(
+def test_package_can_register_a_call(
     snapshot: Snapshot, encoder: Encoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     package = tmp_path / "others-1.0.dist-info"
     package.mkdir()
     (package / "METADATA").write_text("Metadata-Version: 2.1\nName: others\nVersion: 1.0\n")
-    named = "worst = others_retrieve:build_reversed\nrrf = others_retrieve:build_reversed\nlost = others_gone:build\n"
-    (package / "entry_points.txt").write_text(f"[{factories.CALLS.group}]\n{named}")
+    targets = {"worst": "others_retrieve:build_reversed", "rrf": "others_retrieve:build_reversed"}
+    calls = "".join(f"{name} = {target}\n" for name, target in {**targets, "lost": "others_gone:build"}.items())
+    (package / "entry_points.txt").write_text(f"[{factories.CALLS.group}]\n{calls}")
     (tmp_path / "others_retrieve.py").write_text(f"from {__name__} import build_reversed\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setitem(__import__("sys").modules, __name__, __import__("sys").modules[__name__])
     monkeypatch.setattr(factories.CALLS, "_loaded", {})
     assert {point.name for point in entry_points(group=factories.CALLS.group)} == {"worst", "rrf", "lost"}
-    hits = open_retriever(snapshot, "rrf(worst(exact), hnsw)", encoder=encoder).search(ASKED, 12)[0]
+    hits = open_retriever(snapshot, "rrf(worst(exact), hnsw)", encoder=encoder).search(QUESTIONS, 12)[0]
     ranks = {leg.leg: leg.rank for leg in hits[0].legs}
     assert ranks["exact"] + ranks["reversed(exact)"] == 13
     with pytest.raises(InputError, match=r"retriever 'lost' \(others_gone:build.*\) cannot be imported"):
@@ -246,25 +247,25 @@ def test_a_package_can_offer_a_call(
 def test_reranking_orders_by_the_models_scores(snapshot: Snapshot, encoder: Encoder, tmp_path: Path) -> None:
     model = save_cross_encoder(tmp_path / "cross")
     scorer = PairScorerCache().load(str(model))
-    read = open_retriever(snapshot, "hnsw", encoder=encoder).search(ASKED, 6)
-    found = open_retriever(snapshot, f"rerank(hnsw, {model}, 6)", encoder=encoder).search(ASKED, 4)
-    for question, before, hits in zip(ASKED, read, found, strict=True):
-        passages = [hit.passage for hit in before]
-        told = scorer.scores(
+    candidates = open_retriever(snapshot, "hnsw", encoder=encoder).search(QUESTIONS, 6)
+    results = open_retriever(snapshot, f"rerank(hnsw, {model}, 6)", encoder=encoder).search(QUESTIONS, 4)
+    for question, question_candidates, hits in zip(QUESTIONS, candidates, results, strict=True):
+        passages = [hit.passage for hit in question_candidates]
+        scores = scorer.scores(
             [question] * 6, [passage.title for passage in passages], [passage.text for passage in passages]
         )
-        order = np.argsort(-told)[:4]
-        assert [hit.row for hit in hits] == [before[place].row for place in order]
-        assert [hit.score for hit in hits] == pytest.approx(told[order].tolist(), abs=1e-5)
+        order = np.argsort(-scores)[:4]
+        assert [hit.row for hit in hits] == [question_candidates[number].row for number in order]
+        assert [hit.score for hit in hits] == pytest.approx(scores[order].tolist(), abs=1e-5)
         assert [[(leg.leg, leg.rank) for leg in hit.legs] for hit in hits] == [
-            [("hnsw", place + 1)] for place in order.tolist()
+            [("hnsw", number + 1)] for number in order.tolist()
         ]
         assert list(hits[0].to_json()) == [*KEYS, "legs"]
     with pytest.raises(UsageError, match=r"k is 7 but rerank\(hnsw, .*\) gives 6 passages.* third argument"):
-        open_retriever(snapshot, f"rerank(hnsw, {model}, 6)", encoder=encoder).search(ASKED, 7)
+        open_retriever(snapshot, f"rerank(hnsw, {model}, 6)", encoder=encoder).search(QUESTIONS, 7)
     with pytest.raises(UsageError, match="question 2 is empty"):
         open_retriever(snapshot, "hnsw", encoder=encoder).search(["a", "\u200b\u2060 "], 1)
-    deep = open_retriever(snapshot, f"rerank(rrf(hnsw, ivfpq), {model}, 3)", encoder=encoder).search(ASKED, 3)
+    deep = open_retriever(snapshot, f"rerank(rrf(hnsw, ivfpq), {model}, 3)", encoder=encoder).search(QUESTIONS, 3)
     assert [leg.leg for leg in deep[0][0].legs] == ["hnsw", "ivfpq", "rrf(hnsw, ivfpq)"]
 
 
@@ -273,13 +274,13 @@ def test_a_model_that_scores_no_pairs_is_refused(snapshot: Snapshot, tmp_path: P
         open_retriever(snapshot, f"rerank(hnsw, {save_bert(tmp_path / 'bi')})")
     with pytest.raises(StoreError, match="nowhere"):
         open_retriever(snapshot, "rerank(hnsw, model:nowhere)")
-    broken = save_cross_encoder(tmp_path / "broken")
-    _spoil(broken)
+    damaged = save_cross_encoder(tmp_path / "broken")
+    _write_nan_bias(damaged)
     with pytest.raises(InputError, match="score that is not finite"):
-        open_retriever(snapshot, f"rerank(hnsw, {broken}, 3)").search(ASKED, 1)
+        open_retriever(snapshot, f"rerank(hnsw, {damaged}, 3)").search(QUESTIONS, 1)
 
 
-def _spoil(folder: Path) -> None:
+def _write_nan_bias(folder: Path) -> None:
     from safetensors.numpy import load_file, save_file  # noqa: PLC0415
 
     tensors = load_file(folder / "model.safetensors")

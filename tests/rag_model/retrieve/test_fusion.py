@@ -1,4 +1,4 @@
-"""Reciprocal rank fusion: against the equation written out, and over a real snapshot."""
+"""Reciprocal rank fusion and interpolation, compared with their equations, and on a real snapshot."""
 
 from fractions import Fraction
 
@@ -15,34 +15,34 @@ from rag_model.retrieve.fusion import fuse, interpolate
 from rag_model.retrieve.retriever import RankedRows
 from rag_model.store.versions.snapshot import Snapshot
 
-ASKED = ["who wrote animal farm?", "which unit measures electric current", "what relieves pain?"]
+QUESTIONS = ["who wrote animal farm?", "which unit measures electric current", "what relieves pain?"]
 LISTS = st.lists(st.lists(st.integers(0, 9), unique=True, max_size=6), min_size=2, max_size=4)
 
 
-def _restated(lists: list[list[int]], k: int, weights: list[int]) -> list[tuple[int, Fraction]]:
-    """RRF(d) = sum over lists of w / (k + rank), by fractions; best first, ties by row."""
+def _fuse_exactly(lists: list[list[int]], k: int, weights: list[int]) -> list[tuple[int, Fraction]]:
+    """Return rows and RRF(d) = sum over lists of w / (k + rank) as fractions; best first, ties by row."""
     total: dict[int, Fraction] = {}
     for rows, weight in zip(lists, weights, strict=True):
         for rank, row in enumerate(rows, start=1):
             total[row] = total.get(row, Fraction(0)) + Fraction(weight, k + rank)
-    return sorted(total.items(), key=lambda one: (-one[1], one[0]))
+    return sorted(total.items(), key=lambda item: (-item[1], item[0]))
 
 
 @given(questions=st.lists(LISTS, min_size=1, max_size=3), k=st.sampled_from([1, 60, 1000]), data=st.data())
-def test_the_sum_of_reciprocal_ranks_orders(questions: list[list[list[int]]], k: int, data: st.DataObject) -> None:
+def test_sum_of_reciprocal_ranks_orders_hits(questions: list[list[list[int]]], k: int, data: st.DataObject) -> None:
     legs = min(map(len, questions))
     weights = data.draw(st.lists(st.integers(1, 3), min_size=legs, max_size=legs))
-    lines = [np.array([(question[leg] + [-1] * 6)[:6] for question in questions], np.int64) for leg in range(legs)]
-    rows, scores = fuse(lines, k, [float(weight) for weight in weights])
+    rankings = [np.array([(question[leg] + [-1] * 6)[:6] for question in questions], np.int64) for leg in range(legs)]
+    rows, scores = fuse(rankings, k, [float(weight) for weight in weights])
     for number, question in enumerate(questions):
-        expected = _restated(question[:legs], k, weights)
-        kept = rows[number] >= 0
-        assert rows[number][kept].tolist() == [row for row, _ in expected]
-        assert scores[number][kept] == pytest.approx([float(score) for _, score in expected])
-        assert not kept[len(expected) :].any(), "what was not found stands behind the last"
+        expected = _fuse_exactly(question[:legs], k, weights)
+        is_hit = rows[number] >= 0
+        assert rows[number][is_hit].tolist() == [row for row, _ in expected]
+        assert scores[number][is_hit] == pytest.approx([float(score) for _, score in expected])
+        assert not is_hit[len(expected) :].any(), "-1 is only after the last row"
 
 
-def test_sums_that_only_rounding_tells_apart_are_ties() -> None:
+def test_sums_that_differ_only_by_rounding_are_ties() -> None:
     legs = [np.array([[0, 2]]), np.array([[3, 1]]), np.array([[3, 1]])]
     assert fuse(legs, 1000, [3.0, 1.0, 2.0])[0].tolist() == [[0, 3, 1, 2]]
 
@@ -50,7 +50,7 @@ def test_sums_that_only_rounding_tells_apart_are_ties() -> None:
 def _pyserini_scores(
     first: dict[int, float], second: dict[int, float], alpha: float, normalize: bool
 ) -> dict[int, float]:
-    """`HybridSearcher._hybrid_results` of Pyserini, but 0 where it divides by zero."""
+    """Compute `HybridSearcher._hybrid_results` of Pyserini, with 0 instead of a division by zero."""
     low_first, high_first = (min(first.values()), max(first.values())) if first else (0, 1)
     low_second, high_second = (min(second.values()), max(second.values())) if second else (0, 1)
     scores = {}
@@ -76,7 +76,7 @@ def test_interpolation_equals_pyserinis(normalize: bool) -> None:
             ]
             for _ in range(2)
         ]
-        rows, scores = interpolate(*map(_ranked, lists), alpha, normalize=normalize)
+        rows, scores = interpolate(*map(_build_rows, lists), alpha, normalize=normalize)
         for number, (first, second) in enumerate(zip(*lists, strict=True)):
             expected = _pyserini_scores(first, second, alpha, normalize)
             in_order = sorted(expected, key=lambda row: (-expected[row], row))
@@ -85,11 +85,12 @@ def test_interpolation_equals_pyserinis(normalize: bool) -> None:
             assert scores[number, : len(in_order)].tolist() == [expected[row] for row in in_order]
 
 
-def _ranked(lists: list[dict[int, float]]) -> RankedRows:
-    """Return the lists of all queries, best first, with garbage as the score of no row."""
+def _build_rows(lists: list[dict[int, float]]) -> RankedRows:
+    """Return the lists of all queries, best first, with NaN as the score of missing rows."""
     rows, scores = np.full((len(lists), 12), -1, np.int64), np.full((len(lists), 12), np.nan, np.float32)
-    for number, found in enumerate(lists):
-        rows[number, : len(found)], scores[number, : len(found)] = list(found), list(found.values())
+    for number, score_by_row in enumerate(lists):
+        rows[number, : len(score_by_row)] = list(score_by_row)
+        scores[number, : len(score_by_row)] = list(score_by_row.values())
     return RankedRows("leg", rows, scores)
 
 
@@ -97,68 +98,68 @@ def test_interpolated_hits_have_the_scores_of_their_legs(snapshot: Snapshot, enc
     text = "interpolate(hnsw, ivfpq:3, alpha=1.5)"
     retriever = open_retriever(snapshot, text, encoder=encoder)
     assert retriever.name == "interpolate(hnsw, ivfpq, 1.5)"
-    for hits, last in zip(
-        retriever.search(ASKED, 12), DenseRetriever(snapshot, encoder, "ivfpq").search(ASKED, 3), strict=True
+    for hits, ivfpq_hits in zip(
+        retriever.search(QUESTIONS, 12), DenseRetriever(snapshot, encoder, "ivfpq").search(QUESTIONS, 3), strict=True
     ):
         assert len(hits) == 12
         for hit in hits:
             scores = {leg.leg: leg.score for leg in hit.legs}
-            assert hit.score == pytest.approx(scores["hnsw"] + 1.5 * scores.get("ivfpq", last[-1].score), rel=1e-5)
+            second_score = scores.get("ivfpq", ivfpq_hits[-1].score)
+            assert hit.score == pytest.approx(scores["hnsw"] + 1.5 * second_score, rel=1e-5)
     nested = open_retriever(snapshot, f"rrf({text}, interpolate(hnsw, exact, 2, normalization=true))", encoder=encoder)
-    assert "interpolate(hnsw, exact, 2, normalization=true)" in {leg.leg for leg in nested.search(ASKED, 1)[0][0].legs}
+    legs = [leg.leg for leg in nested.search(QUESTIONS, 1)[0][0].legs]
+    assert "interpolate(hnsw, exact, 2, normalization=true)" in legs
 
 
-def test_fused_hits_say_what_each_leg_said(snapshot: Snapshot, encoder: Encoder) -> None:
-    legs = {name: DenseRetriever(snapshot, encoder, name).search(ASKED, 12) for name in ("hnsw", "exact")}
-    fused = open_retriever(snapshot, "rrf(hnsw, exact:3, k=10, weights=[1, 2])", encoder=encoder).search(ASKED, 5)
+def test_fused_hits_have_the_ranks_and_scores_of_their_legs(snapshot: Snapshot, encoder: Encoder) -> None:
+    legs = {name: DenseRetriever(snapshot, encoder, name).search(QUESTIONS, 12) for name in ("hnsw", "exact")}
+    fused = open_retriever(snapshot, "rrf(hnsw, exact:3, k=10, weights=[1, 2])", encoder=encoder).search(QUESTIONS, 5)
     for number, hits in enumerate(fused):
         assert [hit.rank for hit in hits] == [1, 2, 3, 4, 5]
         for hit in hits:
-            told = {leg.leg: (leg.rank, leg.score) for leg in hit.legs}
-            expected = {}
-            for name, most in (("hnsw", 12), ("exact", 3)):
-                found = {one.row: (one.rank, one.score) for one in legs[name][number][:most]}
-                if hit.row in found:
-                    expected[name] = found[hit.row]
-            assert told.keys() == expected.keys()
-            assert all(told[name][0] == rank for name, (rank, _) in expected.items())
-            assert [told[name][1] for name in told] == pytest.approx([expected[name][1] for name in told])
+            leg_results = {leg.leg: (leg.rank, leg.score) for leg in hit.legs}
+            expected = {
+                name: (leg_hit.rank, pytest.approx(leg_hit.score))
+                for name, depth in (("hnsw", 12), ("exact", 3))
+                for leg_hit in legs[name][number][:depth]
+                if leg_hit.row == hit.row
+            }
+            assert leg_results == expected
             weights = {"hnsw": 1, "exact": 2}
-            assert hit.score == pytest.approx(sum(weights[name] / (10 + rank) for name, (rank, _) in told.items()))
-        assert any(len(hit.legs) == 1 for hit in hits), "the fourth of one leg is not among three of the other"
+            score = sum(weights[name] / (10 + rank) for name, (rank, _) in leg_results.items())
+            assert hit.score == pytest.approx(score)
+        assert any(len(hit.legs) == 1 for hit in hits), "rank 4 of one leg is not among the 3 hits of the other"
 
 
-def test_a_leg_is_asked_deeper_than_what_is_given(snapshot: Snapshot, encoder: Encoder) -> None:
-    hit = open_retriever(snapshot, "rrf(hnsw, exact)", encoder=encoder).search(ASKED, 1)[0][0]
+def test_legs_are_searched_deeper_than_k(snapshot: Snapshot, encoder: Encoder) -> None:
+    hit = open_retriever(snapshot, "rrf(hnsw, exact)", encoder=encoder).search(QUESTIONS, 1)[0][0]
     assert [leg.rank for leg in hit.legs] == [1, 1]
-    deep = open_retriever(snapshot, "rrf(hnsw, exact:1)", encoder=encoder).search(ASKED, snapshot.n)[0]
+    deep = open_retriever(snapshot, "rrf(hnsw, exact:1)", encoder=encoder).search(QUESTIONS, snapshot.n)[0]
     assert len(deep) == snapshot.n
-    assert [len(one.legs) for one in deep] == [2] + [1] * (snapshot.n - 1)
+    assert [len(deep_hit.legs) for deep_hit in deep] == [2] + [1] * (snapshot.n - 1)
 
 
 def test_fusion_of_fusions_names_every_step(snapshot: Snapshot, encoder: Encoder) -> None:
     nested = open_retriever(snapshot, "rrf(rrf(hnsw, ivfpq):4, exact)", encoder=encoder)
-    hit = nested.search(ASKED, 1)[0][0]
+    hit = nested.search(QUESTIONS, 1)[0][0]
     assert [leg.leg for leg in hit.legs] == ["hnsw", "ivfpq", "rrf(hnsw, ivfpq)", "exact"]
 
 
 @pytest.mark.parametrize(
-    ("expression", "k", "sentence"),
+    ("expression", "k", "message"),
     [
         ("rrf(hnsw:2, exact:3)", 6, r"k is 6 but rrf\(hnsw, exact\) gives 5 passages"),
         ("rrf(hnsw, exact)", 13, "k is 13 but the snapshot holds 12 passages"),
         ("rrf(hnsw, exact)", 0, "k is 0: ask for at least 1"),
     ],
 )
-def test_more_than_there_is_is_refused(
-    snapshot: Snapshot, encoder: Encoder, expression: str, k: int, sentence: str
-) -> None:
-    with pytest.raises(UsageError, match=sentence):
-        open_retriever(snapshot, expression, encoder=encoder).search(ASKED, k)
+def test_k_out_of_range_is_refused(snapshot: Snapshot, encoder: Encoder, expression: str, k: int, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        open_retriever(snapshot, expression, encoder=encoder).search(QUESTIONS, k)
 
 
 @pytest.mark.parametrize(
-    ("expression", "sentence"),
+    ("expression", "message"),
     [
         ("rrf(hnsw)", "character 1: rrf fuses two or more retrievers"),
         ("rrf()", "two or more retrievers"),
@@ -187,6 +188,6 @@ def test_more_than_there_is_is_refused(
         ("rrf(hnsw:-1, exact)", "character 5: the depth of 'hnsw' is -1 passages"),
     ],
 )
-def test_wrong_fusions_are_refused(snapshot: Snapshot, expression: str, sentence: str) -> None:
-    with pytest.raises(UsageError, match=sentence):
+def test_wrong_fusions_are_refused(snapshot: Snapshot, expression: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         open_retriever(snapshot, expression)

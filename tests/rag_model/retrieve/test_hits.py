@@ -1,4 +1,4 @@
-"""One form of a hit: the JSON that is sent is read back, and the service's description of it is complete."""
+"""The JSON of a hit is read back, and the description of the service has all its fields."""
 
 import json
 from dataclasses import replace

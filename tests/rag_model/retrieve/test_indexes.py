@@ -1,4 +1,4 @@
-"""A pull that makes the index of words from the earlier one and the passages: nothing of it is fetched."""
+"""A pull derives the index of words from the previous index and the passages instead of fetching it."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,8 +15,8 @@ from rag_model.store.pulling.pull import PullReport, pull
 from rag_model.training.data.examples import build_passage
 from tests.fixtures.bm25_index import build_words
 
-LAST = [build_passage(f"page {row}", f"words of w{row % 13} and w{row % 7}") for row in range(200)]
-NOW = [*LAST[:50], build_passage("new", "another one"), *LAST[52:], LAST[3]]
+OLD_PASSAGES = [build_passage(f"page {row}", f"words of w{row % 13} and w{row % 7}") for row in range(200)]
+NEW_PASSAGES = [*OLD_PASSAGES[:50], build_passage("new", "another one"), *OLD_PASSAGES[52:], OLD_PASSAGES[3]]
 INDEX = "index/bm25.postings"
 
 
@@ -34,17 +34,17 @@ def publish(store: Store, passages: Sequence[Passage], work: Path) -> Snapshot:
     return Snapshot.from_store(store, store.snapshots.publish(Manifest(content)))
 
 
-def pulled(store: Store, snapshot: Snapshot, dest: Path) -> PullReport:
+def pull_and_check(store: Store, snapshot: Snapshot, dest: Path) -> PullReport:
     report = pull(store, snapshot.id, dest, derive=derive_index_file)
     for path, ref in snapshot.manifest.content.files.items():
         assert digest_file(report.path / path) == ref.id, path
     return report
 
 
-def lacking(snapshot: Snapshot, before: Snapshot) -> int:
-    """Return the bytes of the files that the earlier snapshot has not, without the index."""
-    files, old = snapshot.manifest.content.files, set(before.manifest.content.files.values())
-    return sum(ref.size for path, ref in files.items() if path != INDEX and ref not in old)
+def count_new_bytes(snapshot: Snapshot, old_snapshot: Snapshot) -> int:
+    """Return the bytes of the files that the old snapshot does not have, without the index."""
+    files, old_files = snapshot.manifest.content.files, set(old_snapshot.manifest.content.files.values())
+    return sum(ref.size for path, ref in files.items() if path != INDEX and ref not in old_files)
 
 
 @pytest.fixture
@@ -53,36 +53,39 @@ def local_store(tmp_path: Path) -> Store:
 
 
 @pytest.fixture
-def months(local_store: Store, tmp_path: Path) -> tuple[Snapshot, Snapshot]:
-    return publish(local_store, LAST, tmp_path / "last"), publish(local_store, NOW, tmp_path / "now")
+def snapshots(local_store: Store, tmp_path: Path) -> tuple[Snapshot, Snapshot]:
+    return publish(local_store, OLD_PASSAGES, tmp_path / "old"), publish(local_store, NEW_PASSAGES, tmp_path / "new")
 
 
-def test_an_index_of_words_is_made_of_the_earlier_one(
-    local_store: Store, months: tuple[Snapshot, Snapshot], tmp_path: Path
+def test_index_of_words_is_derived_from_the_old_one(
+    local_store: Store, snapshots: tuple[Snapshot, Snapshot], tmp_path: Path
 ) -> None:
-    old, new = months
+    first, second = snapshots
     dest = tmp_path / "dest"
-    assert pulled(local_store, old, dest).fetched_bytes == sum(ref.size for ref in old.manifest.content.files.values())
-    assert pulled(local_store, new, dest).fetched_bytes == lacking(new, old)
-    assert pulled(local_store, new, dest).fetched_bytes == 0
+    all_bytes = sum(ref.size for ref in first.manifest.content.files.values())
+    assert pull_and_check(local_store, first, dest).fetched_bytes == all_bytes
+    assert pull_and_check(local_store, second, dest).fetched_bytes == count_new_bytes(second, first)
+    assert pull_and_check(local_store, second, dest).fetched_bytes == 0
     assert not [path.name for path in dest.iterdir() if "tmp" in path.name]
 
 
-def test_what_cannot_be_made_is_fetched(local_store: Store, months: tuple[Snapshot, Snapshot], tmp_path: Path) -> None:
-    old, new = months
-    index, dest = new.manifest.content.files[INDEX].size, tmp_path / "dest"
-    pull(local_store, old.id, dest, select=lambda path: path != INDEX)
-    assert pulled(local_store, new, dest).fetched_bytes == lacking(new, old) + index
-
-
-def test_another_file_than_the_published_one_is_not_kept(
-    local_store: Store, months: tuple[Snapshot, Snapshot], tmp_path: Path
+def test_index_is_fetched_if_none_exists(
+    local_store: Store, snapshots: tuple[Snapshot, Snapshot], tmp_path: Path
 ) -> None:
-    old, new = months
-    index, dest = new.manifest.content.files[INDEX].size, tmp_path / "dest"
-    report = pulled(local_store, old, dest)
-    damaged = bytearray((report.path / INDEX).read_bytes())
-    damaged[72] ^= 1  # the length of a passage
+    first, second = snapshots
+    index_bytes, dest = second.manifest.content.files[INDEX].size, tmp_path / "dest"
+    pull(local_store, first.id, dest, select=lambda path: path != INDEX)
+    assert pull_and_check(local_store, second, dest).fetched_bytes == count_new_bytes(second, first) + index_bytes
+
+
+def test_index_is_fetched_if_the_derived_file_differs(
+    local_store: Store, snapshots: tuple[Snapshot, Snapshot], tmp_path: Path
+) -> None:
+    first, second = snapshots
+    index_bytes, dest = second.manifest.content.files[INDEX].size, tmp_path / "dest"
+    report = pull_and_check(local_store, first, dest)
+    data = bytearray((report.path / INDEX).read_bytes())
+    data[72] ^= 1  # the length of a passage
     (report.path / INDEX).chmod(0o644)
-    (report.path / INDEX).write_bytes(damaged)
-    assert pulled(local_store, new, dest).fetched_bytes == lacking(new, old) + index
+    (report.path / INDEX).write_bytes(data)
+    assert pull_and_check(local_store, second, dest).fetched_bytes == count_new_bytes(second, first) + index_bytes

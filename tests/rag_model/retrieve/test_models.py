@@ -1,4 +1,4 @@
-"""What a name of an encoder means: a folder, a hub's, or a model of the store."""
+"""The name of an encoder is a folder, a model of the hub, or a model of the store."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
     return Store.open(str(tmp_path / "store"), create=True)
 
 
-def test_names_of_folders_and_hubs_stay(store: Store) -> None:
+def test_names_of_folders_and_hubs_are_not_changed(store: Store) -> None:
     assert resolve_encoders(store, "intfloat/e5-small-v2") == EncoderNames(
         "intfloat/e5-small-v2", "intfloat/e5-small-v2"
     )
@@ -40,9 +40,9 @@ def test_a_model_is_a_pair_or_a_question_encoder_alone(store: Store, tmp_path: P
     assert resolve_encoders(store, "model:reader@1").passage is None
 
 
-def test_what_is_no_encoder_is_refused(store: Store, tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match="no model or ref 'nobody'"):
-        resolve_encoders(store, "model:nobody")
+def test_model_without_an_encoder_is_refused(store: Store, tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="no model or ref 'unknown'"):
+        resolve_encoders(store, "model:unknown")
     save_bert(tmp_path / "whole")
     put_model(store, tmp_path / "whole", ModelMetadata("rag-token", None, {}), "whole")
     with pytest.raises(UsageError, match="has no encoder in a folder question/"):
@@ -53,8 +53,8 @@ def test_a_cross_encoder_is_a_folder_or_a_part_of_a_model(store: Store, tmp_path
     folder = save_cross_encoder(tmp_path / "model" / "cross-encoder")
     assert resolve_part_folder(None, str(folder), CROSS_ENCODER) == folder.resolve()
     put_model(store, tmp_path / "model", ModelMetadata("cross-encoder", None, {}), "judge")
-    found = resolve_part_folder(store, "model:judge", CROSS_ENCODER)
-    assert (found / "model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
+    part_folder = resolve_part_folder(store, "model:judge", CROSS_ENCODER)
+    assert (part_folder / "model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
     with pytest.raises(UsageError, match="model:judge is a model of a store, but no store is given"):
         resolve_part_folder(None, "model:judge", CROSS_ENCODER)
     save_bert(tmp_path / "reader" / "question")

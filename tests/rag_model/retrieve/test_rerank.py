@@ -1,4 +1,4 @@
-"""`maxsim`: candidates of a leg and their neighbours in a graph, ordered by MaxSim."""
+"""`maxsim` orders the candidates of a leg and their neighbors in a graph by MaxSim."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ N = 40
 
 
 class Scores:
-    """An index of token vectors whose scores are the rows, and which counts them."""
+    """An index of token vectors that returns the row as the score, and records the scored rows."""
 
     name = "tokens"
 
@@ -32,21 +32,21 @@ class Scores:
         return rows.astype(np.float32)  # the larger the row, the better
 
 
-class Ring:
+class RingGraph:
     """A graph in which each row is linked to the next four."""
 
     name = "ring"
 
     def read_links(self, nodes: Rows) -> np.ndarray:
-        near = nodes[:, None] + np.arange(1, 5)
-        return np.where(near < N, near, -1).astype(np.int32)
+        neighbors = nodes[:, None] + np.arange(1, 5)
+        return np.where(neighbors < N, neighbors, -1).astype(np.int32)
 
 
-class First(SnapshotRetriever):
-    """Finds the first rows."""
+class FirstRows(SnapshotRetriever):
+    """A retriever that returns the first rows."""
 
-    def find(self, asked: Queries, k: int) -> RankedRows:
-        rows = np.tile(np.arange(k), (len(asked), 1))
+    def find(self, queries: Queries, k: int) -> RankedRows:
+        rows = np.tile(np.arange(k), (len(queries), 1))
         return RankedRows(self.name, rows, -rows.astype(np.float32))
 
 
@@ -57,35 +57,35 @@ def snapshot(tmp_path_factory: pytest.TempPathFactory) -> Snapshot:
     return publish_tiny(Store.open(str(work / "store"), create=True), save_bert(work / "bert"), articles, work)
 
 
-def made(snapshot: Snapshot, depth: int, rounds: int, leg_depth: int | None = None) -> tuple[MaxSimRetriever, Scores]:
+def build(snapshot: Snapshot, depth: int, rounds: int, leg_depth: int | None = None) -> tuple[MaxSimRetriever, Scores]:
     scores = Scores()
-    leg = ChildRetriever(First(snapshot, "first"), leg_depth)
-    return MaxSimRetriever(leg, scores, Ring(), depth, rounds), scores
+    leg = ChildRetriever(FirstRows(snapshot, "first"), leg_depth)
+    return MaxSimRetriever(leg, scores, RingGraph(), depth, rounds), scores
 
 
 @pytest.mark.parametrize(("rounds", "best"), [(0, 3), (1, 7), (2, 11), (3, 15)])
 def test_each_round_adds_the_neighbours_of_the_best(snapshot: Snapshot, rounds: int, best: int) -> None:
-    retriever, scores = made(snapshot, 30, rounds, 4)
-    found = retriever.find(Queries(["x", "y"]), 3)
-    assert found.rows.tolist() == [[best, best - 1, best - 2]] * 2
-    assert found.scores.tolist() == [[best, best - 1, best - 2]] * 2
-    assert len(scores.scored) == 2 * len(set(scores.scored))  # each once a question
-    assert [leg.name for leg in found.legs] == ["first", "neighbours(ring)"]
+    retriever, scores = build(snapshot, 30, rounds, 4)
+    ranking = retriever.find(Queries(["x", "y"]), 3)
+    assert ranking.rows.tolist() == [[best, best - 1, best - 2]] * 2
+    assert ranking.scores.tolist() == [[best, best - 1, best - 2]] * 2
+    assert len(scores.scored) == 2 * len(set(scores.scored))  # once for each query
+    assert [leg.name for leg in ranking.legs] == ["first", "neighbours(ring)"]
     hit = retriever.search(["x"], 3)[0][0]
     assert [leg.leg for leg in hit.legs] == (["neighbours(ring)"] if rounds else ["first"])
 
 
-def test_no_more_than_its_depth_is_scored(snapshot: Snapshot) -> None:
+def test_at_most_the_depth_is_scored(snapshot: Snapshot) -> None:
     for depth in (1, 2, 5, 10):
         for rounds in (0, 1, 2):
-            retriever, scores = made(snapshot, depth, rounds)
+            retriever, scores = build(snapshot, depth, rounds)
             retriever.find(Queries(["x"]), 1)
             assert len(scores.scored) == len(set(scores.scored)) <= depth
             assert retriever.most == depth
 
 
 def test_equal_scores_are_ordered_by_row_and_lists_end(snapshot: Snapshot) -> None:
-    retriever, scores = made(snapshot, 6, 0, 6)
+    retriever, scores = build(snapshot, 6, 0, 6)
     scores.score = lambda question, rows: np.where(rows == 2, -np.inf, 1).astype(np.float32)  # type: ignore[method-assign]
     assert retriever.find(Queries(["x"]), 6).rows.tolist() == [[0, 1, 3, 4, 5, -1]]
     assert len(retriever.search(["x"], 6)[0]) == 5
@@ -93,8 +93,8 @@ def test_equal_scores_are_ordered_by_row_and_lists_end(snapshot: Snapshot) -> No
         retriever.search(["x"], 7)
 
 
-def test_a_graph_and_an_index_are_named_or_refused(snapshot: Snapshot) -> None:
-    for expression, words in (
+def test_invalid_calls_of_maxsim_are_refused(snapshot: Snapshot) -> None:
+    for expression, message in (
         ("maxsim(hnsw, hnsw)", "hnsw is not an index over token vectors: the snapshot has none, add one to its recipe"),
         ("maxsim(hnsw, hnsw, 0)", "is not an index over token vectors"),
         ("maxsim(hnsw)", "maxsim takes a retriever, an index over token vectors"),
@@ -103,6 +103,6 @@ def test_a_graph_and_an_index_are_named_or_refused(snapshot: Snapshot) -> None:
     ):
         with pytest.raises(UsageError, match="character"):
             plan_retriever(snapshot, expression)
-        with pytest.raises(UsageError) as refused:
+        with pytest.raises(UsageError) as error:
             plan_retriever(snapshot, expression)
-        assert words in str(refused.value)
+        assert message in str(error.value)

@@ -1,4 +1,4 @@
-"""Anyone's vectors: what is taken, what is refused and in which words, and that nothing is lost on the way."""
+"""Vector files of users: which are accepted, how others are refused, and that no row is lost."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -21,31 +21,31 @@ ROWS = np.random.default_rng(0).standard_normal((50, 4))
 KINDS = {"fixed": lambda kind: pa.list_(kind, 4), "variable": pa.list_, "large": pa.large_list}
 
 
-def saved(path: Path, array: Array) -> Path:
+def save_array(path: Path, array: Array) -> Path:
     np.save(path, array)
     return path
 
 
-def parquet(path: Path, rows: Any, kind: pa.DataType, **others: Any) -> Path:
-    pq.write_table(pa.table({"vector": pa.array(rows, kind), **others}), path, row_group_size=16)
+def write_parquet(path: Path, rows: Any, kind: pa.DataType, **columns: Any) -> Path:
+    pq.write_table(pa.table({"vector": pa.array(rows, kind), **columns}), path, row_group_size=16)
     return path
 
 
-def parts_of(intake: VectorInput, part_bytes: int = 16 * 8, invalid: Any = "refuse") -> tuple[list[Array], Any]:
+def split(intake: VectorInput, part_bytes: int = 16 * 8, invalid: Any = "refuse") -> tuple[list[Array], Any]:
     parts: list[Array] = []
-    kept = split_into_parts(intake, lambda part: parts.append(part.copy()), invalid, part_bytes)
-    return parts, kept
+    kept_rows = split_into_parts(intake, lambda part: parts.append(part.copy()), invalid, part_bytes)
+    return parts, kept_rows
 
 
-@pytest.mark.parametrize(("given", "kept"), [("f2", "f2"), ("f4", "f4"), ("f8", "f4"), (">f4", "f4")])
-def test_inspect_npy_of_any_float_dtype(given: str, kept: str, tmp_path: Path) -> None:
-    parts, _ = parts_of(inspect_vectors([saved(tmp_path / "v.npy", ROWS.astype(given))]))
-    assert all(part.dtype == kept for part in parts)
-    np.testing.assert_array_equal(np.concatenate(parts), ROWS.astype(given).astype(kept))
+@pytest.mark.parametrize(("dtype", "part_dtype"), [("f2", "f2"), ("f4", "f4"), ("f8", "f4"), (">f4", "f4")])
+def test_inspect_npy_of_any_float_dtype(dtype: str, part_dtype: str, tmp_path: Path) -> None:
+    parts, _ = split(inspect_vectors([save_array(tmp_path / "v.npy", ROWS.astype(dtype))]))
+    assert all(part.dtype == part_dtype for part in parts)
+    np.testing.assert_array_equal(np.concatenate(parts), ROWS.astype(dtype).astype(part_dtype))
 
 
 def test_inspect_fortran_order(tmp_path: Path) -> None:
-    parts, _ = parts_of(inspect_vectors([saved(tmp_path / "v.npy", np.asfortranarray(ROWS.astype("f4")))]))
+    parts, _ = split(inspect_vectors([save_array(tmp_path / "v.npy", np.asfortranarray(ROWS.astype("f4")))]))
     np.testing.assert_array_equal(np.concatenate(parts), ROWS.astype("f4"))
 
 
@@ -53,151 +53,152 @@ def test_inspect_fortran_order(tmp_path: Path) -> None:
 @pytest.mark.parametrize("floats", ["f2", "f4", "f8"])
 def test_parquet_lists(kind: str, floats: str, tmp_path: Path) -> None:
     rows = ROWS.astype(floats)
-    path = parquet(
+    path = write_parquet(
         tmp_path / "v.parquet", list(rows), KINDS[kind](pa.from_numpy_dtype(rows.dtype)), id=pa.array(range(50))
     )
     intake = inspect_vectors([path])
     assert (intake.n, intake.d) == (50, 4)
-    parts, _ = parts_of(intake)
+    parts, _ = split(intake)
     np.testing.assert_array_equal(np.concatenate(parts), rows.astype(intake.dtype))
 
 
 def test_folders_are_sorted_and_files_keep_their_order(tmp_path: Path) -> None:
     for number in (2, 0, 1):
-        saved(tmp_path / f"part-{number}.npy", ROWS[number * 10 : number * 10 + 10].astype("f2"))
-    saved(tmp_path / "part-3.npy", np.empty((0, 4), "f2"))
+        save_array(tmp_path / f"part-{number}.npy", ROWS[number * 10 : number * 10 + 10].astype("f2"))
+    save_array(tmp_path / "part-3.npy", np.empty((0, 4), "f2"))
     (tmp_path / "notes.txt").write_text("not a vector")
     assert [file.path.name for file in inspect_vectors([tmp_path]).files] == ["part-0.npy", "part-1.npy", "part-2.npy"]
     last, first = tmp_path / "part-2.npy", tmp_path / "part-0.npy"
-    parts, _ = parts_of(inspect_vectors([last, first]))
+    parts, _ = split(inspect_vectors([last, first]))
     np.testing.assert_array_equal(np.concatenate(parts), np.concatenate([np.load(last), np.load(first)]))
 
 
 @given(
     rows=st.lists(st.integers(0, 40), min_size=1, max_size=5).filter(any),
-    bad=st.sets(st.integers(0, 199)),
+    invalid=st.sets(st.integers(0, 199)),
     size=st.integers(1, 60),
 )
 def test_parts_are_bounded_and_hold_every_finite_row(
-    rows: list[int], bad: set[int], size: int, tmp_path_factory: pytest.TempPathFactory
+    rows: list[int], invalid: set[int], size: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder, n = tmp_path_factory.mktemp("cut"), sum(rows)
     vectors = np.arange(4 * n, dtype=np.float32).reshape(n, 4)
-    wrong = sorted(row for row in bad if row < n)
-    vectors[wrong, 1] = np.nan
+    invalid_rows = sorted(row for row in invalid if row < n)
+    vectors[invalid_rows, 1] = np.nan
     ends = np.cumsum(rows)[:-1]
-    paths = [saved(folder / f"{number}.npy", part) for number, part in enumerate(np.split(vectors, ends))]
-    if len(wrong) == n:
+    paths = [save_array(folder / f"{number}.npy", part) for number, part in enumerate(np.split(vectors, ends))]
+    if len(invalid_rows) == n:
         with pytest.raises(InputError, match="nothing to index"):
-            parts_of(inspect_vectors(paths), 16 * size, "drop")
+            split(inspect_vectors(paths), 16 * size, "drop")
         return
-    parts, kept = parts_of(inspect_vectors(paths), 16 * size, "drop")
+    parts, kept_rows = split(inspect_vectors(paths), 16 * size, "drop")
     assert max(map(len, parts)) <= size
-    np.testing.assert_array_equal(kept, np.setdiff1d(np.arange(n), wrong))
-    np.testing.assert_array_equal(np.concatenate(parts), vectors[kept])
+    np.testing.assert_array_equal(kept_rows, np.setdiff1d(np.arange(n), invalid_rows))
+    np.testing.assert_array_equal(np.concatenate(parts), vectors[kept_rows])
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e300])
 def test_error_names_the_invalid_row(value: float, tmp_path: Path) -> None:
     rows = ROWS.copy()
     rows[7, 2] = value
-    paths = [saved(tmp_path / "a.npy", ROWS), saved(tmp_path / "b.npy", rows)]
+    paths = [save_array(tmp_path / "a.npy", ROWS), save_array(tmp_path / "b.npy", rows)]
     with pytest.raises(InputError, match=r"^row 7 of .*b\.npy holds a NaN or an infinity: .* --invalid drop$"):
-        parts_of(inspect_vectors(paths))
-    _, kept = parts_of(inspect_vectors(paths), invalid="drop")
-    assert set(range(100)) - set(kept.tolist()) == {57}
+        split(inspect_vectors(paths))
+    _, kept_rows = split(inspect_vectors(paths), invalid="drop")
+    assert set(range(100)) - set(kept_rows.tolist()) == {57}
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32])
 def test_finite_rows_with_an_infinite_sum_are_accepted(dtype: type[np.floating], tmp_path: Path) -> None:
     rows = ROWS.astype(dtype)
     rows[7] = np.finfo(dtype).max
-    parts, _ = parts_of(inspect_vectors([saved(tmp_path / "a.npy", rows)]))
+    parts, _ = split(inspect_vectors([save_array(tmp_path / "a.npy", rows)]))
     np.testing.assert_array_equal(np.concatenate(parts), rows)
 
 
 def test_error_names_a_row_of_another_length(tmp_path: Path) -> None:
     rows = [[1.0, 2.0]] * 20 + [[1.0]]
     with pytest.raises(InputError, match=r"row 20 of .* has 1 dimensions where others have 2"):
-        parts_of(inspect_vectors([parquet(tmp_path / "short.parquet", rows, pa.list_(pa.float32()))]))
+        split(inspect_vectors([write_parquet(tmp_path / "short.parquet", rows, pa.list_(pa.float32()))]))
     with pytest.raises(InputError, match=r"row 20 of .* is missing"):
-        parts_of(inspect_vectors([parquet(tmp_path / "none.parquet", [*rows[:20], None], pa.list_(pa.float32()))]))
-    with pytest.raises(InputError, match=r"fixed\.parquet cannot be read from row \d+ on"):  # so says Arrow
-        parts_of(inspect_vectors([parquet(tmp_path / "fixed.parquet", [*rows[:20], None], pa.list_(pa.float32(), 2))]))
+        split(inspect_vectors([write_parquet(tmp_path / "none.parquet", [*rows[:20], None], pa.list_(pa.float32()))]))
+    path = write_parquet(tmp_path / "fixed.parquet", [*rows[:20], None], pa.list_(pa.float32(), 2))
+    with pytest.raises(InputError, match=r"fixed\.parquet cannot be read from row \d+ on"):  # Arrow's own error
+        split(inspect_vectors([path]))
 
 
-def _truncated(path: Path) -> Path:
-    whole = saved(path, ROWS).read_bytes()
-    path.write_bytes(whole[:-5])
+def _write_truncated(path: Path) -> Path:
+    data = save_array(path, ROWS).read_bytes()
+    path.write_bytes(data[:-5])
     return path
 
 
-def _half_a_footer(path: Path) -> Path:
-    whole = parquet(path, list(ROWS), pa.list_(pa.float64())).read_bytes()
-    path.write_bytes(whole[: len(whole) // 2])
+def _write_half_a_file(path: Path) -> Path:
+    data = write_parquet(path, list(ROWS), pa.list_(pa.float64())).read_bytes()
+    path.write_bytes(data[: len(data) // 2])
     return path
 
 
-def _empty_folder(path: Path) -> Path:
+def _create_folder(path: Path) -> Path:
     path.mkdir()
     return path
 
 
-def _text(path: Path) -> Path:
+def _write_text(path: Path) -> Path:
     path.write_text("0.1 0.2")
     return path
 
 
-REFUSED: dict[str, tuple[Callable[[Path], Path], type[BookwheelError], str]] = {
+INVALID_INPUTS: dict[str, tuple[Callable[[Path], Path], type[BookwheelError], str]] = {
     "v.npy": (lambda path: path, InputError, "there is no file"),
-    "one.npy": (lambda path: saved(path, ROWS[0]), InputError, r"float64 of shape \(4,\): vectors are \(rows, d\)"),
-    "three.npy": (lambda path: saved(path, ROWS[None]), InputError, r"of shape \(1, 50, 4\)"),
-    "flat.npy": (lambda path: saved(path, ROWS[:, :0]), InputError, r"of shape \(50, 0\)"),
-    "whole.npy": (lambda path: saved(path, ROWS.astype("i4")), InputError, "holds int32"),
-    "things.npy": (lambda path: saved(path, ROWS.astype(object)), InputError, "contains object"),
-    "none.npy": (lambda path: saved(path, ROWS[:0]), InputError, "holds no vectors"),
-    "cut.npy": (_truncated, InputError, "is truncated: 1,723 bytes of 1,728"),
-    "text.npy": (_text, InputError, "is not a complete .npy file"),
-    "text.txt": (_text, InputError, "is neither .npy nor .parquet"),
-    "text.parquet": (_text, InputError, "is not a complete Parquet file"),
-    "cut.parquet": (_half_a_footer, InputError, "is not a complete Parquet file"),
+    "one.npy": (lambda path: save_array(path, ROWS[0]), InputError, r"of shape \(4,\): vectors are \(rows, d\)"),
+    "three.npy": (lambda path: save_array(path, ROWS[None]), InputError, r"of shape \(1, 50, 4\)"),
+    "flat.npy": (lambda path: save_array(path, ROWS[:, :0]), InputError, r"of shape \(50, 0\)"),
+    "whole.npy": (lambda path: save_array(path, ROWS.astype("i4")), InputError, "holds int32"),
+    "things.npy": (lambda path: save_array(path, ROWS.astype(object)), InputError, "contains object"),
+    "none.npy": (lambda path: save_array(path, ROWS[:0]), InputError, "holds no vectors"),
+    "cut.npy": (_write_truncated, InputError, "is truncated: 1,723 bytes of 1,728"),
+    "text.npy": (_write_text, InputError, "is not a complete .npy file"),
+    "text.txt": (_write_text, InputError, "is neither .npy nor .parquet"),
+    "text.parquet": (_write_text, InputError, "is not a complete Parquet file"),
+    "cut.parquet": (_write_half_a_file, InputError, "is not a complete Parquet file"),
     "words.parquet": (
-        lambda path: parquet(path, ["a"], pa.string()),
+        lambda path: write_parquet(path, ["a"], pa.string()),
         InputError,
         "no column with a list of floats",
     ),
-    "none.parquet": (lambda path: parquet(path, [], pa.list_(pa.float32())), InputError, "holds no vectors"),
-    "short.parquet": (lambda path: parquet(path, [[]], pa.list_(pa.float32())), InputError, "row 0 .* is empty"),
+    "none.parquet": (lambda path: write_parquet(path, [], pa.list_(pa.float32())), InputError, "holds no vectors"),
+    "short.parquet": (lambda path: write_parquet(path, [[]], pa.list_(pa.float32())), InputError, "row 0 .* is empty"),
     "two.parquet": (
-        lambda path: parquet(path, [[1.0]], pa.list_(pa.float32()), other=pa.array([[1.0]])),
+        lambda path: write_parquet(path, [[1.0]], pa.list_(pa.float32()), other=pa.array([[1.0]])),
         UsageError,
         r"several columns of vectors \(vector, other\): give a file with one, or for `bookwheel index`",
     ),
-    "folder": (_empty_folder, InputError, "holds no .npy and no .parquet"),
+    "folder": (_create_folder, InputError, "holds no .npy and no .parquet"),
 }
 
 
-@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize("name", INVALID_INPUTS)
 def test_invalid_input_is_refused(name: str, tmp_path: Path) -> None:
-    make, kind, words = REFUSED[name]
-    with pytest.raises(kind, match=words) as refused:
-        inspect_vectors([make(tmp_path / name)])
-    assert name in str(refused.value)
-    assert "\n" not in str(refused.value)
+    make_input, error_type, message = INVALID_INPUTS[name]
+    with pytest.raises(error_type, match=message) as error:
+        inspect_vectors([make_input(tmp_path / name)])
+    assert name in str(error.value)
+    assert "\n" not in str(error.value)
 
 
 def test_column_is_chosen_by_name(tmp_path: Path) -> None:
-    path = parquet(tmp_path / "v.parquet", [[1.0]], pa.list_(pa.float32()), other=pa.array([[2.0, 3.0]]))
+    path = write_parquet(tmp_path / "v.parquet", [[1.0]], pa.list_(pa.float32()), other=pa.array([[2.0, 3.0]]))
     assert inspect_vectors([path], "other").d == 2
     with pytest.raises(InputError, match="no column 'third' of float lists: it has vector, other"):
         inspect_vectors([path], "third")
 
 
 def test_mixed_dimensions_and_mixed_folders_are_refused(tmp_path: Path) -> None:
-    one, two = saved(tmp_path / "1.npy", ROWS), saved(tmp_path / "2.npy", ROWS[:, :2])
+    path, narrow_path = save_array(tmp_path / "1.npy", ROWS), save_array(tmp_path / "2.npy", ROWS[:, :2])
     with pytest.raises(InputError, match=r"2\.npy has 2 dimensions and .*1\.npy has 4"):
-        inspect_vectors([one, two])
-    parquet(tmp_path / "3.parquet", list(ROWS), pa.list_(pa.float64()))
+        inspect_vectors([path, narrow_path])
+    write_parquet(tmp_path / "3.parquet", list(ROWS), pa.list_(pa.float64()))
     with pytest.raises(InputError, match="holds both"):
         inspect_vectors([tmp_path])
     with pytest.raises(UsageError, match="there are no vectors"):
@@ -229,15 +230,15 @@ def test_memory_does_not_grow_with_the_row_groups_of_a_file(tmp_path: Path) -> N
     table = pa.table({"v": pa.FixedSizeListArray.from_arrays(pa.array(values), 256)})
     pq.write_table(table, tmp_path / "group.parquet", row_group_size=len(table), use_dictionary=False)
     del table, values
-    before, peak = pa.total_allocated_bytes(), 0
+    bytes_before, peak = pa.total_allocated_bytes(), 0
     for _ in inspect_vectors([tmp_path / "group.parquet"]).files[0].blocks(64):
-        peak = max(peak, pa.total_allocated_bytes() - before)
+        peak = max(peak, pa.total_allocated_bytes() - bytes_before)
     assert 0 < peak < 8 << 20
 
 
 def test_ids_are_texts_and_a_damaged_column_of_ids_is_named(tmp_path: Path) -> None:
     ids = [f"id{row}".encode() for row in range(50)]
-    path = parquet(tmp_path / "v.parquet", list(ROWS), pa.list_(pa.float64()), id=pa.array(ids))
+    path = write_parquet(tmp_path / "v.parquet", list(ROWS), pa.list_(pa.float64()), id=pa.array(ids))
     (source,) = inspect_vectors([path]).files
     assert list(source.iter_ids(40, 42) or ()) == ["id40", "id41"]
     column = pq.read_metadata(path).row_group(0).column(1)

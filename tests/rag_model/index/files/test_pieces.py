@@ -1,4 +1,4 @@
-"""Slices: one read each, from a place that the table says, and no byte of another one."""
+"""Each slice is one read of the location in the piece's table, which never reaches into other bytes."""
 
 import hashlib
 from pathlib import Path
@@ -27,7 +27,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "piece"
 
 
-def places(path: Path, shards: int = len(SLICES)) -> list[SliceLocation]:
+def read_locations(path: Path, shards: int = len(SLICES)) -> list[SliceLocation]:
     data = path.read_bytes()
     return SliceLocation.from_table(
         read_slice_table(lambda start, end: data[start:end], len(data), shards, "the piece")[:-1]
@@ -35,13 +35,13 @@ def places(path: Path, shards: int = len(SLICES)) -> list[SliceLocation]:
 
 
 def test_slice_locations_match_the_slices(path: Path) -> None:
-    data, found = path.read_bytes(), places(path)
-    assert [data[one.start : one.end] for one in found] == SLICES
-    assert [one.rows for one in found] == ROWS
-    for one, own in zip(found, SLICES, strict=True):
-        assert one.matches(own)
-        assert not one.matches(own + b"\0")
-        assert not one.matches(own[:-1] + b"?")
+    data, locations = path.read_bytes(), read_locations(path)
+    assert [data[location.start : location.end] for location in locations] == SLICES
+    assert [location.rows for location in locations] == ROWS
+    for location, content in zip(locations, SLICES, strict=True):
+        assert location.matches(content)
+        assert not location.matches(content + b"\0")
+        assert not location.matches(content[:-1] + b"?")
 
 
 def test_head_is_verified(path: Path) -> None:
@@ -49,9 +49,9 @@ def test_head_is_verified(path: Path) -> None:
         assert piece.read(0).tolist() == [0, 1, 2]
     with pytest.raises(InputError, match="the piece is a piece of another build"):
         open_piece_head(path_opener(path), len(SLICES), "other", 1, "the piece")
-    whole = path.read_bytes()
-    for place in (0, 60, whole.index(SLICES[0]) - 1):
-        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+    data = path.read_bytes()
+    for position in (0, 60, data.index(SLICES[0]) - 1):
+        path.write_bytes(data[:position] + bytes([data[position] ^ 1]) + data[position + 1 :])
         with pytest.raises(InputError, match=r"the piece, .*piece, is truncated or damaged: delete that file"):
             open_piece_head(path_opener(path), len(SLICES), "stamp", 1, "the piece")
     path.unlink()
@@ -60,10 +60,10 @@ def test_head_is_verified(path: Path) -> None:
 
 
 def test_slice_digest_does_not_depend_on_locations(path: Path, tmp_path: Path) -> None:
-    """Neither the length of other slices matters, nor parts of which it reads nothing; their order does."""
-    other = tmp_path / "other"
-    write_sliced_piece(other, "stamp", [np.arange(9)], [b"of another length", b"more", *SLICES[2:]], [1, 1, 5, 1])
-    tables = [np.array(places(one), SLICE_LOCATION_DTYPE) for one in (path, other)]
+    """The digest ignores the lengths of other slices and empty slices, but not the order of parts."""
+    other_path = tmp_path / "other"
+    write_sliced_piece(other_path, "stamp", [np.arange(9)], [b"of another length", b"more", *SLICES[2:]], [1, 1, 5, 1])
+    tables = [np.array(read_locations(piece_path), SLICE_LOCATION_DTYPE) for piece_path in (path, other_path)]
     assert tables[0]["start"][2] != tables[1]["start"][2]
     columns = [digest_slices(np.array(column, SLICE_LOCATION_DTYPE)) for column in ([tables[0][2]], [tables[1][2]])]
     assert columns[0] == columns[1]
@@ -71,12 +71,12 @@ def test_slice_digest_does_not_depend_on_locations(path: Path, tmp_path: Path) -
     assert digest_slices(tables[0][[2, 0]]) != digest_slices(tables[0][[0, 2]])
 
 
-_LEAST, _MOST = np.iinfo(np.int64).min, np.iinfo(np.int64).max
+_MIN_INT64, _MAX_INT64 = np.iinfo(np.int64).min, np.iinfo(np.int64).max
 _TABLE = (len(SLICES) + 1) * SLICE_LOCATION_DTYPE.itemsize
 
 
-def changed(path: Path, field: str, value: int, *, sealed: bool) -> None:
-    """Set a field of the third slice's place; `sealed`: write the digest that the table then has."""
+def change_location(path: Path, field: str, value: int, *, sealed: bool) -> None:
+    """Set a field of the third slice's location; with `sealed`, update the digest of the table too."""
     data = path.read_bytes()
     table = np.frombuffer(data[-_TABLE - 16 : -16], SLICE_LOCATION_DTYPE).copy()
     table[field][2] = value
@@ -86,41 +86,41 @@ def changed(path: Path, field: str, value: int, *, sealed: bool) -> None:
 
 @pytest.mark.parametrize(("field", "value"), [("start", 9), ("size", 0), ("rows", 6), ("rows", 1 << 62)])
 def test_changed_table_is_refused(field: str, value: int, path: Path) -> None:
-    """The imbalance of cells, which a snapshot tells, is counted by `rows`."""
-    changed(path, field, value, sealed=False)
+    """`rows` must be right because a snapshot reports the imbalance of cells from it."""
+    change_location(path, field, value, sealed=False)
     with pytest.raises(InputError, match="the piece is truncated or damaged"):
-        places(path)
+        read_locations(path)
 
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [*((field, value) for field in ("start", "size") for value in (-1, _LEAST, 1 << 62, _MOST)), ("rows", -1)],
+    [*((field, value) for field in ("start", "size") for value in (-1, _MIN_INT64, 1 << 62, _MAX_INT64)), ("rows", -1)],
 )
 def test_location_outside_the_piece_is_refused(field: str, value: int, path: Path) -> None:
-    changed(path, field, value, sealed=True)
+    change_location(path, field, value, sealed=True)
     with pytest.raises(InputError, match="the piece is truncated or damaged"):
-        places(path)
+        read_locations(path)
 
 
 def test_location_within_the_table_is_refused(path: Path) -> None:
-    behind = path.stat().st_size - _TABLE - 16
-    changed(path, "start", behind - len(SLICES[2]), sealed=True)
-    assert places(path)[2].end == behind
-    changed(path, "start", behind - len(SLICES[2]) + 1, sealed=True)
+    slices_end = path.stat().st_size - _TABLE - 16
+    change_location(path, "start", slices_end - len(SLICES[2]), sealed=True)
+    assert read_locations(path)[2].end == slices_end
+    change_location(path, "start", slices_end - len(SLICES[2]) + 1, sealed=True)
     with pytest.raises(InputError, match="the piece is truncated or damaged"):
-        places(path)
+        read_locations(path)
 
 
 @pytest.mark.parametrize("size", [0, 1, 39, 215])
 def test_truncated_piece_is_refused(size: int, path: Path) -> None:
     path.write_bytes(path.read_bytes()[:size])
     with pytest.raises(InputError, match="the piece is truncated or damaged"):
-        places(path)
+        read_locations(path)
 
 
 def test_piece_without_shards_has_no_slices(tmp_path: Path) -> None:
     write_sliced_piece(tmp_path / "piece", "stamp", [], [], [])
-    assert places(tmp_path / "piece", 0) == []
+    assert read_locations(tmp_path / "piece", 0) == []
 
 
 def test_unwritable_piece_is_a_resource_error(tmp_path: Path) -> None:

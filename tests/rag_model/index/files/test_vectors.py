@@ -24,7 +24,7 @@ Make = Callable[..., Any]  # fixtures of conftest.py
 
 
 def remote_files(paths: list[Path], requests: list[tuple[int, int]] | None = None) -> RemoteRowFiles[Path]:
-    """Return files as in an object store, of which no path may be taken."""
+    """Return files of an object store, which may be read by ranges but not copied."""
 
     def read_range(path: Path, start: int, end: int) -> bytes:
         if requests is not None:
@@ -54,7 +54,7 @@ def test_vector_files_are_one_matrix(data: st.DataObject, write_parts: Make) -> 
     assert all(np.array_equal(block, matrix[first : first + len(block)]) for first, block in blocks)
 
 
-def test_rows_that_are_not_in_memory_are_read_without_what_is_around_them(write_parts: Make) -> None:
+def test_scattered_rows_are_read_without_the_pages_around_them(write_parts: Make) -> None:
     matrix = np.random.default_rng(0).standard_normal((12_000, 256)).astype(np.float16)  # two parts of 3 MB
     paths, rows = write_parts(matrix, [6_000]), np.array([*range(0, 12_000, 400), 11_997, 11_999])
     for path in paths:
@@ -81,8 +81,8 @@ def test_headers_are_read_unless_the_outline_states_them(write_parts: Make, dtyp
     matrix = np.random.default_rng(4).standard_normal((1000, 8)).astype(dtype)
     paths, rows = write_parts(matrix, [300]), np.array([0, 7, 999])
     shapes = [(length, path.stat().st_size) for length, path in zip([300, 700], paths, strict=True)]
-    outlines = [build_row_outline(path) for path in paths]
-    for known, headers in ((outlines, 0), ((), 2), ([None, outlines[1]], 1), ([{"rows": 3}, outlines[1]], 1)):
+    first, second = (build_row_outline(path) for path in paths)
+    for outlines, n_headers in (((first, second), 0), ((), 2), ([None, second], 1), ([{"rows": 3}, second], 1)):
         requests = list[int]()
 
         def read_ranges(ranges: Sequence[tuple[Path, Any, int]], starts: list[int] = requests) -> list[Any]:
@@ -92,12 +92,12 @@ def test_headers_are_read_unless_the_outline_states_them(write_parts: Make, dtyp
                 for path, file_starts, length in ranges
             ]
 
-        remote = replace(remote_files(paths), read_ranges=read_ranges, shapes=shapes, outlines=known)
+        remote = replace(remote_files(paths), read_ranges=read_ranges, shapes=shapes, outlines=outlines)
         files = RemoteVectorFiles(remote, 8)
         np.testing.assert_array_equal(files.read_rows(rows), matrix[rows])
-        assert requests.count(0) == headers
+        assert requests.count(0) == n_headers
         files.read_rows(rows)
-        assert requests.count(0) == headers, "a header is read once"
+        assert requests.count(0) == n_headers, "a header is read once"
 
 
 def test_rows_near_each_other_are_read_by_one_request(write_parts: Make) -> None:
@@ -130,20 +130,20 @@ def test_invalid_vector_files_are_refused(tmp_path: Path, write_parts: Make) -> 
         VectorFiles([])
     with pytest.raises(InputError, match="encode its part first"):
         VectorFiles([tmp_path / "missing.npy"])
-    good = write_parts(np.ones((10, 4), np.float32))[0]
+    part = write_parts(np.ones((10, 4), np.float32))[0]
     for name, array in {"ints": np.ones((3, 4), int), "flat": np.ones(4, np.float32)}.items():
         np.save(tmp_path / name, array)
         with pytest.raises(InputError, match="float16 or float32"):
             VectorFiles([tmp_path / f"{name}.npy"])
     np.save(tmp_path / "wide", np.ones((3, 5), np.float32))
     with pytest.raises(InputError, match="has 5 dimensions and"):
-        VectorFiles([good, tmp_path / "wide.npy"])
+        VectorFiles([part, tmp_path / "wide.npy"])
     np.save(tmp_path / "objects", np.array([{}, {}]), allow_pickle=True)
     with pytest.raises(InputError, match=r"not a complete \.npy file"):
         VectorFiles([tmp_path / "objects.npy"])
-    good.write_bytes(good.read_bytes()[:-1])
+    part.write_bytes(part.read_bytes()[:-1])
     with pytest.raises(InputError, match=r"not a complete \.npy file"):
-        VectorFiles([good])
+        VectorFiles([part])
 
 
 def test_plan_of_other_vectors_is_refused(make_vectors: Make, write_parts: Make, tmp_path: Path) -> None:

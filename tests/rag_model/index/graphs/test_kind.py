@@ -45,12 +45,12 @@ def test_merged_cells_match_a_single_graph_at_equal_distances(
     metric: Any, unit: bool, make_vectors: Make, write_parts: Make, build_index: Make
 ) -> None:
     parts = write_parts(make_vectors(6000, unit=unit), [1000, 1001, 4500])
-    trial = VectorQuerySet.from_exact_search(ExactIndex(parts, metric), make_vectors(200, seed=7, unit=unit), 20)
+    query_set = VectorQuerySet.from_exact_search(ExactIndex(parts, metric), make_vectors(200, seed=7, unit=unit), 20)
     curves = []
     for cells in (1, 6):
         path, plan = build_index(parts, IndexRecipe("HNSW8", metric, cells=cells), f"cells-{cells}")
         assert plan.cells == cells
-        efforts = sweep_settings(open_index(path), trial, [20, 40, 80, 160, 320])
+        efforts = sweep_settings(open_index(path), query_set, [20, 40, 80, 160, 320])
         curves.append(([effort.distances for effort in efforts], [effort.recall_mean for effort in efforts]))
     (work, recall), (merged_work, merged_recall) = curves
     at_equal_work = np.interp(work[1:-1], merged_work, merged_recall)
@@ -68,9 +68,9 @@ def test_plain_faiss_reads_and_searches_the_merged_file(
     assert index.ntotal == 3000
     assert index.hnsw.efSearch == plan.search["efSearch"]
     assert index.hnsw.efConstruction == plan.ef_construction
-    found = index.search(vectors[::10], 1)[1][:, 0]
-    assert np.mean(found == np.arange(0, 3000, 10)) > 0.98
-    index.add(vectors[:5])  # the file is an ordinary index: it can be added to
+    nearest = index.search(vectors[::10], 1)[1][:, 0]
+    assert np.mean(nearest == np.arange(0, 3000, 10)) > 0.98
+    index.add(vectors[:5])  # plain faiss can add vectors to the file
     assert index.search(vectors[:1], 2)[1].max() >= 3000
 
 
@@ -123,13 +123,13 @@ def test_unreachable_nodes_are_linked_and_none_lost(make_vectors: Make, write_pa
     index = faiss.index_factory(32, "HNSW4", faiss.METRIC_INNER_PRODUCT)
     index.add(vectors)
     faiss.write_index(index, str(path))
-    graph, everyone = GraphFile.open(path, writable=True), np.arange(800)
-    links = graph.read_links(everyone)
+    graph, nodes = GraphFile.open(path, writable=True), np.arange(800)
+    links = graph.read_links(nodes)
     links[np.isin(links, np.arange(100, 140))] = -1
-    graph.write_links(everyone, -np.sort(-links, axis=1))  # empty slots last, as faiss wants them
-    before = ReachabilityTree(graph).find_unreachable()
-    assert set(range(100, 140)) <= set(before)
-    assert link_unreachable_nodes(path, VectorFiles(write_parts(vectors))) == len(before)
+    graph.write_links(nodes, -np.sort(-links, axis=1))  # empty slots last, as faiss wants them
+    unreachable = ReachabilityTree(graph).find_unreachable()
+    assert set(range(100, 140)) <= set(unreachable)
+    assert link_unreachable_nodes(path, VectorFiles(write_parts(vectors))) == len(unreachable)
     assert len(ReachabilityTree(GraphFile.open(path)).find_unreachable()) == 0
     repaired = path.read_bytes()
     assert link_unreachable_nodes(path, VectorFiles(write_parts(vectors))) == 0
@@ -141,11 +141,12 @@ def test_unreachable_nodes_are_linked_and_none_lost(make_vectors: Make, write_pa
     arrays.arrays(np.float32, (5, 10), elements=st.floats(-4, 4, width=32)),
 )
 def test_select_best_links_keeps_distinct_links(candidates: Any, similarity: Any) -> None:
-    near = np.take_along_axis(similarity, np.maximum(candidates, 0), 1)
-    kept = select_best_links(pack_links(near, candidates), 4)
-    for row, found, all_near in zip(candidates, kept, similarity, strict=True):
-        expected = sorted({int(c) for c in row if c >= 0}, key=lambda c: (-all_near[c], np.signbit(all_near[c]), c))[:4]
-        assert found.tolist() == expected + [-1] * (4 - len(expected))
+    candidate_scores = np.take_along_axis(similarity, np.maximum(candidates, 0), 1)
+    best_links = select_best_links(pack_links(candidate_scores, candidates), 4)
+    for candidate_row, links, scores in zip(candidates, best_links, similarity, strict=True):
+        distinct = {int(c) for c in candidate_row if c >= 0}
+        expected = sorted(distinct, key=lambda c: (-scores[c], np.signbit(scores[c]), c))[:4]
+        assert links.tolist() == expected + [-1] * (4 - len(expected))
 
 
 def test_drawn_levels_equal_faiss(make_vectors: Make) -> None:
@@ -159,13 +160,13 @@ def test_assign_gives_every_vector_a_cell_and_the_planned_pairs(make_vectors: Ma
     vectors = make_vectors(3000)
     plan = resolve(IndexRecipe("HNSW8", cells=6, border=0.25, linked=0.5), 3000, 32)
     cells = learn_cells(plan, vectors)
-    own, joins, links = cells.assign("ip", vectors)
-    assert set(own) == set(range(6))
-    assert np.bincount(own).max() < 2 * 3000 / 6
+    vector_cells, joins, links = cells.assign("ip", vectors)
+    assert set(vector_cells) == set(range(6))
+    assert np.bincount(vector_cells).max() < 2 * 3000 / 6
     assert len(joins[0]) / 3000 == pytest.approx(0.25, abs=0.01)
     assert len(links[0]) / 3000 == pytest.approx(0.5, abs=0.01)
-    for numbers, further in (joins, links):
-        assert np.all(own[numbers] != further)
+    for rows, other_cells in (joins, links):
+        assert np.all(vector_cells[rows] != other_cells)
     assert not set(zip(*joins, strict=True)) & set(zip(*links, strict=True))
 
 
@@ -176,23 +177,23 @@ def test_unpack_slices_in_row_order(make_vectors: Make, write_parts: Make, tmp_p
     trained = tmp_path / "trained"
     hnsw.KIND.train(plan, parts, trained)
     pieces = [tmp_path / f"scattered-{number}" for number in range(len(parts))]
-    facts = [hnsw.KIND.scatter(plan, trained, part, number, pieces[number]) for number, part in enumerate(parts)]
-    assert [fact["rows"] for fact in facts] == [0, 400, 0, 1100]
+    part_stats = [hnsw.KIND.scatter(plan, trained, part, number, pieces[number]) for number, part in enumerate(parts)]
+    assert [stats["rows"] for stats in part_stats] == [0, 400, 0, 1100]
     openers = [path_opener(piece) for piece in pieces]
     rows = read_group_rows(plan, trained, openers)
-    assert sum(map(len, rows)) == sum(fact["written"] for fact in facts)
+    assert sum(map(len, rows)) == sum(stats["written"] for stats in part_stats)
     assert set(np.concatenate(rows[::2])) == set(range(1500))
-    for group, own in enumerate(rows):
-        assert np.all(np.diff(own) > 0)
-        read = unpack_slices(iter_slices(pieces, plan.shards, group // 2), plan.d)[group % 2].vectors
-        np.testing.assert_array_equal(read, vectors[own].astype(np.float32))
+    for group, group_rows in enumerate(rows):
+        assert np.all(np.diff(group_rows) > 0)
+        group_vectors = unpack_slices(iter_slices(pieces, plan.shards, group // 2), plan.d)[group % 2].vectors
+        np.testing.assert_array_equal(group_vectors, vectors[group_rows].astype(np.float32))
 
 
 @pytest.mark.parametrize("head", [(2, 1, 4), (3, -1, 4), (-1, 3, 4), (1, 1, 8), (1, 1, 2), (2**62, 2, 4)])
 def test_unpack_refuses_invalid_slices(head: tuple[int, int, int]) -> None:
-    """Two vectors of three float32 and their digests, and a head that says something else; then no head at all."""
+    """The head contradicts the two vectors of three float32 and their digests, or is incomplete."""
     sound = np.array([1, 1, 4]).tobytes() + np.ones(6, np.float32).tobytes() + bytes(16)
-    assert [len(one.vectors) for one in unpack_slices([sound], 3)] == [1, 1]
+    assert [len(part.vectors) for part in unpack_slices([sound], 3)] == [1, 1]
     for data in (np.array(head).tobytes() + sound[24:], sound[:23], sound[:-1]):
         with pytest.raises(InputError, match="does not hold vectors of 3 dimensions"):
             unpack_slices([data], 3)
@@ -212,9 +213,9 @@ def test_bytes_do_not_depend_on_the_block_size_of_the_merge(
 def test_bytes_do_not_depend_on_the_threads_of_the_merge(
     metric: Any, make_vectors: Make, write_parts: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither of upper levels, one node in eight, nor of nodes that no walk reaches: small ones, by inner product."""
+    """The graphs have upper levels (one node in eight) and, by inner product, small vectors that are unreachable."""
     vectors = make_vectors(3000) * np.random.default_rng(0).exponential(size=(3000, 1)).astype(np.float32)
-    vectors[::50] = vectors[0]  # equal ones, which threads could take in any order
+    vectors[::50] = vectors[0]  # threads could process equal vectors in any order
     parts, plan = write_parts(vectors), resolve(IndexRecipe("HNSW8", metric, cells=3), 3000, 32)
     repaired = set()
     monkeypatch.setattr(hnsw, "_THREAD_NODES", 1)
@@ -225,7 +226,7 @@ def test_bytes_do_not_depend_on_the_threads_of_the_merge(
     assert len({(tmp_path / str(count)).read_bytes() for count in (1, 2, 3, 8)}) == 1
     assert len(repaired) == 1
     assert (repaired.pop() > 100) == (metric == "ip")
-    assert faiss.omp_get_max_threads() == 1, "other stages have one thread"
+    assert faiss.omp_get_max_threads() == 1, "other stages use one thread"
 
 
 def test_merge_threads_follow_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -239,7 +240,7 @@ def test_merge_threads_follow_the_cores(monkeypatch: pytest.MonkeyPatch) -> None
 def test_recall_with_varying_norms(
     spread: float, make_vectors: Make, write_parts: Make, build_index: Make, tmp_path: Path
 ) -> None:
-    """One graph by inner product leaves small vectors unreachable; no question may miss them for being merged."""
+    """By inner product, a single graph leaves small vectors unreachable; merging must not make that worse."""
     vectors = make_vectors(4000) * np.random.default_rng(0).lognormal(sigma=spread, size=(4000, 1)).astype(np.float32)
     plain = faiss.index_factory(32, "HNSW8", faiss.METRIC_INNER_PRODUCT)
     plain.hnsw.efConstruction = 100
@@ -247,8 +248,8 @@ def test_recall_with_varying_norms(
     faiss.write_index(plain, str(tmp_path / "plain"))
     parts = write_parts(vectors, [1000])
     path, _ = build_index(parts, IndexRecipe("HNSW8", cells=4))
-    trial = VectorQuerySet.from_exact_search(ExactIndex(parts), make_vectors(200, seed=7), 10)
-    curves = [sweep_settings(open_index(file), trial, [32, 64, 128, 256]) for file in (tmp_path / "plain", path)]
+    query_set = VectorQuerySet.from_exact_search(ExactIndex(parts), make_vectors(200, seed=7), 10)
+    curves = [sweep_settings(open_index(file), query_set, [32, 64, 128, 256]) for file in (tmp_path / "plain", path)]
     assert compare_curves(curves[1], curves[0]) < 0.03
     assert len(ReachabilityTree(GraphFile.open(path)).find_unreachable()) == 0
 
@@ -256,36 +257,36 @@ def test_recall_with_varying_norms(
 def test_dominant_cell_is_split(make_vectors: Make, write_parts: Make) -> None:
     plan = resolve(IndexRecipe("HNSW8", cells=8), 2000, 32)
     crowd = np.vstack([make_vectors(200), make_vectors(1)[:1] + 0.01 * make_vectors(1800, seed=5)])
-    own, _, _ = learn_cells(plan, crowd).assign("ip", crowd)
-    assert np.bincount(own).max() < 1000
-    crowd[200:] = crowd[200]  # equal vectors: nothing splits them
-    own, _, _ = learn_cells(plan, crowd).assign("ip", crowd)
-    assert len(set(own[200:])) == 1
+    vector_cells, _, _ = learn_cells(plan, crowd).assign("ip", crowd)
+    assert np.bincount(vector_cells).max() < 1000
+    crowd[200:] = crowd[200]  # equal vectors cannot be split
+    vector_cells, _, _ = learn_cells(plan, crowd).assign("ip", crowd)
+    assert len(set(vector_cells[200:])) == 1
 
 
 def test_a_cell_that_has_grown_is_split_and_the_others_stay(make_vectors: Make) -> None:
     plan = resolve(IndexRecipe("HNSW8", cells=12), 6000, 32)
     cells = learn_cells(plan, vectors := make_vectors(3000))
-    own, _, _ = cells.assign("ip", vectors)
-    largest = int(np.bincount(own).argmax())
-    crowd = np.vstack([vectors, np.repeat(vectors[own == largest], 3, axis=0)])
+    vector_cells, _, _ = cells.assign("ip", vectors)
+    largest = int(np.bincount(vector_cells).argmax())
+    crowd = np.vstack([vectors, np.repeat(vectors[vector_cells == largest], 3, axis=0)])
     crowd += 0.01 * make_vectors(len(crowd), seed=5)
     split = split_large_cells(plan, cells, crowd)
-    moved = np.flatnonzero((split.centroids != cells.centroids).any(axis=1))
-    assert largest in moved
-    assert len(moved) <= 4, "of 12 cells"
-    sizes = [np.bincount(one.assign("ip", crowd)[0]).max() for one in (cells, split)]
+    changed_cells = np.flatnonzero((split.centroids != cells.centroids).any(axis=1))
+    assert largest in changed_cells
+    assert len(changed_cells) <= 4, "of 12 cells"
+    sizes = [np.bincount(clustering.assign("ip", crowd)[0]).max() for clustering in (cells, split)]
     assert sizes[1] < 0.75 * sizes[0]
-    again = split_large_cells(plan, split, crowd)
-    np.testing.assert_array_equal(again.centroids, split.centroids)
+    second_split = split_large_cells(plan, split, crowd)
+    np.testing.assert_array_equal(second_split.centroids, split.centroids)
 
 
 @pytest.mark.parametrize(
-    ("n", "earlier", "wanted", "cells", "linked"),
+    ("n", "old", "fixed", "cells", "linked"),
     [
         (250_000, 7, None, 7, 1.2),  # 4 cells would do
         (250_000, 12, None, 8, 1.2),  # merged
-        (250_000, 17, None, 4, 1.2),  # too many: learnt again
+        (250_000, 17, None, 4, 1.2),  # too many, so they are trained again
         (250_000, 3, None, 4, 1.2),  # split
         (60_000, 3, None, 2, 1.2),  # one would do
         (60_000, 5, None, 1, 0.0),
@@ -295,30 +296,31 @@ def test_a_cell_that_has_grown_is_split_and_the_others_stay(make_vectors: Make) 
     ],
 )
 def test_cells_follow_a_corpus_that_grows_or_shrinks(
-    n: int, earlier: int, wanted: int | None, cells: int, linked: float
+    n: int, old: int, fixed: int | None, cells: int, linked: float
 ) -> None:
-    recipe = IndexRecipe("HNSW32", cells=wanted)
-    inputs = {**resolve(replace(recipe, cells=max(2, earlier)), 10**6, 32).piece_inputs(), "cells": earlier}
+    recipe = IndexRecipe("HNSW32", cells=fixed)
+    inputs = {**resolve(replace(recipe, cells=max(2, old)), 10**6, 32).piece_inputs(), "cells": old}
     plan = KIND.steady(recipe, resolve(recipe, n, 32), inputs)
     assert (plan.cells, plan.linked) == (cells, linked)
-    assert KIND.can_follow(plan, inputs) == (earlier != cells and min(earlier, cells) > 1 and earlier < 2 * cells + 1)
+    assert KIND.can_follow(plan, inputs) == (old != cells and min(old, cells) > 1 and old < 2 * cells + 1)
 
 
 def test_merged_cells_are_as_good_as_new_ones_at_equal_distances(
     make_vectors: Make, write_parts: Make, build_index: Make, tmp_path: Path
 ) -> None:
-    """A third of the corpus is left, and some cells are empty; the fullest cells keep their graphs."""
+    """A third of the corpus remains, and some cells are empty; the fullest cells keep their graphs."""
     vectors, old_plan = make_vectors(6000), resolve(IndexRecipe("HNSW8", cells=8), 6000, 32)
     parts = write_parts(vectors)
     (tmp_path / "work").mkdir()
     run_stages(old_plan, parts, tmp_path / "old", tmp_path / "work")
     trained = tmp_path / "work" / "trained"
     cells, _ = hnsw._load_trained_file(old_plan, trained)
-    own = cells.assign("ip", vectors)[0]
-    sizes = np.bincount(own)
-    left = vectors[(own != sizes.argmax()) & (own != 0) & (np.random.default_rng(1).random(6000) < 0.5)]
-    np.save(tmp_path / "left.npy", left)
-    plan, rows = resolve(IndexRecipe("HNSW8", cells=5), len(left), 32), [tmp_path / "left.npy"]
+    vector_cells = cells.assign("ip", vectors)[0]
+    sizes = np.bincount(vector_cells)
+    is_dropped = np.isin(vector_cells, [0, sizes.argmax()]) | (np.random.default_rng(1).random(6000) > 0.5)
+    remaining = vectors[~is_dropped]
+    np.save(tmp_path / "remaining.npy", remaining)
+    plan, rows = resolve(IndexRecipe("HNSW8", cells=5), len(remaining), 32), [tmp_path / "remaining.npy"]
     assert KIND.can_follow(plan, old_plan.piece_inputs())
     numbers = [KIND.follow(plan, trained, rows, tmp_path / name)["previous_shards"] for name in ("one", "two")]
     assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
@@ -335,9 +337,9 @@ def test_merged_cells_are_as_good_as_new_ones_at_equal_distances(
     assert reasons.count(None) > 2
     openers = [[path_opener(tmp_path / "piece")], [path_opener(shard) for shard in shards]]
     KIND.merge(plan, tmp_path / "one", rows, *openers, tmp_path / "merged")
-    trial = VectorQuerySet.from_exact_search(ExactIndex(rows), make_vectors(200, seed=7), 20)
-    new, _ = build_index(rows, IndexRecipe("HNSW8", cells=5))
-    curves = [sweep_settings(open_index(path), trial, [20, 40, 80, 160]) for path in (new, tmp_path / "merged")]
+    query_set = VectorQuerySet.from_exact_search(ExactIndex(rows), make_vectors(200, seed=7), 20)
+    rebuilt, _ = build_index(rows, IndexRecipe("HNSW8", cells=5))
+    curves = [sweep_settings(open_index(path), query_set, [20, 40, 80, 160]) for path in (rebuilt, tmp_path / "merged")]
     assert compare_curves(curves[1], curves[0]) < 0.01
     assert len(ReachabilityTree(GraphFile.open(tmp_path / "merged")).find_unreachable()) == 0
 
@@ -360,9 +362,9 @@ def test_pieces_of_another_run_are_refused(make_vectors: Make, write_parts: Make
         hnsw.KIND.merge(plan, trained, parts, scattered, shards[::-1], out)
     with pytest.raises(InputError, match="part 0 is a piece of another build"):
         hnsw.KIND.merge(plan, trained, parts, scattered[::-1], shards, out)
-    other = resolve(IndexRecipe("HNSW8", cells=3, seed=1), 1500, 32)
+    other_plan = resolve(IndexRecipe("HNSW8", cells=3, seed=1), 1500, 32)
     with pytest.raises(InputError, match="trained is a piece of another build"):
-        hnsw.KIND.scatter(other, trained, parts[0], 0, tmp_path / "other")
+        hnsw.KIND.scatter(other_plan, trained, parts[0], 0, tmp_path / "other")
     fewer = resolve(IndexRecipe("HNSW8", cells=3), 1400, 32)
     with pytest.raises(InputError, match="not the plan's 1400"):
         hnsw.KIND.merge(fewer, trained, parts, scattered, shards, out)
@@ -387,12 +389,12 @@ def test_a_shard_has_the_same_bytes_with_any_number_of_threads(
     parts, plan = write_parts(vectors), resolve(IndexRecipe("HNSW8", metric, cells=2), 3000, 32)
     hnsw.KIND.train(plan, parts, tmp_path / "trained")
     hnsw.KIND.scatter(plan, tmp_path / "trained", parts[0], 0, tmp_path / "piece")
-    made = set()
+    shard_bytes = set()
     for count in (1, 2, 3, 8):
         with use_threads(count):
             hnsw.KIND.shard(plan, tmp_path / "trained", iter_slices([tmp_path / "piece"], 2, 1), 1, tmp_path / "shard")
-        made.add((tmp_path / "shard").read_bytes())
-    assert len(made) == 1
+        shard_bytes.add((tmp_path / "shard").read_bytes())
+    assert len(shard_bytes) == 1
 
 
 @pytest.mark.parametrize(
@@ -417,7 +419,7 @@ def scatter_and_write(plan: Any, folder: Path, vectors: Any, name: str) -> Path:
 
 @pytest.fixture
 def one_cell(make_vectors: Make, tmp_path: Path) -> tuple[Any, Any]:
-    """The plan of an index of one cell, whose trained file and first shard are written, and its vectors."""
+    """Write the trained file and the shard of an index with one cell; return its plan and its vectors."""
     vectors = make_vectors(600).astype(np.float16)
     vectors[100:120] = vectors[0]
     plan = resolve(IndexRecipe("HNSW8", cells=1), 600, 32)
@@ -431,16 +433,16 @@ def one_cell(make_vectors: Make, tmp_path: Path) -> tuple[Any, Any]:
 @pytest.mark.parametrize(
     ("change", "inserted", "generation", "reason"),
     [
-        (lambda old, new: np.vstack([old[1:100], old[140:], new[:9]]), 9, 1, None),
-        (lambda old, new: np.vstack([old, old[:9]]), 9, 1, None),
-        (lambda old, new: old[::-1], 0, 1, None),
-        (lambda old, new: old[: 600 // 4], 150, 0, "75% of its vectors were replaced since it was built"),
-        (lambda old, new: new, 600, 0, "most of its vectors are new"),
-        (lambda old, new: old[:0], 0, 0, "it has no vectors"),
+        (lambda old, added: np.vstack([old[1:100], old[140:], added[:9]]), 9, 1, None),
+        (lambda old, added: np.vstack([old, old[:9]]), 9, 1, None),
+        (lambda old, added: old[::-1], 0, 1, None),
+        (lambda old, added: old[: 600 // 4], 150, 0, "75% of its vectors were replaced since it was built"),
+        (lambda old, added: added, 600, 0, "most of its vectors are new"),
+        (lambda old, added: old[:0], 0, 0, "it has no vectors"),
     ],
     ids=["duplicates go", "duplicates come", "another order", "most go", "all new", "emptied"],
 )
-def test_an_update_of_a_cell(
+def test_update_of_a_cell_inserts_and_removes_vectors(
     change: Callable[[Any, Any], Any],
     inserted: int,
     generation: int,
@@ -451,49 +453,49 @@ def test_an_update_of_a_cell(
 ) -> None:
     plan, old = one_cell
     vectors = np.ascontiguousarray(change(old, make_vectors(600, seed=3).astype(np.float16)))
-    piece, written = scatter_and_write(plan, tmp_path, vectors, "changed"), []
+    piece, outputs = scatter_and_write(plan, tmp_path, vectors, "changed"), []
     for number in range(2):
         arguments = iter_slices([piece], 1, 0), 0, path_opener(tmp_path / "shard"), tmp_path / f"updated-{number}"
         stats = hnsw.KIND.update(plan, tmp_path / "trained", *arguments)
         assert (stats["inserted"], stats["generation"], stats.get("reason")) == (inserted, generation, reason)
-        written.append((tmp_path / f"updated-{number}").read_bytes())
-    assert written[0] == written[1]
+        outputs.append((tmp_path / f"updated-{number}").read_bytes())
+    assert outputs[0] == outputs[1]
     if not len(vectors):
         return
     shards = [path_opener(tmp_path / "updated-0")]
     changed = resolve(IndexRecipe("HNSW8", cells=1), len(vectors), 32)
     rows = [tmp_path / "changed.npy"]
     hnsw.KIND.merge(changed, tmp_path / "trained", rows, [path_opener(piece)], shards, tmp_path / "index")
-    trial = VectorQuerySet.from_exact_search(ExactIndex(rows), make_vectors(100, seed=7), 10)
-    found = open_index(tmp_path / "index").search(trial.vectors, 10, efSearch=64)[1]
-    assert trial.compute_recalls(found).mean() > 0.98
+    query_set = VectorQuerySet.from_exact_search(ExactIndex(rows), make_vectors(100, seed=7), 10)
+    hits = open_index(tmp_path / "index").search(query_set.vectors, 10, efSearch=64)[1]
+    assert query_set.compute_recalls(hits).mean() > 0.98
     removed = {row.tobytes() for row in old} - {row.tobytes() for row in vectors}
     digests = {blake2b(row, digest_size=8).digest() for row in removed}
-    assert not [1 for trace in removed | digests if trace in written[0]]
+    assert not [1 for trace in removed | digests if trace in outputs[0]]
 
 
-def test_a_cell_whose_graph_is_worse_than_built_is_built_again(
+def test_cell_whose_graph_has_decayed_is_built_again(
     one_cell: tuple[Any, Any], make_vectors: Make, tmp_path: Path
 ) -> None:
     plan, old = one_cell
     vectors = np.vstack([old[5:], make_vectors(5, seed=3).astype(np.float16)])
     piece = scatter_and_write(plan, tmp_path, vectors, "changed")
     shard = CellShard.read(plan, path_opener(tmp_path / "shard"))
-    for name, value, told in (
+    for name, value, expected_reason in (
         ("degree", shard.history.built.degree * 2, "its vectors have fewer links"),
         ("unreachable", -1.0, "a search cannot reach"),
         ("recall", 1.5, "its recall is"),
     ):
-        built = replace(shard.history.built, **{name: value})
-        replace(shard, history=replace(shard.history, built=built)).write(plan, 0, tmp_path / "worse")
+        baseline = replace(shard.history.built, **{name: value})
+        replace(shard, history=replace(shard.history, built=baseline)).write(plan, 0, tmp_path / "worse")
         arguments = iter_slices([piece], 1, 0), 0, path_opener(tmp_path / "worse"), tmp_path / "out"
         stats = hnsw.KIND.update(plan, tmp_path / "trained", *arguments)
-        assert stats["reason"].startswith(told)
+        assert stats["reason"].startswith(expected_reason)
         assert stats["generation"] == 0
 
 
 def check_similarities(lists: Any, sources: Any, targets: Any, metric: Metric) -> None:
-    """Check that each link is between two of these vectors, by the similarity that it holds."""
+    """Check that the similarity of each link is that of the two vectors that it connects."""
     rows, slots = np.nonzero(lists != NO_LINK)
     source, target = sources[rows], targets[unpack_links(lists[rows, slots])]
     expected = (source * target).sum(axis=1) if metric == "ip" else -np.square(source - target).sum(axis=1)
@@ -515,7 +517,7 @@ def test_a_redacted_index_has_no_trace_of_removed_vectors(metric: Metric, make_v
     hnsw.KIND.train(plan, [tmp_path / "rows.npy"], trained)
     cells, empty = hnsw._load_trained_file(plan, trained)
     cells = replace(cells, centroids=cells.centroids.copy())
-    cells.centroids[:2] = vectors[[1_200, 1_205]]  # as of cells whose sample had no other vector
+    cells.centroids[:2] = vectors[[1_200, 1_205]]  # like cells whose sample had only this vector
     hnsw._write_trained_file(plan, cells, empty, vectors.astype(np.float32), trained)
     piece = scatter_and_write(plan, tmp_path, vectors, "piece")
     for number in range(24):
@@ -563,22 +565,22 @@ def test_a_redacted_index_has_no_trace_of_removed_vectors(metric: Metric, make_v
     assert is_same.any()
     index = faiss.IndexFlat(32, engine.to_faiss_metric(metric))
     index.add(cells.centroids)
-    nearest, near = index.search(remaining.astype(np.float32), 1)[1][:, 0], index.search(removed, 4)[1]
-    np.testing.assert_array_equal(np.flatnonzero(~is_same), np.unique(near))
-    for cell in np.unique(near):
-        mean = remaining[nearest == cell].mean(axis=0, dtype=np.float64)
+    nearest_cells, removed_cells = index.search(remaining.astype(np.float32), 1)[1][:, 0], index.search(removed, 4)[1]
+    np.testing.assert_array_equal(np.flatnonzero(~is_same), np.unique(removed_cells))
+    for cell in np.unique(removed_cells):
+        mean = remaining[nearest_cells == cell].mean(axis=0, dtype=np.float64)
         expected = mean / np.linalg.norm(mean) if metric == "ip" else mean
         np.testing.assert_allclose(new_cells.centroids[cell], expected, rtol=1e-5, atol=1e-7)
 
 
-def test_cells_are_learnt_again_if_one_held_only_removed_vectors(make_vectors: Make, tmp_path: Path) -> None:
+def test_cells_are_trained_again_if_one_had_only_removed_vectors(make_vectors: Make, tmp_path: Path) -> None:
     plan, vectors = resolve(IndexRecipe("HNSW8", "l2", cells=6), 600, 32), make_vectors(600)
-    far = vectors[:1] + 100
+    distant_vector = vectors[:1] + 100
     np.save(tmp_path / "rows.npy", vectors)
     cells = learn_cells(plan, vectors)
-    cells.centroids[4] = far
+    cells.centroids[4] = distant_vector
     hnsw._write_trained_file(plan, cells, hnsw._create_index(plan), vectors, tmp_path / "trained")
-    stats = hnsw.KIND.redact(plan, tmp_path / "trained", [tmp_path / "rows.npy"], [far], tmp_path / "out")
+    stats = hnsw.KIND.redact(plan, tmp_path / "trained", [tmp_path / "rows.npy"], [distant_vector], tmp_path / "out")
     assert stats["reason"] == "a cell held only vectors that were removed"
     hnsw.KIND.train(plan, [tmp_path / "rows.npy"], tmp_path / "trained")
     assert (tmp_path / "out").read_bytes() == (tmp_path / "trained").read_bytes()

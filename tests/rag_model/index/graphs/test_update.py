@@ -1,4 +1,4 @@
-"""Updated graphs of cells beside graphs that are built again."""
+"""Updated graphs of cells compared with rebuilt graphs."""
 
 from collections.abc import Callable
 from typing import Any
@@ -20,17 +20,17 @@ def plan_cells(metric: Metric = "ip", factory: str = "HNSW8") -> VectorPlan:
     return resolve(IndexRecipe(factory, metric, cells=2), 10_000, 32)
 
 
-def replace_some(count: int, dropped: int, added: int, rng: np.random.Generator) -> Rows:
+def draw_old_members(count: int, dropped: int, added: int, rng: np.random.Generator) -> Rows:
     """Return `old_members` of a cell that loses and gains random members at random positions."""
     numbers = np.sort(rng.permutation(count)[dropped:])
     return np.insert(numbers, np.sort(rng.integers(0, len(numbers) + 1, added)), -1)
 
 
-def fill(old_members: Rows, vectors: Vectors, new: Vectors) -> Vectors:
-    """Return the vectors of the members: those that stay, and `new` ones."""
+def fill(old_members: Rows, vectors: Vectors, new_vectors: Vectors) -> Vectors:
+    """Return the vectors of the members: those that stay, and new ones."""
     filled = np.empty((len(old_members), vectors.shape[1]), np.float32)
     filled[old_members >= 0] = vectors[old_members[old_members >= 0]]
-    filled[old_members < 0] = new
+    filled[old_members < 0] = new_vectors
     return filled
 
 
@@ -72,12 +72,12 @@ def test_recall_of_updated_graphs_stays_that_of_rebuilt_ones(
     plan, pool, queries = plan_cells(metric), make_vectors(12_000), make_vectors(400, seed=5)
 
     def update_often() -> tuple[CellGraph, Vectors]:
-        rng, after, vectors = np.random.default_rng(1), 3_000, pool[:3_000]
+        rng, next_row, vectors = np.random.default_rng(1), 3_000, pool[:3_000]
         graph = CellGraph.build(plan, vectors)
         for _ in range(12):
-            old_members = replace_some(3_000, 300, 300, rng)
-            vectors = fill(old_members, vectors, pool[after : after + 300])
-            graph, after = update_cell_graph(plan, graph.lists, old_members, vectors), after + 300
+            old_members = draw_old_members(3_000, 300, 300, rng)
+            vectors = fill(old_members, vectors, pool[next_row : next_row + 300])
+            graph, next_row = update_cell_graph(plan, graph.lists, old_members, vectors), next_row + 300
         return graph, vectors
 
     graph, vectors = update_often()
@@ -97,29 +97,28 @@ def test_recall_of_updated_graphs_stays_that_of_rebuilt_ones(
 
 
 @pytest.mark.parametrize("metric", ["ip", "l2"])
-def test_a_link_that_replaces_a_lost_one_leads_in_a_direction_of_its_own_and_back(
-    metric: Metric, make_vectors: Make
-) -> None:
+def test_replacement_links_have_a_direction_of_their_own_and_lead_back(metric: Metric, make_vectors: Make) -> None:
     plan, vectors = plan_cells(metric), make_vectors(1_000)
     graph = CellGraph.build(plan, vectors)
     remaining = np.flatnonzero(np.arange(1_000) % 5)
     targets = unpack_links(update_cell_graph(plan, graph.lists, remaining, vectors[remaining]).lists)
     links = [remaining[row[row >= 0]].tolist() for row in targets]
-    kept = [set(row) & set(unpack_links(graph.lists[m]).tolist()) for m, row in zip(remaining, links, strict=True)]
+    old_links = unpack_links(graph.lists[remaining]).tolist()
+    kept_links = [set(row) & set(old_row) for row, old_row in zip(links, old_links, strict=True)]
     rank = dict(zip(remaining.tolist(), range(len(remaining)), strict=True))
 
-    def nearness(vector: Vectors, others: list[int]) -> Vectors:
-        difference = vectors[others] - vector
-        near: Vectors = vectors[others] @ vector if metric == "ip" else -np.square(difference).sum(axis=1)
-        return near
+    def nearness(vector: Vectors, members: list[int]) -> Vectors:
+        difference = vectors[members] - vector
+        similarities: Vectors = vectors[members] @ vector if metric == "ip" else -np.square(difference).sum(axis=1)
+        return similarities
 
     def has_own_direction(member: int, link: int) -> bool:
         limit = nearness(vectors[member], [link])[0]
-        others = sorted(kept[rank[member]])
-        is_nearer = nearness(vectors[member], others) > limit
-        return bool((nearness(vectors[link], others)[is_nearer] <= limit + 1e-5).all())
+        neighbors = sorted(kept_links[rank[member]])
+        is_nearer = nearness(vectors[member], neighbors) > limit
+        return bool((nearness(vectors[link], neighbors)[is_nearer] <= limit + 1e-5).all())
 
-    replacements = [(m, link) for m in rank for link in links[rank[m]] if link not in kept[rank[m]]]
+    replacements = [(m, link) for m in rank for link in links[rank[m]] if link not in kept_links[rank[m]]]
     assert len(replacements) > 500
     assert all(has_own_direction(a, b) or has_own_direction(b, a) for a, b in replacements)
     assert np.mean([a in links[rank[b]] for a, b in replacements]) > 0.9
@@ -128,17 +127,15 @@ def test_a_link_that_replaces_a_lost_one_leads_in_a_direction_of_its_own_and_bac
 
 
 def test_updates_have_the_same_bytes_with_any_number_of_threads(make_vectors: Make) -> None:
-    plan, vectors, new, sources = (
-        plan_cells(),
-        make_vectors(2_000),
-        make_vectors(100, seed=3),
-        make_vectors(900, seed=4),
-    )
+    plan = plan_cells()
+    vectors = make_vectors(2_000)
+    added = make_vectors(100, seed=3)
+    sources = make_vectors(900, seed=4)
     vectors[::40] = vectors[0]
     graph = CellGraph.build(plan, vectors)
     links = link_across_border(graph, vectors, sources, "ip")
-    old_members = replace_some(2_000, 100, 100, np.random.default_rng(0))
-    members, results = fill(old_members, vectors, new), set()
+    old_members = draw_old_members(2_000, 100, 100, np.random.default_rng(0))
+    members, results = fill(old_members, vectors, added), set()
     for count in (1, 2, 8):
         with use_threads(count):
             updated = update_cell_graph(plan, graph.lists, old_members, members)
@@ -167,17 +164,17 @@ def test_updates_have_the_same_bytes_with_any_number_of_threads(make_vectors: Ma
         "few links",
     ],
 )
-def test_hostile_changes(change: str, metric: Metric, make_vectors: Make) -> None:
+def test_update_survives_extreme_changes(change: str, metric: Metric, make_vectors: Make) -> None:
     plan = plan_cells(metric, "HNSW4_SQ8" if change == "few links" else "HNSW8")
     old = make_vectors(600)
-    new, sources = make_vectors(200, seed=2), make_vectors(90, seed=3)
+    added, sources = make_vectors(200, seed=2), make_vectors(90, seed=3)
     rng, old_members = np.random.default_rng(0), np.arange(600)
     if change == "from empty":
         old, old_members = old[:0], np.full(200, -1)
     elif change == "all":
         old_members = np.full(200, -1)
     elif change == "emptied":
-        old_members, new = np.empty(0, np.int64), new[:0]
+        old_members, added = np.empty(0, np.int64), added[:0]
     elif change == "one stays":
         old_members = np.insert(np.full(200, -1), 50, 17)
     elif change == "one remains":
@@ -186,14 +183,14 @@ def test_hostile_changes(change: str, metric: Metric, make_vectors: Make) -> Non
         old_members = rng.permutation(600)[:500]
     elif change == "duplicates":
         old[100:400] = old[0]
-        old_members, new = replace_some(600, 200, 200, rng), np.repeat(old[:1], 200, axis=0)
+        old_members, added = draw_old_members(600, 200, 200, rng), np.repeat(old[:1], 200, axis=0)
     elif change == "few links":
-        old_members = replace_some(600, 90, 60, rng)
+        old_members = draw_old_members(600, 90, 60, rng)
     elif change == "named twice":
         old_members = np.concatenate([np.arange(600), np.arange(200)])
     graph = CellGraph.build(plan, old)
     links = link_across_border(graph, old, sources, metric)
-    vectors = fill(old_members, old, new[: int((old_members < 0).sum())])
+    vectors = fill(old_members, old, added[: int((old_members < 0).sum())])
     updated = update_cell_graph(plan, graph.lists, old_members, vectors)
     check_links(updated.lists, vectors, metric)
     if change in ("all", "from empty"):
@@ -243,7 +240,7 @@ def test_cross_links_of_many_updates_match_those_of_a_search(make_vectors: Make)
     graph = CellGraph.build(plan, vectors)
     links = link_across_border(graph, vectors, current, "ip")
     for generation in range(40):
-        old_members, old_sources = replace_some(2_000, 100, 100, rng), replace_some(1_000, 10, 10, rng)
+        old_members, old_sources = draw_old_members(2_000, 100, 100, rng), draw_old_members(1_000, 10, 10, rng)
         vectors = fill(old_members, vectors, pool[2_000 + 100 * generation :][:100])
         current = fill(old_sources, current, sources[1_000 + 10 * generation :][:10])
         updated = update_cell_graph(plan, graph.lists, old_members, vectors)
@@ -254,7 +251,7 @@ def test_cross_links_of_many_updates_match_those_of_a_search(make_vectors: Make)
     searched = link_across_border(graph, vectors, current, "ip")
     nearest = find_nearest(vectors, current, 4, "ip")
     share, fresh_share = (
-        np.mean((unpack_links(one.out)[:, :, None] == nearest[:, None]).any(axis=1)) for one in (links, searched)
+        np.mean((unpack_links(out)[:, :, None] == nearest[:, None]).any(axis=1)) for out in (links.out, searched.out)
     )
     assert share >= fresh_share - 0.05
     assert len(links.into) >= 0.93 * len(searched.into)

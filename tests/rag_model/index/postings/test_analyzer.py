@@ -36,29 +36,29 @@ def test_a_title_in_any_script_has_the_terms_of_its_question(title: str) -> None
 
 
 @given(st.text(max_size=60))
-def test_every_text_has_terms_that_are_utf8_short_and_the_same_again(text: str) -> None:
+def test_terms_are_short_utf8_and_reproducible(text: str) -> None:
     analyzer = Analyzer()
-    found = analyzer.terms(text)
-    assert found == Analyzer().terms(text) == analyzer.terms(text)
-    assert all(0 < len(term.decode()) <= 18 * MAX_CHARACTERS for term in found)
+    text_terms = analyzer.terms(text)
+    assert text_terms == Analyzer().terms(text) == analyzer.terms(text)
+    assert all(0 < len(term.decode()) <= 18 * MAX_CHARACTERS for term in text_terms)
 
 
 @pytest.mark.parametrize(
     ("language", "word"), [("porter", "s"), ("arabic", "\u0640"), ("yiddish", "\u05b0"), ("nepali", "\u091b")]
 )
-def test_a_word_of_which_a_stemmer_leaves_nothing_stays_whole(language: str, word: str) -> None:
+def test_word_that_stems_to_nothing_is_kept(language: str, word: str) -> None:
     assert terms(word, language) == [word]
     analyzer = Analyzer(language)
     assert analyzer.analyze_tokens([b"first", word.encode()]) == (analyzer.terms(f"first {word}"), [1, 1])
 
 
 def test_a_word_of_two_megabytes_is_one_short_term() -> None:
-    (found,) = Analyzer("none").terms("a" * (2 << 20))
-    assert found == b"a" * MAX_CHARACTERS
+    (term,) = Analyzer("none").terms("a" * (2 << 20))
+    assert term == b"a" * MAX_CHARACTERS
 
 
 @pytest.mark.parametrize(
-    ("written", "typed"),
+    ("accented", "plain"),
     [
         ("Łódź", "Lodz"),
         ("Rudkøbing", "rudkobing"),
@@ -82,17 +82,17 @@ def test_a_word_of_two_megabytes_is_one_short_term() -> None:
     ],
 )
 @pytest.mark.parametrize("language", ["english", "none", "arabic"])
-def test_words_are_found_without_accents_and_vowel_marks(written: str, typed: str, language: str) -> None:
-    assert terms(written, language) == terms(typed, language)
+def test_words_are_found_without_accents_and_vowel_marks(accented: str, plain: str, language: str) -> None:
+    assert terms(accented, language) == terms(plain, language)
 
 
-@pytest.mark.parametrize(("one", "other"), [("سؤال", "سوال"), ("がっこう", "かっこう"), ("हिन्दी", "हन्द"), ("ยี่", "ย")])
-def test_marks_that_belong_to_a_letter_stay(one: str, other: str) -> None:
-    assert terms(one) != terms(other)
+@pytest.mark.parametrize("words", [("سؤال", "سوال"), ("がっこう", "かっこう"), ("हिन्दी", "हन्द"), ("ยี่", "ย")])
+def test_marks_that_distinguish_letters_are_kept(words: tuple[str, str]) -> None:
+    assert terms(words[0]) != terms(words[1])
 
 
 def test_latin_letters_become_those_of_lucene() -> None:
-    """A part of the table of Lucene's ASCIIFoldingFilter: the letters without a decomposition."""
+    """The table lists letters without a decomposition, as Lucene's ASCIIFoldingFilter maps them."""
     table = {
         **dict.fromkeys("ƀƃɓ", "b"),
         **dict.fromkeys("ƈȼɕ", "c"),
@@ -113,11 +113,11 @@ def test_latin_letters_become_those_of_lucene() -> None:
 
 def test_an_index_of_an_older_version_is_searched_with_its_rules() -> None:
     """The fingerprints of version 1, as snapshots have them."""
-    old = {
+    fingerprints = {
         "english": "sha256:4e57cd5bcf77b189db34652555a000c68e34d2cb546a6f8891d51c5fd2edac39",
         "german": "sha256:c6a887f0be5c9fd284248ebb5a220da69198506bbae87830744d362743f397fb",
     }
-    for language, fingerprint in old.items():
+    for language, fingerprint in fingerprints.items():
         analyzer = load_analyzer({"language": language, "analyzer": fingerprint})
         assert [term.decode() for term in analyzer.terms("Łódź do\u00adnau")] == ["łodz", "do", "nau"]
     newest = load_analyzer({"language": "english", "analyzer": Analyzer().fingerprint})
@@ -126,9 +126,9 @@ def test_an_index_of_an_older_version_is_searched_with_its_rules() -> None:
         load_analyzer({"language": "english", "analyzer": "sha256:0"})
 
 
-def test_fingerprints_differ_by_language_and_stay_otherwise() -> None:
+def test_fingerprints_differ_only_by_language() -> None:
     assert Analyzer().fingerprint == Analyzer("english").fingerprint
-    assert len({Analyzer(one).fingerprint for one in ("english", "german", "none")}) == 3
+    assert len({Analyzer(language).fingerprint for language in ("english", "german", "none")}) == 3
 
 
 def test_an_unknown_language_is_refused() -> None:
@@ -196,10 +196,10 @@ def test_lucene_stems_are_porters() -> None:
 
 
 @given(st.text(max_size=60))
-def test_lucene_terms_of_every_text_are_utf8_and_the_same_again(text: str) -> None:
-    found = LuceneAnalyzer().terms(text)
-    assert found == LuceneAnalyzer().terms(text)
-    assert all(0 < len(term.decode()) <= 255 for term in found)
+def test_lucene_terms_are_short_utf8_and_reproducible(text: str) -> None:
+    text_terms = LuceneAnalyzer().terms(text)
+    assert text_terms == LuceneAnalyzer().terms(text)
+    assert all(0 < len(term.decode()) <= 255 for term in text_terms)
 
 
 def test_an_analyzer_is_chosen_by_name_or_fingerprint() -> None:

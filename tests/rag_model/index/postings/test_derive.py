@@ -1,4 +1,4 @@
-"""The index file of a later snapshot made of an earlier one's, beside the file that a build makes: the same bytes."""
+"""An index file derived from that of an earlier snapshot has the same bytes as one that is built."""
 
 import random
 from collections.abc import Sequence
@@ -31,176 +31,189 @@ from tests.fixtures import impact_index
 from tests.fixtures.bm25_index import build_words
 from tests.rag_model.index.postings.test_search import zipfian
 
-BEFORE = zipfian(200)
+CORPUS = zipfian(200)
 ENTRY = KIND.plan(IndexRecipe("BM25"), 1, 0).entry()
-NEW = [build_passage("", text) for text in ("alpha", "zulu w3 w3", "passage of ", "", "東京", "w1")]
+NEW_PASSAGES = [build_passage("", text) for text in ("alpha", "zulu w3 w3", "passage of ", "", "東京", "w1")]
 EDIT = st.tuples(
     st.sampled_from(["change", "insert", "delete", "move", "repeat"]), st.integers(0, 79), st.integers(0, 79)
 )
 
 
-def edited(passages: list[Passage], edits: list[tuple[str, int, int]]) -> list[Passage]:
-    """Return passages after some edits, each at a place and with another place."""
-    after = list(passages)
-    for what, place, other in edits:
-        at, to = place % len(after), other % len(after)
-        if what == "change":
-            after[at] = NEW[other % len(NEW)]
-        elif what == "insert":
-            after.insert(at, NEW[other % len(NEW)])
-        elif what == "delete" and len(after) > 1:
-            del after[at]
-        elif what == "move":
-            after.insert(to, after.pop(at))
-        elif what == "repeat":
-            after.insert(to, after[at])
-    return after
+def apply_edits(passages: list[Passage], edits: list[tuple[str, int, int]]) -> list[Passage]:
+    """Return the passages after edits, each an action and two numbers that choose positions."""
+    edited = list(passages)
+    for action, first, second in edits:
+        source, target = first % len(edited), second % len(edited)
+        if action == "change":
+            edited[source] = NEW_PASSAGES[second % len(NEW_PASSAGES)]
+        elif action == "insert":
+            edited.insert(source, NEW_PASSAGES[second % len(NEW_PASSAGES)])
+        elif action == "delete" and len(edited) > 1:
+            del edited[source]
+        elif action == "move":
+            edited.insert(target, edited.pop(source))
+        elif action == "repeat":
+            edited.insert(target, edited[source])
+    return edited
 
 
 def get_index_files(path: Path, passages: Sequence[Passage]) -> IndexFiles:
     return IndexFiles(path, list, len(passages))
 
 
-def kept(before: Sequence[Passage], after: Sequence[Passage]) -> Rows:
-    """Return the earlier row of each passage, or -1."""
-    rows = {one.hash: row for row, one in enumerate(before)}
-    return np.array([rows.get(one.hash, -1) for one in after], np.int64)
+def find_old_rows(corpus: Sequence[Passage], new_corpus: Sequence[Passage]) -> Rows:
+    """Return the old row of each passage, -1 for a new one."""
+    rows = {passage.hash: row for row, passage in enumerate(corpus)}
+    return np.array([rows.get(passage.hash, -1) for passage in new_corpus], np.int64)
 
 
 def derive(
-    before: Path, old: Sequence[Passage], new: Sequence[Passage], out: Path, analyzer: str = "english", most: int = 1000
+    path: Path, old: list[Passage], passages: list[Passage], out: Path, analyzer: str = "english", max_new: int = 1000
 ) -> IndexStats | None:
-    def texts(rows: Rows) -> list[pa.RecordBatch]:
-        return [pa.RecordBatch.from_pylist([{"title": new[row].title, "text": new[row].text}]) for row in rows]
+    """Derive the index of the passages `new` from that of `old`."""
 
     def count(rows: Rows) -> PartPostings:
-        return count_texts(iter_texts(gather_batches(texts(rows))), Analyzer(analyzer))
+        batches = [
+            pa.RecordBatch.from_pylist([{"title": passages[row].title, "text": passages[row].text}]) for row in rows
+        ]
+        return count_texts(iter_texts(gather_batches(batches)), Analyzer(analyzer))
 
-    return derive_index(before, kept(old, new), count, out, most)
+    return derive_index(path, find_old_rows(old, passages), count, out, max_new)
+
+
+def assert_equals_build(passages: Sequence[Passage], folder: Path) -> None:
+    """Check that the file `derived` has the bytes of an index that is built from the passages."""
+    built_path = build_words(passages, folder / "built").file.path
+    assert (folder / "derived").read_bytes() == built_path.read_bytes()
 
 
 @pytest.fixture(scope="module")
-def before(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_words(BEFORE, tmp_path_factory.mktemp("before"), [70]).file.path
+def old_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_words(CORPUS, tmp_path_factory.mktemp("before"), [70]).file.path
 
 
 @given(st.lists(EDIT, max_size=9))
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_any_edit_gives_the_bytes_of_a_build(before: Path, tmp_path: Path, edits: list[tuple[str, int, int]]) -> None:
-    after = edited(BEFORE, [(what, 2 * place, 2 * other) for what, place, other in edits])
-    told = derive(before, BEFORE, after, tmp_path / "derived")
-    assert told is not None
-    assert told["postings"] == PostingsFile(tmp_path / "derived").layout.n_postings
-    assert (tmp_path / "derived").read_bytes() == build_words(after, tmp_path / "after").file.path.read_bytes()
+def test_any_edit_gives_the_bytes_of_a_build(old_path: Path, tmp_path: Path, edits: list[tuple[str, int, int]]) -> None:
+    new_corpus = apply_edits(CORPUS, [(action, 2 * first, 2 * second) for action, first, second in edits])
+    stats = derive(old_path, CORPUS, new_corpus, tmp_path / "derived")
+    assert stats is not None
+    assert stats["postings"] == PostingsFile(tmp_path / "derived").layout.n_postings
+    assert_equals_build(new_corpus, tmp_path)
 
 
 def test_long_lists_and_many_batches_give_the_bytes_of_a_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lists of several blocks lose and gain some; a batch with room for few terms is filled again and again."""
-    rare = [
+    """Lists of several blocks lose and gain postings, in many batches because each holds few terms."""
+    corpus = [
         build_passage("", f"common and {'again ' * (number % 5)} r{number} s{number // 2}") for number in range(900)
     ]
-    new = [build_passage("", f"common new n{number}") for number in range(300)]
-    after = [one for row, one in enumerate(rare) if row % 7] + new[:100]
-    after[300:300] = new[100:]
-    for name, few in (("_BATCH_TERMS", 3), ("_BATCH_LIST_BYTES", 1)):
-        monkeypatch.setattr(derive_module, name, few)
-    old = build_words(rare, tmp_path / "old").file.path
-    assert derive(old, rare, after, tmp_path / "derived")
-    assert (tmp_path / "derived").read_bytes() == build_words(after, tmp_path / "after").file.path.read_bytes()
-    assert derive(old, rare, rare[::-1], tmp_path / "backwards") is None, "quicker counted afresh"
+    added = [build_passage("", f"common new n{number}") for number in range(300)]
+    new_corpus = [passage for row, passage in enumerate(corpus) if row % 7] + added[:100]
+    new_corpus[300:300] = added[100:]
+    for name, limit in (("_BATCH_TERMS", 3), ("_BATCH_LIST_BYTES", 1)):
+        monkeypatch.setattr(derive_module, name, limit)
+    old_file = build_words(corpus, tmp_path / "old").file.path
+    assert derive(old_file, corpus, new_corpus, tmp_path / "derived")
+    assert_equals_build(new_corpus, tmp_path)
+    assert derive(old_file, corpus, corpus[::-1], tmp_path / "backwards") is None, "a new build is faster"
 
 
 @pytest.mark.parametrize("count", [1, 2, 127, 128, 129, 256, 257])
 def test_lists_at_the_limits_of_blocks_and_weights_give_the_bytes_of_a_build(count: int, tmp_path: Path) -> None:
-    often = [1, 2, 254, 255, 256, 257]
-    passages = [build_passage("", f"r{number} " + "a " * often[number % 6]) for number in range(count)]
-    large = [build_passage("", "a " * times) for times in (65_534, 65_535, 65_536)]  # the most that is counted
-    old = build_words(passages + large, tmp_path / "old").file.path
-    for after in (passages + large[1:], passages[1:] + large, [NEW[1], *passages, *large], [*passages, *large, NEW[0]]):
-        assert derive(old, passages + large, after, tmp_path / "derived")
-        assert (tmp_path / "derived").read_bytes() == build_words(after, tmp_path / "after").file.path.read_bytes()
+    frequencies = [1, 2, 254, 255, 256, 257]
+    corpus = [build_passage("", f"r{number} " + "a " * frequencies[number % 6]) for number in range(count)]
+    corpus += [build_passage("", "a " * times) for times in (65_534, 65_535, 65_536)]  # 65,535 is the largest count
+    old_file = build_words(corpus, tmp_path / "old").file.path
+    alpha, zulu, *_ = NEW_PASSAGES
+    for new_corpus in ([*corpus[:count], *corpus[-2:]], corpus[1:], [zulu, *corpus], [*corpus, alpha]):
+        assert derive(old_file, corpus, new_corpus, tmp_path / "derived")
+        assert_equals_build(new_corpus, tmp_path)
 
 
-def test_only_new_passages_are_analysed(before: Path, tmp_path: Path) -> None:
-    """Another analyzer than that of the file shows who made a term."""
-    after = [*BEFORE[:50], build_passage("", "Walking"), BEFORE[60], BEFORE[55], *BEFORE[61:]]
-    assert derive(before, BEFORE, after, tmp_path / "derived", "none")
-    index = KIND.open(get_index_files(tmp_path / "derived", after), ENTRY)
+def test_only_new_passages_are_analysed(old_path: Path, tmp_path: Path) -> None:
+    """Deriving with another analyzer than the file's shows which passages were analysed."""
+    new_corpus = [*CORPUS[:50], build_passage("", "Walking"), CORPUS[60], CORPUS[55], *CORPUS[61:]]
+    assert derive(old_path, CORPUS, new_corpus, tmp_path / "derived", "none")
+    index = KIND.open(get_index_files(tmp_path / "derived", new_corpus), ENTRY)
     assert index.find_missing_terms("walk") == ["walk"]
-    assert derive(before, BEFORE, after, tmp_path / "derived")
-    assert KIND.open(get_index_files(tmp_path / "derived", after), ENTRY).find_missing_terms("walk") == []
+    assert derive(old_path, CORPUS, new_corpus, tmp_path / "derived")
+    assert KIND.open(get_index_files(tmp_path / "derived", new_corpus), ENTRY).find_missing_terms("walk") == []
 
 
 @given(st.lists(st.integers(-1, 12), max_size=14))
-def test_the_most_rows_that_rise_are_chosen(rows: list[int]) -> None:
-    chosen = find_longest_rising_subsequence(np.array(rows, np.int64))
-    found = [row for row, its in zip(rows, chosen.tolist(), strict=True) if its]
-    assert found == sorted({*found} - {-1})
-    best = [0] * len(rows)
-    for at, row in enumerate(rows):
-        best[at] = 0 if row < 0 else 1 + max((best[i] for i in range(at) if -1 < rows[i] < row), default=0)
-    assert len(found) == max(best, default=0)
+def test_longest_rising_subsequence_is_chosen(rows: list[int]) -> None:
+    is_chosen = find_longest_rising_subsequence(np.array(rows, np.int64))
+    chosen_rows = np.array(rows, np.int64)[is_chosen].tolist()
+    assert chosen_rows == sorted({*chosen_rows} - {-1})
+    longest = [0] * len(rows)
+    for position, row in enumerate(rows):
+        shorter = (longest[i] for i in range(position) if -1 < rows[i] < row)
+        longest[position] = 0 if row < 0 else 1 + max(shorter, default=0)
+    assert len(chosen_rows) == max(longest, default=0)
 
 
-def test_few_passages_that_stayed_are_not_worth_it(before: Path, tmp_path: Path) -> None:
-    assert derive(before, BEFORE, BEFORE[1:] + NEW, tmp_path / "derived", most=len(NEW) - 1) is None
-    assert not derive(before, BEFORE, zipfian(200, seed=9), tmp_path / "derived")
+def test_index_is_not_derived_if_few_passages_stayed(old_path: Path, tmp_path: Path) -> None:
+    new_corpus = CORPUS[1:] + NEW_PASSAGES
+    assert derive(old_path, CORPUS, new_corpus, tmp_path / "derived", max_new=len(NEW_PASSAGES) - 1) is None
+    assert not derive(old_path, CORPUS, zipfian(200, seed=9), tmp_path / "derived")
     assert not (tmp_path / "derived").exists()
 
 
 @pytest.mark.parametrize("texts", [0, 1, 3])
-def test_other_texts_than_those_of_the_new_passages_are_refused(before: Path, tmp_path: Path, texts: int) -> None:
+def test_postings_of_another_number_of_passages_are_refused(old_path: Path, tmp_path: Path, texts: int) -> None:
     batch = pa.RecordBatch.from_pylist([{"title": "", "text": "alpha"}])
-    rows = kept(BEFORE, [*BEFORE[:9], *NEW[:2], *BEFORE[9:]])
+    rows = find_old_rows(CORPUS, [*CORPUS[:9], *NEW_PASSAGES[:2], *CORPUS[9:]])
     postings = count_texts(iter_texts(gather_batches([batch] * texts)), Analyzer())
     with pytest.raises(InputError, match=f"there are postings of {texts} passages, but 2 passages are new"):
-        derive_index(before, rows, lambda _: postings, tmp_path / "derived", 1000)
+        derive_index(old_path, rows, lambda _: postings, tmp_path / "derived", 1000)
     assert not (tmp_path / "derived").exists()
 
 
-def test_another_analyzer_makes_nothing(before: Path, tmp_path: Path) -> None:
+def test_index_of_another_analyzer_is_not_derived(old_path: Path, tmp_path: Path) -> None:
     entries = [{"settings": {"language": language, "analyzer": language}} for language in ("english", "german")]
     assert isinstance(KIND, DerivingKind)
-    assert not KIND.derive(*entries, before, kept(BEFORE, BEFORE), lambda rows: iter(()), tmp_path / "derived")
+    assert not KIND.derive(*entries, old_path, np.arange(len(CORPUS)), lambda rows: iter(()), tmp_path / "derived")
 
 
-def test_a_damaged_file_is_noticed_or_makes_another(before: Path, tmp_path: Path) -> None:
-    """Whatever byte is wrong: a sentence, or a file whose digest tells; never a crash."""
-    good, rng, noticed = before.read_bytes(), random.Random(1), 0
+def test_damaged_file_is_refused_or_gives_a_file(old_path: Path, tmp_path: Path) -> None:
+    """Damage gives an error, or a file whose digest is wrong; it never ends the process."""
+    data, rng, n_refused = old_path.read_bytes(), random.Random(1), 0
     for _ in range(60):
-        bad = bytearray(good)
-        at = rng.randrange(8, len(good))
-        bad[at : at + 8] = rng.randbytes(8)[: len(bad) - at]
-        (tmp_path / "bad").write_bytes(bad)
+        damaged = bytearray(data)
+        offset = rng.randrange(8, len(data))
+        damaged[offset : offset + 8] = rng.randbytes(8)[: len(damaged) - offset]
+        (tmp_path / "bad").write_bytes(damaged)
         try:
-            derive(tmp_path / "bad", BEFORE, BEFORE, tmp_path / "derived")
+            derive(tmp_path / "bad", CORPUS, CORPUS, tmp_path / "derived")
         except InputError:
-            noticed += 1
-    assert noticed > 5
+            n_refused += 1
+    assert n_refused > 5
 
 
 @pytest.mark.parametrize("factory", ["Impact", "Impact1"])
 def test_derived_weighted_terms_equal_those_of_a_full_build(factory: str, tmp_path: Path) -> None:
-    """Directly, and by the delta that a pull fetches: some rows go, some are new, some twice or empty."""
-    dim, old = 300, impact_index.zipfian(2_000, 300, 30)
-    new, rng = impact_index.zipfian(40, 300, 30, seed=7), np.random.default_rng(3)
-    stays = np.flatnonzero(rng.random(len(old)) > 0.02)
-    rows, base_rows = np.insert(stays, 900, [5, 5]), np.insert(stays, 900, [-1, -1])
-    places = np.sort(rng.integers(0, len(rows), len(new)))
-    base_rows = np.insert(base_rows, places, np.full(len(new), -1))
-    after = SparseVectors.concatenate([old, new]).take(np.insert(rows, places, len(old) + np.arange(len(new))))
-    before, whole = (
+    """From the vectors and from the delta that a pull fetches; rows are removed, new, repeated or empty."""
+    dim, old_vectors = 300, impact_index.zipfian(2_000, 300, 30)
+    added, rng = impact_index.zipfian(40, 300, 30, seed=7), np.random.default_rng(3)
+    remaining = np.flatnonzero(rng.random(len(old_vectors)) > 0.02)
+    rows, base_rows = np.insert(remaining, 900, [5, 5]), np.insert(remaining, 900, [-1, -1])
+    positions = np.sort(rng.integers(0, len(rows), len(added)))
+    base_rows = np.insert(base_rows, positions, np.full(len(added), -1))
+    rows = np.insert(rows, positions, len(old_vectors) + np.arange(len(added)))
+    vectors = SparseVectors.concatenate([old_vectors, added]).take(rows)
+    old_file, full_file = (
         impact_index.build_impacts(rows, tmp_path / name, dim, [700], factory).file.path
-        for name, rows in (("before", old), ("whole", after))
+        for name, rows in (("old", old_vectors), ("full", vectors))
     )
-    write_new_terms(base_rows, after.take(np.flatnonzero(base_rows < 0)), tmp_path / "delta")
-    told_rows, terms = read_new_terms(tmp_path / "delta", whole.stat().st_size)
+    write_new_terms(base_rows, vectors.take(np.flatnonzero(base_rows < 0)), tmp_path / "delta")
+    delta_rows, terms = read_new_terms(tmp_path / "delta", full_file.stat().st_size)
     entry = IMPACT_KIND.plan(IndexRecipe(factory), 1, dim).entry()
-    for kept_rows, read in ((base_rows, lambda rows: iter([after.take(rows)])), (told_rows, lambda _: iter([terms]))):
-        assert IMPACT_KIND.derive(entry, entry, before, kept_rows, read, tmp_path / "derived")
-        assert (tmp_path / "derived").read_bytes() == whole.read_bytes()
-    assert terms.weights.tolist() == after.take(np.flatnonzero(base_rows < 0)).weights.tolist()
-    other = {**entry, "factory": "Impact1" if factory == "Impact" else "Impact"}
-    assert IMPACT_KIND.derive(entry, other, before, base_rows, lambda _: iter([terms]), tmp_path / "other") is None
+    readers = ((base_rows, lambda rows: iter([vectors.take(rows)])), (delta_rows, lambda _: iter([terms])))
+    for kept_rows, read in readers:
+        assert IMPACT_KIND.derive(entry, entry, old_file, kept_rows, read, tmp_path / "derived")
+        assert (tmp_path / "derived").read_bytes() == full_file.read_bytes()
+    assert terms.weights.tolist() == vectors.take(np.flatnonzero(base_rows < 0)).weights.tolist()
+    other_entry = {**entry, "factory": "Impact1" if factory == "Impact" else "Impact"}
+    assert not IMPACT_KIND.derive(entry, other_entry, old_file, base_rows, lambda _: iter([terms]), tmp_path / "second")
     share = (base_rows < 0).mean()
-    assert (tmp_path / "delta").stat().st_size / whole.stat().st_size < 3 * share
+    assert (tmp_path / "delta").stat().st_size / full_file.stat().st_size < 3 * share

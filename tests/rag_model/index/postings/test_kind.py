@@ -17,21 +17,21 @@ CORPUS = [build_passage(f"title {number}", f"Passage number {number} is of pigs.
 TRIAL = TextQuerySet([f"Passage number {row} is of pigs." for row in (3, 9)], 5, np.array([3, 9]))
 
 
-def files(path: Path) -> IndexFiles:
+def get_index_files(path: Path) -> IndexFiles:
     return IndexFiles(path, list, len(CORPUS))
 
 
-def test_a_recipe_becomes_a_plan_that_says_how_words_are_made() -> None:
+def test_plan_records_how_words_are_analyzed() -> None:
     plan = get_kind_for_factory("BM25").plan(IndexRecipe("BM25", search={"k1": 1.2}), 40, 0)
     entry = plan.entry()
     assert (entry["kind"], entry["search"]) == ("bm25", {"k1": 1.2, "b": 0.4})
     assert entry["settings"]["language"] == "english"
     german = KIND.plan(IndexRecipe("BM25", settings={"language": "german"}), 40, 0)
-    assert german.piece_inputs() != plan.piece_inputs(), "another stemmer makes other pieces"
+    assert german.piece_inputs() != plan.piece_inputs(), "pieces depend on the stemmer"
 
 
 @pytest.mark.parametrize(
-    ("recipe", "sentence"),
+    ("recipe", "message"),
     [
         ({"settings": {"stemmer": "x"}}, "stemmer is not a setting of BM25: it takes language"),
         ({"settings": {"language": "klingon"}}, "there is no stemmer for 'klingon'"),
@@ -40,20 +40,20 @@ def test_a_recipe_becomes_a_plan_that_says_how_words_are_made() -> None:
         ({"recall_target": 0.9}, "recall_target does not apply to BM25"),
     ],
 )
-def test_wrong_settings_are_refused(recipe: dict[str, object], sentence: str) -> None:
-    with pytest.raises(UsageError, match=sentence):
+def test_wrong_settings_are_refused(recipe: dict[str, object], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         IndexRecipe("BM25", **recipe)  # type: ignore[arg-type]
 
 
 def test_the_gate_measures_exactness_and_misses_no_word(tmp_path: Path) -> None:
     index = build_words(CORPUS, tmp_path)
     entry = KIND.plan(IndexRecipe("BM25"), len(CORPUS), 0).entry()
-    measured = KIND.measure(files(index.file.path), entry, TRIAL)
-    assert measured.recalls.tolist() == [1, 1]
-    assert measured.metrics["source@5"] == 1
-    others = build_words([build_passage("", "cows")] * 40, tmp_path / "others")
+    result = KIND.measure(get_index_files(index.file.path), entry, TRIAL)
+    assert result.recalls.tolist() == [1, 1]
+    assert result.metrics["source@5"] == 1
+    other_index = build_words([build_passage("", "cows")] * 40, tmp_path / "others")
     with pytest.raises(InputError, match="lacks the term 'passag' of a passage: build it again"):
-        KIND.measure(files(others.file.path), entry, TRIAL)
+        KIND.measure(get_index_files(other_index.file.path), entry, TRIAL)
 
 
 def test_an_index_of_another_analyzer_is_refused(tmp_path: Path) -> None:
@@ -61,22 +61,22 @@ def test_an_index_of_another_analyzer_is_refused(tmp_path: Path) -> None:
     entry = KIND.plan(IndexRecipe("BM25"), len(CORPUS), 0).entry()
     entry["settings"]["analyzer"] = "sha256:other"
     with pytest.raises(StoreError, match="built by another analyzer of english words than PyStemmer"):
-        KIND.open(files(index.file.path), entry)
+        KIND.open(get_index_files(index.file.path), entry)
 
 
 def test_an_index_of_an_older_version_keeps_its_words(tmp_path: Path) -> None:
-    """Version 1 removed accents alone. A later build does not derive its file from that one."""
+    """Version 1 only removed accents. A later build does not derive its file from a file of version 1."""
     corpus = [build_passage("", "Łódź"), build_passage("", "Köln")]
     newest = KIND.plan(IndexRecipe("BM25"), len(corpus), 0)
     older = replace(newest, settings={"language": "english", "analyzer": Analyzer(version=1).fingerprint})
-    found = {}
+    rows_by_plan = {}
     for name, plan in (("newest", newest), ("older", older)):
         (work := tmp_path / name).mkdir()
         parts, out = write_parts(corpus, [1], work), work / "bm25.postings"
         run_stages(plan, parts, out, work)
         index = KIND.open(IndexFiles(out, list, len(corpus)), plan.entry())
-        found[name] = [index.search([query], 1)[1].item() for query in ("ŁÓDŹ", "lodz", "koln")]
-    assert found == {"newest": [0, 0, 1], "older": [0, -1, 1]}
+        rows_by_plan[name] = [index.search([query], 1)[1].item() for query in ("ŁÓDŹ", "lodz", "koln")]
+    assert rows_by_plan == {"newest": [0, 0, 1], "older": [0, -1, 1]}
     assert older.piece_inputs() != newest.piece_inputs()
     rows = np.arange(len(corpus))
     assert KIND.derive(older.entry(), newest.entry(), out, rows, lambda _: iter(()), tmp_path / "derived") is None

@@ -1,4 +1,4 @@
-"""BM25 beside its oracle (bm25s), beside itself without skipping, on damaged files, and by any division into parts."""
+"""BM25 scores equal those of bm25s, with and without skipping, however the corpus is divided into parts."""
 
 import random
 import struct
@@ -36,17 +36,17 @@ COMMON = ["the", "of", "a"]
 
 
 def zipfian(count: int, seed: int = 0) -> list[Passage]:
-    """Return passages of words whose frequencies fall as 1 / rank; three of them stand in almost all."""
+    """Return passages of words whose frequencies fall as 1 / rank; most passages have two of three common words."""
     rng = random.Random(seed)
     weights = [1 / rank for rank in range(1, len(WORDS) + 1)]
-    made = []
+    passages = []
     for number in range(count):
         words = rng.choices(WORDS, weights, k=rng.randint(1, 40)) + rng.sample(COMMON, 2) * rng.randint(0, 2)
-        made.append(build_passage(f"t{number % 7}", " ".join(words)))
-    return made
+        passages.append(build_passage(f"t{number % 7}", " ".join(words)))
+    return passages
 
 
-def asked(count: int) -> list[str]:
+def draw_questions(count: int) -> list[str]:
     rng = random.Random(count)
     return [" ".join(rng.choices([*WORDS, *COMMON, "unheard"], k=rng.randint(1, 9))) for _ in range(count)]
 
@@ -70,45 +70,47 @@ def bm25s_scores(
 
     oracle = bm25s.BM25(method="lucene", k1=k1, b=b)
     oracle.index([terms(f"{passage.title} {passage.text}") for passage in passages], show_progress=False)
-    known = set(oracle.vocab_dict)
-    return np.array([oracle.get_scores([one for one in terms(each) if one in known]) for each in questions])
+    vocabulary = set(oracle.vocab_dict)
+    known_terms = [[term for term in terms(question) if term in vocabulary] for question in questions]
+    return np.array([oracle.get_scores(question_terms) for question_terms in known_terms])
 
 
 @pytest.mark.parametrize(("k1", "b"), [(0.9, 0.4), (1.5, 0.75), (0.0, 0.0), (2.0, 1.0)])
 def test_scores_are_those_of_bm25s(index: Bm25Index, k1: float, b: float) -> None:
-    questions = asked(60)
-    every = bm25s_scores(corpus(), questions, k1, b, Analyzer())
+    questions = draw_questions(60)
+    all_expected = bm25s_scores(corpus(), questions, k1, b, Analyzer())
     scores, rows = index.search(questions, 25, k1=k1, b=b)
-    for own, row, score in zip(every, rows, scores, strict=True):
-        decoded_search = row >= 0
-        np.testing.assert_allclose(score[decoded_search], own[row[decoded_search]], rtol=1e-5)
-        best = np.sort(own)[::-1][: len(row)]
-        np.testing.assert_allclose(score[decoded_search], best[best > 0], rtol=1e-5)
+    for expected, hit_rows, hit_scores in zip(all_expected, rows, scores, strict=True):
+        is_hit = hit_rows >= 0
+        np.testing.assert_allclose(hit_scores[is_hit], expected[hit_rows[is_hit]], rtol=1e-5)
+        best = np.sort(expected)[::-1][: len(hit_rows)]
+        np.testing.assert_allclose(hit_scores[is_hit], best[best > 0], rtol=1e-5)
 
 
 def test_scores_of_the_analyzer_lucene_are_those_of_bm25s(tmp_path: Path) -> None:
     """bm25s's `lucene` is Lucene's equation, with exact lengths."""
     inflected = [replace(passage, text=f"{passage.text} It isn't running.") for passage in corpus()[:500]]
-    lucene, questions = build_words(inflected, tmp_path, [200], analyzer="lucene"), [*asked(40), "Is it run?", "it's"]
-    every = bm25s_scores(inflected, questions[:-1], 0.9, 0.4, LuceneAnalyzer())
+    lucene = build_words(inflected, tmp_path, [200], analyzer="lucene")
+    questions = [*draw_questions(40), "Is it run?", "it's"]
+    all_expected = bm25s_scores(inflected, questions[:-1], 0.9, 0.4, LuceneAnalyzer())
     scores, rows = lucene.search(questions, 25)
-    for own, row, score in zip(every, rows[:-1], scores[:-1], strict=True):
-        best = np.sort(own)[::-1][: len(row)]
-        np.testing.assert_allclose(score[row >= 0], best[best > 0], rtol=1e-5)
+    for expected, hit_rows, hit_scores in zip(all_expected, rows[:-1], scores[:-1], strict=True):
+        best = np.sort(expected)[::-1][: len(hit_rows)]
+        np.testing.assert_allclose(hit_scores[hit_rows >= 0], best[best > 0], rtol=1e-5)
     assert (rows[-1] == -1).all(), "a stop word finds nothing"
 
 
-@pytest.mark.parametrize("room", ["all lists are held", "some are", "none is"])
+@pytest.mark.parametrize("cached", ["all", "some", "none"])
 @pytest.mark.parametrize("k", [1, 10, 300, 3_000])
-def test_skipping_changes_nothing(index: Bm25Index, k: int, room: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decoded_search, "MAX_CACHED_ROWS", 0 if room == "none is" else 1 << 22)
-    monkeypatch.setattr(decoded_search, "MAX_CACHED_POSTINGS", 3_000 if room == "some are" else 1 << 23)
-    opened, questions = Bm25Index(PostingsFile(index.file.path), Analyzer(), {}), asked(40)
+def test_skipping_changes_nothing(index: Bm25Index, k: int, cached: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decoded_search, "MAX_CACHED_ROWS", 0 if cached == "none" else 1 << 22)
+    monkeypatch.setattr(decoded_search, "MAX_CACHED_POSTINGS", 3_000 if cached == "some" else 1 << 23)
+    reopened, questions = Bm25Index(PostingsFile(index.file.path), Analyzer(), {}), draw_questions(40)
     for parameters in ({}, {"k1": 3.0, "b": 0.9}, {"k1": 1000.0, "b": 1.0}):
-        skipped = opened.search(questions, k, **parameters)
-        every = opened.search(questions, k, skip=False, **parameters)
-        np.testing.assert_array_equal(skipped[1], every[1])
-        np.testing.assert_array_equal(skipped[0], every[0])
+        hits = reopened.search(questions, k, **parameters)
+        exhaustive = reopened.search(questions, k, skip=False, **parameters)
+        np.testing.assert_array_equal(hits[1], exhaustive[1])
+        np.testing.assert_array_equal(hits[0], exhaustive[0])
 
 
 def test_the_memory_of_decoded_lists_is_the_estimated_memory() -> None:
@@ -117,47 +119,47 @@ def test_the_memory_of_decoded_lists_is_the_estimated_memory() -> None:
 
 
 @cache
-def open_with_cache(path: Path, few: bool, results: Path) -> Bm25Index:
-    """Return the index that is searched for `results`: opened before its memory is measured."""
+def open_with_cache(path: Path, small_cache: bool, results: Path) -> Bm25Index:
+    """Open the index that is searched for `results`, before the memory of the search is measured."""
     search.SMALL_CACHE_POSTINGS = 3_000
-    opened = Bm25Index(PostingsFile(path), Analyzer(), {})
-    if few:
-        opened.use_small_cache()
-    return opened
+    index = Bm25Index(PostingsFile(path), Analyzer(), {})
+    if small_cache:
+        index.use_small_cache()
+    return index
 
 
-def search_with_cache(path: Path, few: bool, results: Path) -> None:
-    opened = open_with_cache(path, few, results)
-    np.save(results, [opened.search([question], 10) for question in asked(60)])
+def search_with_cache(path: Path, small_cache: bool, results: Path) -> None:
+    index = open_with_cache(path, small_cache, results)
+    np.save(results, [index.search([question], 10) for question in draw_questions(60)])
 
 
-def test_few_held_lists_find_the_same_in_less_memory(index: Bm25Index, tmp_path: Path) -> None:
-    names = {"warm-up.npy": False, "whole.npy": False, "few.npy": True}
-    cases = [(index.file.path, few, tmp_path / name) for name, few in names.items()]
-    *_, whole, few = measure_peaks(*(partial(call, *case) for call in (open_with_cache, search_with_cache)
+def test_small_cache_gives_the_same_hits_in_less_memory(index: Bm25Index, tmp_path: Path) -> None:
+    names = {"warm-up.npy": False, "default.npy": False, "small.npy": True}
+    cases = [(index.file.path, small_cache, tmp_path / name) for name, small_cache in names.items()]
+    *_, default_peak, small_peak = measure_peaks(*(partial(call, *case) for call in (open_with_cache, search_with_cache)
                                      for case in cases))  # fmt: skip
-    np.testing.assert_array_equal(np.load(tmp_path / "few.npy"), np.load(tmp_path / "whole.npy"))
-    assert few < 0.8 * whole, (few, whole)
+    np.testing.assert_array_equal(np.load(tmp_path / "small.npy"), np.load(tmp_path / "default.npy"))
+    assert small_peak < 0.8 * default_peak, (small_peak, default_peak)
 
 
-def test_threads_share_what_is_held(index: Bm25Index) -> None:
-    opened, questions = Bm25Index(PostingsFile(index.file.path), Analyzer(), {}), asked(60)
+def test_threads_share_cached_lists(index: Bm25Index) -> None:
+    shared_index, questions = Bm25Index(PostingsFile(index.file.path), Analyzer(), {}), draw_questions(60)
     expected = index.search(questions, 10)
     with ThreadPoolExecutor(4) as pool:
-        for found in pool.map(lambda number: opened.search(questions[number % 7 :], 10), range(40)):
-            first = len(questions) - len(found[0])
-            np.testing.assert_array_equal(found[1], expected[1][first:])
+        for hits in pool.map(lambda number: shared_index.search(questions[number % 7 :], 10), range(40)):
+            first = len(questions) - len(hits[0])
+            np.testing.assert_array_equal(hits[1], expected[1][first:])
 
 
 def test_equal_scores_are_in_the_order_of_rows(tmp_path: Path) -> None:
-    same = build_words(
+    index = build_words(
         [build_passage("", "pig farm"), build_passage("", "x"), *[build_passage("", "farm pig")] * 400], tmp_path
     )
-    rows = same.search(["farm pig farm"], 300)[1][0]
+    rows = index.search(["farm pig farm"], 300)[1][0]
     assert rows.tolist() == [0, *range(2, 301)]
 
 
-def test_a_question_with_a_word_twice_asks_twice(index: Bm25Index) -> None:
+def test_repeated_word_counts_twice(index: Bm25Index) -> None:
     once, twice = index.search(["w300", "w300 w300"], 3)[0]
     np.testing.assert_allclose(twice, 2 * once, rtol=1e-6)
 
@@ -165,46 +167,44 @@ def test_a_question_with_a_word_twice_asks_twice(index: Bm25Index) -> None:
 @given(sizes=st.lists(st.integers(0, 60), max_size=5), seed=st.integers(0, 3))
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_division_into_parts_gives_the_same_bytes(sizes: list[int], seed: int, tmp_path: Path) -> None:
-    some = zipfian(120, seed)
-    whole, divided = (build_words(some, tmp_path / name, its) for name, its in (("one", ()), ("many", sizes)))
-    assert whole.file.path.read_bytes() == divided.file.path.read_bytes()
+    passages = zipfian(120, seed)
+    undivided, divided = build_words(passages, tmp_path / "one"), build_words(passages, tmp_path / "many", sizes)
+    assert undivided.file.path.read_bytes() == divided.file.path.read_bytes()
 
 
-def test_a_word_with_more_postings_than_a_batch_holds_goes_through_in_steps(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    some = zipfian(900)
-    whole = build_words(some, tmp_path / "one")
+def test_batch_size_of_the_merge_does_not_change_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    passages = zipfian(900)
+    undivided = build_words(passages, tmp_path / "one")
     for name in ("_BATCH_POSTINGS", "_READ_AHEAD"):
         monkeypatch.setattr(merging, name, 200)
     for name in ("_BATCH_POSTINGS_PER_PART", "_MIN_READ_AHEAD", "_FULL_TERMS_PER_BATCH"):
         monkeypatch.setattr(merging, name, 1)
     monkeypatch.setattr(merging, "_WINDOW_TERMS", 7)
-    steps = build_words(some, tmp_path / "many", [300, 5, 400])
-    assert whole.file.path.read_bytes() == steps.file.path.read_bytes()
+    steps = build_words(passages, tmp_path / "many", [300, 5, 400])
+    assert undivided.file.path.read_bytes() == steps.file.path.read_bytes()
 
 
 def test_a_part_is_read_once_however_many_batches_ask_for_its_postings(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """There are batches x parts questions, so they may be no reads."""
+    """Each batch asks each part, so these requests must not read the file."""
     monkeypatch.setattr(merging, "_BATCH_POSTINGS", 200)
     monkeypatch.setattr(merging, "_BATCH_POSTINGS_PER_PART", 1)
-    read, put = list[str](), list[int]()
-    postings, joined = PartReader.read_postings, merging._concatenate
+    read_parts, batch_sizes = list[str](), list[int]()
+    read_postings, concatenate = PartReader.read_postings, merging._concatenate
 
-    def noted(self: PartReader, first: int, last: int) -> tuple[Array, Array]:
-        read.extend([self._name] * (last > first))
-        return postings(self, first, last)
+    def record_read(self: PartReader, first: int, last: int) -> tuple[Array, Array]:
+        read_parts.extend([self._name] * (last > first))
+        return read_postings(self, first, last)
 
-    monkeypatch.setattr(PartReader, "read_postings", noted)
-    monkeypatch.setattr(merging, "_concatenate", lambda asked: [put.append(len(asked)), joined(asked)][1])
+    monkeypatch.setattr(PartReader, "read_postings", record_read)
+    monkeypatch.setattr(merging, "_concatenate", lambda a: (batch_sizes.append(len(a)), concatenate(a))[1])
     build_words(zipfian(900), tmp_path, [300, 5, 400])
-    assert len(read) == len(set(read)) == 4
-    assert len(put) > 20  # batches
+    assert len(read_parts) == len(set(read_parts)) == 4
+    assert len(batch_sizes) > 20  # batches
 
 
-def test_questions_that_nothing_can_answer_find_nothing(index: Bm25Index) -> None:
+def test_questions_without_known_words_find_nothing(index: Bm25Index) -> None:
     scores, rows = index.search(["unheard", "?!", "👩‍🚀", "w1"], 2)
     assert rows[:3].tolist() == [[-1, -1]] * 3
     assert (scores[:3] == -np.inf).all()
@@ -230,27 +230,27 @@ def test_wrong_parameters_are_refused(index: Bm25Index) -> None:
         index.search(["w1"], 3_001)
 
 
-def test_a_damaged_file_is_noticed_or_answers(index: Bm25Index, tmp_path: Path) -> None:
-    """Whatever byte is wrong: a sentence, or an answer with rows of the corpus; never a crash."""
-    good, rng, questions = index.file.path.read_bytes(), random.Random(1), asked(12)
-    layout, noticed = index.file.layout, 0
+def test_damaged_file_is_refused_or_gives_valid_rows(index: Bm25Index, tmp_path: Path) -> None:
+    """Damage gives an error or rows of the corpus; it never ends the process."""
+    data, rng, questions = index.file.path.read_bytes(), random.Random(1), draw_questions(12)
+    layout, n_refused = index.file.layout, 0
     for number in range(150):
-        bad = bytearray(good)
-        at = (
-            rng.randrange(72 if number % 3 else 0, len(good))
+        damaged = bytearray(data)
+        offset = (
+            rng.randrange(72 if number % 3 else 0, len(data))
             if number % 2
-            else rng.randrange(layout.dictionary_offset, len(good))
+            else rng.randrange(layout.dictionary_offset, len(data))
         )
-        bad[at : at + 8] = rng.randbytes(8)[: len(bad) - at]
+        damaged[offset : offset + 8] = rng.randbytes(8)[: len(damaged) - offset]
         path = tmp_path / "bad.postings"
-        path.write_bytes(bad)
+        path.write_bytes(damaged)
         try:
             hits = Bm25Index(PostingsFile(path), Analyzer(), {}).search(questions, 10)[1].max()
         except InputError:
-            noticed += 1
+            n_refused += 1
         else:
             assert hits < index.n
-    assert noticed > 10
+    assert n_refused > 10
 
 
 # A block of 3 postings: widths of 32 and 0 bits, then gaps minus 1. Its rows are 0, 2^32 - 2 and 2^32 + 2.
@@ -303,7 +303,7 @@ def test_reading_only_blocks_that_can_matter_changes_no_result(
 ) -> None:
     monkeypatch.setattr(selective_search, "_MIN_OPTIONAL_BYTES", 1)
     monkeypatch.setattr(selective_search, "_MAX_OPTIONAL_SHARE", share)
-    for number, question in enumerate(f"{question} of the" for question in asked(40)):
+    for number, question in enumerate(f"{question} of the" for question in draw_questions(40)):
         ranged, cache = open_by_ranges(index.file.path, tmp_path / str(number))
         for result, expected in zip(ranged.search([question], k), index.search([question], k), strict=True):
             np.testing.assert_array_equal(result, expected, question)

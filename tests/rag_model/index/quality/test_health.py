@@ -1,4 +1,4 @@
-"""A finished index file tells what it is made of, whoever's faiss wrote it."""
+"""The statistics of index files, also of files that plain faiss wrote."""
 
 from collections import deque
 from collections.abc import Callable
@@ -33,28 +33,28 @@ def write(tmp_path: Path) -> Write:
     return to_file
 
 
-def built(factory: str, vectors: np.ndarray, metric: int = faiss.METRIC_INNER_PRODUCT) -> Any:
+def build_faiss(factory: str, vectors: np.ndarray, metric: int = faiss.METRIC_INNER_PRODUCT) -> Any:
     index = faiss.index_factory(vectors.shape[1], factory, metric)
     index.train(vectors)
     index.add(vectors)
     return index
 
 
-def links_of(index: Any) -> list[np.ndarray]:
+def view_links(index: Any) -> list[np.ndarray]:
     """Return a view of each node's bottom list."""
     offsets, width = faiss.vector_to_array(index.hnsw.offsets), index.hnsw.nb_neighbors(0)
     flat = faiss.rev_swig_ptr(index.hnsw.neighbors.data(), index.hnsw.neighbors.size())
     return [flat[offset : offset + width] for offset in offsets[:-1]]
 
 
-def walked(index: Any) -> set[int]:
-    links, seen = links_of(index), {int(index.hnsw.entry_point)}
-    front = deque(seen)
+def find_reachable(index: Any) -> set[int]:
+    links, visited = view_links(index), {int(index.hnsw.entry_point)}
+    front = deque(visited)
     while front:
-        new = {int(target) for target in links[front.popleft()] if target >= 0} - seen
-        seen |= new
-        front.extend(new)
-    return seen
+        targets = {int(target) for target in links[front.popleft()] if target >= 0} - visited
+        visited |= targets
+        front.extend(targets)
+    return visited
 
 
 @pytest.mark.parametrize("block", [7, 8_192])
@@ -62,9 +62,9 @@ def test_graph_stats_count_every_link(
     block: int, make_vectors: Make, write: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(health, "BLOCK", block)
-    index = built("HNSW4", make_vectors(300))
-    links = links_of(index)
-    for node in (17, 200):  # nobody links to these any more
+    index = build_faiss("HNSW4", make_vectors(300))
+    links = view_links(index)
+    for node in (17, 200):  # no node links to these any more
         for node_links in links:
             node_links[node_links == node] = -1
     links[0][:] = -1
@@ -76,12 +76,12 @@ def test_graph_stats_count_every_link(
     assert graph.degree == pytest.approx(np.mean(degrees))
     targets = {int(target) for node_links in links for target in node_links if target >= 0}
     assert graph.unlinked == 300 - len(targets) >= 2
-    assert graph.unreachable == 300 - len(walked(index)) >= 2
+    assert graph.unreachable == 300 - len(find_reachable(index)) >= 2
 
 
 def test_node_with_only_a_self_link_is_unlinked(make_vectors: Make, write: Write) -> None:
-    index = built("HNSW4", make_vectors(50))
-    links = links_of(index)
+    index = build_faiss("HNSW4", make_vectors(50))
+    links = view_links(index)
     for node_links in links:
         node_links[node_links == 9] = -1
     links[9][0] = 9
@@ -104,7 +104,7 @@ def test_list_stats_measure_imbalance(write: Write) -> None:
 
 
 @pytest.mark.parametrize(
-    ("factory", "least", "most"),
+    ("factory", "min_error", "max_error"),
     [
         ("HNSW8", 0, 0),
         ("Flat", 0, 0),
@@ -117,42 +117,40 @@ def test_list_stats_measure_imbalance(write: Write) -> None:
     ],
 )
 def test_quantization_error_equals_decoding_error(
-    factory: str, least: float, most: float, make_vectors: Make, write_parts: Make, write: Write
+    factory: str, min_error: float, max_error: float, make_vectors: Make, write_parts: Make, write: Write
 ) -> None:
     vectors = make_vectors(700)
-    vectors[5] = 0  # no share of nothing can be lost
-    index = built(factory, vectors)
+    vectors[5] = 0  # the relative error of a zero vector is undefined
+    index = build_faiss(factory, vectors)
     error = inspect_index(write(index), VectorFiles(write_parts(vectors, [300]))).quantization_error
     assert error is not None
     lists = faiss.try_extract_index_ivf(index)
     if lists is not None:
         lists.make_direct_map()
     decoded = index.reconstruct_n(0, 700)
-    kept = np.arange(700) != 5
-    lost = np.square(decoded - vectors).sum(axis=1)[kept] / np.square(vectors).sum(axis=1)[kept]
-    assert error == pytest.approx(lost.mean(), rel=1e-3)
-    assert least <= error <= most
+    is_nonzero = np.arange(700) != 5
+    relative_errors = np.square(decoded - vectors).sum(axis=1)[is_nonzero] / np.square(vectors).sum(axis=1)[is_nonzero]
+    assert error == pytest.approx(relative_errors.mean(), rel=1e-3)
+    assert min_error <= error <= max_error
 
 
 def test_quantization_error_of_a_large_index_is_sampled(
     make_vectors: Make, write_parts: Make, write: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     vectors = make_vectors(2_000)
-    path, parts = write(built("IVF8,PQ8x4np", vectors)), write_parts(vectors, [500])
-    sampled = inspect_index(path, VectorFiles(parts)).quantization_error
+    path, parts = write(build_faiss("IVF8,PQ8x4np", vectors)), write_parts(vectors, [500])
+    sampled_error = inspect_index(path, VectorFiles(parts)).quantization_error
     monkeypatch.setattr(health, "_SAMPLE_ROWS", 2_000)
-    whole = inspect_index(path, VectorFiles(parts)).quantization_error
-    assert sampled == pytest.approx(whole, rel=0.1)
-    assert sampled != whole
+    exact_error = inspect_index(path, VectorFiles(parts)).quantization_error
+    assert sampled_error == pytest.approx(exact_error, rel=0.1)
+    assert sampled_error != exact_error
     assert inspect_index(path).quantization_error is None
 
 
 def test_rabitq_has_no_quantization_error(make_vectors: Make, write_parts: Make, write: Write) -> None:
     vectors = make_vectors(300)
-    assert (
-        inspect_index(write(built("IVF8,RaBitQ4", vectors)), VectorFiles(write_parts(vectors))).quantization_error
-        is None
-    )
+    path = write(build_faiss("IVF8,RaBitQ4", vectors))
+    assert inspect_index(path, VectorFiles(write_parts(vectors))).quantization_error is None
 
 
 def test_inspect_refuses_vectors_of_another_index(make_vectors: Make, write_parts: Make, write: Write) -> None:
@@ -168,26 +166,26 @@ def test_inspect_refuses_vectors_of_another_index(make_vectors: Make, write_part
 
 def test_health_metrics_have_manifest_names(make_vectors: Make, write_parts: Make, write: Write) -> None:
     vectors = make_vectors(300)
-    graph = inspect_index(write(built("HNSW8", vectors)), VectorFiles(write_parts(vectors))).metrics()
+    graph = inspect_index(write(build_faiss("HNSW8", vectors)), VectorFiles(write_parts(vectors))).metrics()
     assert set(graph) == {"degree", "unlinked", "unreachable", "quantization_error"}
-    lists = inspect_index(write(built("IVF8,PQ8x4np", vectors))).metrics()
+    lists = inspect_index(write(build_faiss("IVF8,PQ8x4np", vectors))).metrics()
     assert set(lists) == {"imbalance", "largest_list"}
 
 
 def test_distances_include_the_refinement(make_vectors: Make, write_parts: Make, write: Write) -> None:
     vectors = make_vectors(300)
-    parts, path = write_parts(vectors), write(built("IVF8,PQ8x4np", vectors))
-    trial = VectorQuerySet.from_exact_search(ExactIndex(parts), make_vectors(20, seed=4), 5)
-    plain = sweep_settings(open_index(path), trial)
-    twice = sweep_settings(open_index(path, vectors=parts, defaults={"refine": 3}), trial)
-    assert [effort.setting for effort in plain] == [f"nprobe={lists}" for lists in (1, 2, 4, 8)]
-    assert [effort.setting for effort in twice] == [f"nprobe={lists}, refine=3" for lists in (1, 2, 4, 8)]
-    assert [effort.distances for effort in twice] == pytest.approx([effort.distances + 15 for effort in plain])
-    assert plain[-1].distances == 300
+    parts, path = write_parts(vectors), write(build_faiss("IVF8,PQ8x4np", vectors))
+    query_set = VectorQuerySet.from_exact_search(ExactIndex(parts), make_vectors(20, seed=4), 5)
+    efforts = sweep_settings(open_index(path), query_set)
+    refined = sweep_settings(open_index(path, vectors=parts, defaults={"refine": 3}), query_set)
+    assert [effort.setting for effort in efforts] == [f"nprobe={lists}" for lists in (1, 2, 4, 8)]
+    assert [effort.setting for effort in refined] == [f"nprobe={lists}, refine=3" for lists in (1, 2, 4, 8)]
+    assert [effort.distances for effort in refined] == pytest.approx([effort.distances + 15 for effort in efforts])
+    assert efforts[-1].distances == 300
 
 
 def test_inspect_refuses_a_damaged_file(tmp_path: Path, make_vectors: Make, write: Write) -> None:
-    path = write(built("HNSW8", make_vectors(300)))
+    path = write(build_faiss("HNSW8", make_vectors(300)))
     path.write_bytes(path.read_bytes()[:-5000])
     with pytest.raises(InputError, match=r"index\.faiss is not a complete"):
         inspect_index(path)
@@ -201,8 +199,9 @@ def test_recall_is_one_for_equal_passages(
     vectors = np.repeat(make_vectors(1), 600, axis=0)
     parts = write_parts(vectors, [250])
     index = open_index(build_index(parts, IndexRecipe(factory))[0])
-    trial = VectorQuerySet.from_exact_search(ExactIndex(parts), np.vstack([vectors[:3], make_vectors(3, seed=4)]), 10)
-    assert [effort.recall_mean for effort in sweep_settings(index, trial)][-1] == 1
-    strangers = np.full((6, 10), -1)
-    strangers[:, 0] = 599
-    assert trial.compute_recalls(strangers).tolist() == [0.1] * 6
+    queries = np.vstack([vectors[:3], make_vectors(3, seed=4)])
+    query_set = VectorQuerySet.from_exact_search(ExactIndex(parts), queries, 10)
+    assert [effort.recall_mean for effort in sweep_settings(index, query_set)][-1] == 1
+    rows = np.full((6, 10), -1)
+    rows[:, 0] = 599
+    assert query_set.compute_recalls(rows).tolist() == [0.1] * 6

@@ -8,7 +8,7 @@ from hypothesis.extra.numpy import arrays
 from rag_model.index.quality.results import compute_p5, compute_recall
 
 
-def ranked(vectors: np.ndarray, queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+def rank(vectors: np.ndarray, queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
     scores = queries @ vectors.T
     rows = np.argsort(-scores, axis=1, kind="stable")[:, :k]
     return rows.astype(np.int64), np.take_along_axis(scores, rows, axis=1).astype(np.float32)
@@ -17,9 +17,9 @@ def ranked(vectors: np.ndarray, queries: np.ndarray, k: int) -> tuple[np.ndarray
 def test_recall_is_the_share_of_exact_hits() -> None:
     exact = np.array([[1, 2, 3, 4], [5, 6, 7, 8]])
     scores = np.array([[4, 3, 2, 1], [4, 3, 2, 1]], np.float32)
-    found = np.array([[2, 1, 9, -1], [8, 9, 10, 11]])
-    assert compute_recall(found, exact, scores, 2).tolist() == [1.0, 0.0]
-    assert compute_recall(found, exact, scores, 4).tolist() == [0.5, 0.25]
+    rows = np.array([[2, 1, 9, -1], [8, 9, 10, 11]])
+    assert compute_recall(rows, exact, scores, 2).tolist() == [1.0, 0.0]
+    assert compute_recall(rows, exact, scores, 4).tolist() == [0.5, 0.25]
 
 
 def test_recall_counts_only_the_first_k_rows() -> None:
@@ -40,11 +40,11 @@ def test_ties_beyond_the_exact_rows_count_by_score() -> None:
     def score(queries: np.ndarray, rows: np.ndarray) -> np.ndarray:
         return np.where(rows < 0, -np.inf, corpus[rows, 0] * np.ones((len(queries), 1)))
 
-    found = np.array([[40, 30], [20, 70]])
-    assert compute_recall(found, exact, scores, 2).tolist() == [0, 0]
-    assert compute_recall(found, exact, scores, 2, score).tolist() == [1.0, 0.5]
+    rows = np.array([[40, 30], [20, 70]])
+    assert compute_recall(rows, exact, scores, 2).tolist() == [0, 0]
+    assert compute_recall(rows, exact, scores, 2, score).tolist() == [1.0, 0.5]
     assert compute_recall(np.array([[40, -1], [-1, -1]]), exact, scores, 2, score).tolist() == [0.5, 0.0]
-    ends = np.array([[1, 1, 1, 0.9]], np.float32)  # the list ends below the tie: it holds all that is correct
+    ends = np.array([[1, 1, 1, 0.9]], np.float32)  # the list ends below the tie, so it has all correct rows
     assert compute_recall(np.array([[40, 2]]), exact[:1], ends, 2, score).tolist() == [0.5]
 
 
@@ -56,9 +56,9 @@ def test_recall_of_a_corpus_smaller_than_k() -> None:
 @given(arrays(np.float32, (12, 3), elements=st.integers(-2, 2)), st.integers(1, 12), st.data())
 def test_exact_search_has_recall_one_with_ties(vectors: np.ndarray, k: int, data: st.DataObject) -> None:
     queries = np.eye(3, dtype=np.float32)
-    exact, scores = ranked(vectors, queries, 12)
+    exact, scores = rank(vectors, queries, 12)
     order = np.array(data.draw(st.permutations(range(12))))
-    shuffled, _ = ranked(vectors[order], queries, k)  # the same vectors under other rows: ties break otherwise
+    shuffled, _ = rank(vectors[order], queries, k)  # in another order, ties break differently
     assert compute_recall(order[shuffled], exact, scores, k).tolist() == [1.0, 1.0, 1.0]
 
 

@@ -1,4 +1,4 @@
-"""The codecs: ColBERTv2's byte for byte beside a restatement in numpy, and a better one at equal bytes."""
+"""Codecs: ColBERTv2's equals a numpy implementation byte for byte, and product quantizers lose less than it."""
 
 from pathlib import Path
 
@@ -13,20 +13,20 @@ from rag_model.index.tokens.kind import compute_reconstruction_loss
 D = 32
 
 
-def unit(vectors: np.ndarray) -> np.ndarray:
+def normalize(vectors: np.ndarray) -> np.ndarray:
     return (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
 
 
 @pytest.fixture(scope="module")
 def vectors() -> np.ndarray:
-    """Unit vectors around some topics, with components that go together, as tokens' are."""
+    """Return unit vectors around some topics, with correlated components, like those of tokens."""
     random = np.random.default_rng(1)
     topics, mix = random.normal(size=(24, D)), random.normal(size=(D, D)) ** 3
-    return unit(topics[random.integers(24, size=6000)] * 2 + random.normal(size=(6000, D)) @ mix / 6)
+    return normalize(topics[random.integers(24, size=6000)] * 2 + random.normal(size=(6000, D)) @ mix / 6)
 
 
-def restated(sample: np.ndarray, cells: np.ndarray, vectors: np.ndarray, bits: int) -> tuple[np.ndarray, ...]:
-    """ColBERTv2's codec: Santhanam et al. 2022, section 3.3."""
+def encode_plainly(sample: np.ndarray, cells: np.ndarray, vectors: np.ndarray, bits: int) -> tuple[np.ndarray, ...]:
+    """Encode and decode with ColBERTv2's codec, in plain numpy (Santhanam et al. 2022, section 3.3)."""
     residuals = sample - cells[(sample @ cells.T).argmax(1)]
     cutoffs = np.quantile(residuals, [i / 2**bits for i in range(1, 2**bits)]).astype(np.float32)
     weights = np.quantile(residuals, [(i + 0.5) / 2**bits for i in range(2**bits)]).astype(np.float32)
@@ -34,24 +34,24 @@ def restated(sample: np.ndarray, cells: np.ndarray, vectors: np.ndarray, bits: i
     packed, rebuilt = [], []
     for vector, code in zip(vectors, codes, strict=True):
         buckets = [int((component > cutoffs).sum()) for component in vector - cells[code]]
-        line = []
+        row_bytes = []
         for first in range(0, len(buckets), 8 // bits):
             byte = 0
-            for place, bucket in enumerate(buckets[first : first + 8 // bits]):
-                byte |= bucket << (place * bits)
-            line.append(byte)
-        packed.append(line)
-        whole = cells[code] + weights[buckets]
-        rebuilt.append(whole / np.sqrt((whole * whole).sum()))
+            for position, bucket in enumerate(buckets[first : first + 8 // bits]):
+                byte |= bucket << (position * bits)
+            row_bytes.append(byte)
+        packed.append(row_bytes)
+        decoded = cells[code] + weights[buckets]
+        rebuilt.append(decoded / np.sqrt((decoded * decoded).sum()))
     return codes, np.array(packed, np.uint8), np.array(rebuilt, np.float32), cutoffs, weights
 
 
 @pytest.mark.parametrize("bits", [1, 2, 4])
-def test_colberts_codec_is_the_restatement_byte_for_byte(vectors: np.ndarray, bits: int) -> None:
+def test_residual_bits_equal_colberts_codec(vectors: np.ndarray, bits: int) -> None:
     cells = centroids.train_centroids(vectors[:3000], 16, seed=3)
     codec = ResidualBits.train(vectors[:3000], cells, bits)
     ids, codes = codec.encode(vectors[3000:3500])
-    expected = restated(vectors[:3000], cells, vectors[3000:3500], bits)
+    expected = encode_plainly(vectors[:3000], cells, vectors[3000:3500], bits)
     assert (ids == expected[0]).all()
     assert codes.tobytes() == expected[1].tobytes()
     assert (codec.cutoffs == expected[3]).all()
@@ -65,31 +65,31 @@ def test_centroids_are_unit_vectors_and_as_many_as_the_paper_says() -> None:
     assert centroids.choose_centroid_count(200_000, 200_000) == 4096
     assert centroids.choose_centroid_count(200_000, 1000) == 16
     assert centroids.choose_centroid_count(3, 3) == 1
-    learnt = centroids.train_centroids(unit(np.random.default_rng(0).normal(size=(400, D))), 8, seed=0)
-    assert np.linalg.norm(learnt, axis=1) == pytest.approx(np.ones(8), abs=1e-5)
+    trained_centroids = centroids.train_centroids(normalize(np.random.default_rng(0).normal(size=(400, D))), 8, seed=0)
+    assert np.linalg.norm(trained_centroids, axis=1) == pytest.approx(np.ones(8), abs=1e-5)
 
 
 def test_at_equal_bytes_a_product_quantizer_loses_less(vectors: np.ndarray) -> None:
     cells = centroids.train_centroids(vectors, 16, seed=3)
-    lost = {}
+    losses = {}
     for factory in ("MaxSim,Bits2", "MaxSim,PQ8", "MaxSim,PQ16x4"):
         codec = parse_codec_factory(factory, D).train(vectors, cells)
         assert codec.width == 8
-        lost[factory] = compute_reconstruction_loss(codec, vectors)
-    assert max(lost["MaxSim,PQ8"], lost["MaxSim,PQ16x4"]) < lost["MaxSim,Bits2"]
+        losses[factory] = compute_reconstruction_loss(codec, vectors)
+    assert max(losses["MaxSim,PQ8"], losses["MaxSim,PQ16x4"]) < losses["MaxSim,Bits2"]
 
 
 @pytest.mark.parametrize("factory", ["MaxSim,Bits2", "MaxSim,PQ8", "MaxSim,PQ16x4"])
 def test_a_codec_is_read_back(vectors: np.ndarray, tmp_path: Path, factory: str) -> None:
     codec = parse_codec_factory(factory, D).train(vectors, centroids.train_centroids(vectors, 16, seed=3))
     write_codec(codec, tmp_path / "codec")
-    again = read_codec(tmp_path / "codec")
+    loaded = read_codec(tmp_path / "codec")
     ids, codes = codec.encode(vectors[:50])
-    assert (again.encode(vectors[:50])[1] == codes).all()
-    assert (again.decode(ids, codes) == codec.decode(ids, codes)).all()
-    whole = (tmp_path / "codec").read_bytes()
-    for broken in (b"", whole[:-1], b"\xff" * len(whole), whole.replace(b"Residual", b"Unknown_")):
-        (tmp_path / "codec").write_bytes(broken)
+    assert (loaded.encode(vectors[:50])[1] == codes).all()
+    assert (loaded.decode(ids, codes) == codec.decode(ids, codes)).all()
+    data = (tmp_path / "codec").read_bytes()
+    for damaged in (b"", data[:-1], b"\xff" * len(data), data.replace(b"Residual", b"Unknown_")):
+        (tmp_path / "codec").write_bytes(damaged)
         with pytest.raises(InputError):
             read_codec(tmp_path / "codec")
 
@@ -99,7 +99,7 @@ def test_few_tokens_train_a_codec(vectors: np.ndarray) -> None:
     assert compute_reconstruction_loss(codec, vectors[:20]) < 0.05
 
 
-def test_the_default_is_a_byte_for_four_components() -> None:
+def test_default_is_a_byte_for_four_components() -> None:
     assert str(parse_codec_factory("MaxSim", 128)) == "MaxSim,PQ32"
     assert str(parse_codec_factory("MaxSim", 96)) == "MaxSim,PQ24"
     assert (
