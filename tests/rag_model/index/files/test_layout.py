@@ -76,7 +76,7 @@ def build_on_disk_index(lists_path: Path, *, in_quantizer: bool = False) -> Any:
 @pytest.mark.parametrize("mmap", [True, False])
 @pytest.mark.parametrize("in_quantizer", [True, False])
 def test_on_disk_lists_are_refused(tmp_path: Path, mmap: bool, in_quantizer: bool) -> None:
-    index, references = build_on_disk_index(tmp_path / "lists", inside=in_quantizer)
+    index, references = build_on_disk_index(tmp_path / "lists", in_quantizer=in_quantizer)
     faiss.write_index(index, str(tmp_path / "index.faiss"))
     del references
     (tmp_path / "lists").write_bytes(b"short")  # reading from it would end the process
