@@ -34,10 +34,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from bench_plan import WIKIPEDIA
 from hnsw_builds import Build, by_cells, trial_of
 from isolated_run import WorkCost, run_alone
-from synthetic import Synthetic
+from synthetic import WIKIPEDIA, Synthetic
 
 from rag_model.index.files import engine
 from rag_model.index.graphs.cells import count_cell_sample

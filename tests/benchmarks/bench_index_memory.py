@@ -15,11 +15,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bench_plan import BERT, WIKIPEDIA
 from hnsw_builds import trial_of
 from isolated_run import run_alone
 from passages import embed_sample
-from synthetic import Synthetic, write_parts
+from synthetic import BERT, WIKIPEDIA, Synthetic, write_parts
 
 from rag_model.index.build import run_stages
 from rag_model.index.estimate import estimate_resources

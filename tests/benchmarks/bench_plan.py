@@ -14,12 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from hnsw_builds import by_cells
-from synthetic import Synthetic
+from synthetic import BERT, WIKIPEDIA, Synthetic
 
 from rag_model.index.recipe import IndexRecipe, resolve
 from rag_model.resources.estimates import estimate_stage_seconds
 
-WIKIPEDIA, BERT = 21_015_324, 768  # DPR's passages, and their dimensions
 CASES = "20000x96,60000x96,200000x96,20000x768,60000x768"
 PARTS = 4
 

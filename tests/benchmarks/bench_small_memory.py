@@ -29,9 +29,8 @@ from typing import Any
 
 import numpy as np
 from bench_index_memory import build_index, project_memory
-from bench_plan import BERT, WIKIPEDIA
 from hnsw_builds import trial_of
-from synthetic import Synthetic, write_parts
+from synthetic import BERT, WIKIPEDIA, Synthetic, write_parts
 
 from rag_model.index.exact_search import rerank
 from rag_model.index.files.engine import Vectors, faiss

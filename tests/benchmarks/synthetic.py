@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 Vectors = npt.NDArray[np.float32]
+WIKIPEDIA, BERT = 21_015_324, 768  # DPR's passages, and their dimensions
 _INNER, _BENT, _CENTRES, _SPREAD = 24, 64, 1_000, 1.5
 _BLOCK = 65_536
 _QUESTIONS = 10**9  # seeds from here on are the questions'
