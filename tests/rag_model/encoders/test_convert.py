@@ -363,10 +363,8 @@ def test_a_model_with_safetensors_needs_no_conversion(tiny_bert: Path, tmp_path:
         fetch_pickles("")
 
 
-def test_a_model_of_the_hub_keeps_the_settings_of_its_family(hub: Hub, tmp_path: Path) -> None:
-    folder = tmp_path / "pickled"
-    folder.mkdir()
-    state = save_sentence_transformer(folder, "pooling_mode_mean_tokens")
+def test_model_of_the_hub_keeps_the_settings_of_its_family(hub: Hub, conversion: Conversion, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(conversion.pickled / "intfloat" / "e5", tmp_path / "pickled"))
     torch.save({"optimizer": 1}, folder / "training_args.bin")
     commit = hub.add_folder("models/intfloat/e5-small", folder).branches["main"]
     fetched = fetch_pickles("intfloat/e5-small")
@@ -374,10 +372,9 @@ def test_a_model_of_the_hub_keeps_the_settings_of_its_family(hub: Hub, tmp_path:
     assert not (fetched / "training_args.bin").exists()
     (tmp_path / "new").mkdir()
     report = convert_weights(fetched, tmp_path / "new", "intfloat/e5-small")
-    assert (report.source, report.tensors) == (f"intfloat/e5-small@{commit}", len(state))
+    assert (report.source, report.tensors) == (f"intfloat/e5-small@{commit}", len(conversion.states["intfloat/e5"]))
     with safe_open(tmp_path / "new" / "model.safetensors", "pt") as file:
         assert file.metadata()["source"] == report.source
     spec = read_encoder_spec(tmp_path / "new")
     assert (spec.passage_prompt, spec.question_prompt, spec.max_length) == ("passage: ", "query: ", 24)
-    convert(folder, tmp_path / "local")
-    assert digest_weights(tmp_path / "local") == digest_weights(tmp_path / "new")
+    assert digest_weights(conversion.output / "intfloat" / "e5") == digest_weights(tmp_path / "new")

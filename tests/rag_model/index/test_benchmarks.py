@@ -244,7 +244,7 @@ def test_bench_index_memory_projects_memory_and_measures_recall(tmp_path: Path, 
 
 def test_bench_small_memory_measures_each_size() -> None:
     tiny = ["--sizes", "600", "1200", "--dim", "32", "--max-questions", "20", "--k", "5"]
-    tiny += ["--cold", "2", "--threads", "1", "--peers", "600"]
+    tiny += ["--cold", "1", "--threads", "1", "--peers", "600"]
     (index,) = report("bench_small_memory.py", *tiny)["indexes"].values()
     assert [row["index"] for row in index["rows"]] == ["RR32,IVF8,RaBitQ", "RR32,IVF16,RaBitQ"]
     for row in index["rows"]:

@@ -13,6 +13,7 @@ import pytest
 
 from rag_model.corpus.ragged_file import TokenWriter
 from rag_model.corpus.records import Passage
+from rag_model.encoders.encoder import Encoder
 from rag_model.encoders.token_encoder import TokenEncoder, collect_token_encoder_files, compute_token_space
 from rag_model.index.build import run_stages
 from rag_model.index.kind import get_kind_for_factory
@@ -117,9 +118,9 @@ def test_planning_opens_nothing(library: tuple[Store, Snapshot], model: Path, ex
 @pytest.mark.parametrize(
     "expression", [*INDEXES.values(), "rrf(hnsw:{n}, ivfpq)", "rrf(hnsw, exact)", "maxsim(hnsw, tokens, {n})"]
 )
-def test_a_search_of_any_depth_is_full(library: tuple[Store, Snapshot], expression: str) -> None:
+def test_a_search_of_any_depth_is_full(library: tuple[Store, Snapshot], encoder: Encoder, expression: str) -> None:
     _, snapshot = library
-    retriever = open_retriever(snapshot, expression.format(n=snapshot.n))
+    retriever = open_retriever(snapshot, expression.format(n=snapshot.n), encoder=encoder)
     for k in range(1, snapshot.n + 1):
         assert [len(hits) for hits in retriever.search(QUERIES, k)] == [k] * len(QUERIES)
 
@@ -137,6 +138,7 @@ def encoder_folder(library: tuple[Store, Snapshot], tmp_path_factory: pytest.Tem
 @pytest.mark.parametrize("expression", EXPRESSIONS)
 def test_the_needs_are_all_files_that_a_search_reads(
     library: tuple[Store, Snapshot],
+    encoder: Encoder,
     model: Path,
     encoder_folder: Path,
     tmp_path: Path,
@@ -152,7 +154,7 @@ def test_the_needs_are_all_files_that_a_search_reads(
     pull(store, snapshot.id, dest, select=files.__contains__)
     with Snapshot.from_folder(dest) as pulled:
         hits = open_retriever(pulled, text, products=products).search(QUERIES, 4)
-    assert hits == open_retriever(snapshot, text, products=products).search(QUERIES, 4)
+    assert hits == open_retriever(snapshot, text, encoder=encoder, products=products).search(QUERIES, 4)
     assert needs.reads_vectors(snapshot.manifest.content) == any(path.startswith("embeddings/") for path in files)
     if products:
         assert all(hit.inner_product is not None for line in hits for hit in line)
@@ -160,10 +162,10 @@ def test_the_needs_are_all_files_that_a_search_reads(
 
 @pytest.mark.parametrize("expression", EXPRESSIONS)
 def test_rows_are_distinct_and_queries_independent(
-    library: tuple[Store, Snapshot], model: Path, expression: str
+    library: tuple[Store, Snapshot], encoder: Encoder, model: Path, expression: str
 ) -> None:
     _, snapshot = library
-    retriever = open_retriever(snapshot, expression.format(model=model))
+    retriever = open_retriever(snapshot, expression.format(model=model), encoder=encoder)
     k = min(5, retriever.most)
     ranking = retriever.find(Queries(QUERIES), k)
     assert ranking.rows.shape == ranking.scores.shape

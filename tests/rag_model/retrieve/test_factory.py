@@ -269,7 +269,7 @@ def test_reranking_orders_by_the_models_scores(snapshot: Snapshot, encoder: Enco
     assert [leg.leg for leg in deep[0][0].legs] == ["hnsw", "ivfpq", "rrf(hnsw, ivfpq)"]
 
 
-def test_a_model_that_scores_no_pairs_is_refused(snapshot: Snapshot, tmp_path: Path) -> None:
+def test_a_model_that_scores_no_pairs_is_refused(snapshot: Snapshot, encoder: Encoder, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="is a BertModel, which does not score pairs: give a cross-encoder"):
         open_retriever(snapshot, f"rerank(hnsw, {save_bert(tmp_path / 'bi')})")
     with pytest.raises(StoreError, match="nowhere"):
@@ -277,7 +277,7 @@ def test_a_model_that_scores_no_pairs_is_refused(snapshot: Snapshot, tmp_path: P
     damaged = save_cross_encoder(tmp_path / "broken")
     _write_nan_bias(damaged)
     with pytest.raises(InputError, match="score that is not finite"):
-        open_retriever(snapshot, f"rerank(hnsw, {damaged}, 3)").search(QUESTIONS, 1)
+        open_retriever(snapshot, f"rerank(hnsw, {damaged}, 3)", encoder=encoder).search(QUESTIONS, 1)
 
 
 def _write_nan_bias(folder: Path) -> None:
