@@ -45,8 +45,9 @@ from tests.fixtures.mail_dump import FORMAT as MAIL
 from tests.fixtures.mail_dump import MailArchive, install
 from tests.rag_model.corpus.test_document_files import build_docx, build_pdf
 
-DOCUMENTS = [{"id": f"d{i}", "title": f"Title {i}", "text": f"Text number {i}. It has words."} for i in range(60)]
-TABLE = "".join(f"{i}\tText {i}\tTitle {i}\n" for i in range(60))
+COUNT = 24  # documents or pages of each dump
+DOCUMENTS = [{"id": f"d{i}", "title": f"Title {i}", "text": f"Text number {i}. It has words."} for i in range(COUNT)]
+TABLE = "".join(f"{i}\tText {i}\tTitle {i}\n" for i in range(COUNT))
 KILT_PAGES = [
     {
         "_id": str(i),
@@ -54,7 +55,7 @@ KILT_PAGES = [
         "wikipedia_title": f"Title {i}",
         "text": [f"Title {i}\n", f"Text number {i}.\n", "Section::::History.:Origin.\n", "BULLET::::- More words.\n"],
     }
-    for i in range(60)
+    for i in range(COUNT)
 ]
 HOTPOT_PAGES = [
     {
@@ -64,7 +65,7 @@ HOTPOT_PAGES = [
         "text": [[f"Title {i}"], [f"Text number {i}.", " It has words."]],
         "charoffset": [],
     }
-    for i in range(60)
+    for i in range(COUNT)
 ]
 ENTERPRISE_PAGES = [
     {
@@ -85,7 +86,7 @@ ENTERPRISE_PAGES = [
         },
         "license": [{"identifier": "CC-BY-SA-4.0", "url": "https://creativecommons.org/licenses/by-sa/4.0/"}],
     }
-    for i in range(60)
+    for i in range(COUNT)
 ]
 CIRRUS_PAGES = [
     {
@@ -105,7 +106,7 @@ CIRRUS_PAGES = [
         "opening_text": f"Text number {i}.",
         "auxiliary_text": ["a cell"],
     }
-    for i in range(60)
+    for i in range(COUNT)
 ]
 CIRRUS_LINES = [
     row
@@ -118,7 +119,7 @@ PAGE = (
 )
 XML = (
     '<mediawiki xml:lang="en"><siteinfo><dbname>enwiki</dbname></siteinfo>'
-    + "".join(PAGE.format(id=i) for i in range(1, 61))
+    + "".join(PAGE.format(id=i) for i in range(1, COUNT + 1))
     + "</mediawiki>"
 )
 MESSAGE = "From x@y.org Thu Jan  1 00:00:00 2026\nMessage-ID: <m{i}@y.org>\nSubject: Title {i}\n\nText number {i}.\n\n"
@@ -167,25 +168,25 @@ def write_finewiki(path: Path) -> None:
             "wikidata_id": f"Q{i}",
             "wikitext": "text " * 100,
         }
-        for i in range(60)
+        for i in range(COUNT)
     ]
     pq.write_table(pa.Table.from_pylist(rows), path)
 
 
 def write_wiki_dpr(path: Path) -> None:
-    rows = [{"id": str(i), "text": f"Text {i}", "title": f"Title {i}", "embeddings": [0.0] * 8} for i in range(60)]
+    rows = [{"id": str(i), "text": f"Text {i}", "title": f"Title {i}", "embeddings": [0.0] * 8} for i in range(COUNT)]
     pq.write_table(pa.Table.from_pylist(rows), path)
 
 
 def write_folder(path: Path, ending: str, text: str) -> None:
     path.mkdir()
-    for i in range(60):
+    for i in range(COUNT):
         (path / f"{i}{ending}").write_text(text.format(i=i))
 
 
 def write_documents(path: Path, ending: str, build: Callable[[str], bytes]) -> None:
     path.mkdir()
-    for i in range(60):
+    for i in range(COUNT):
         (path / f"{i}{ending}").write_bytes(build(f"Text number {i}."))
 
 
@@ -206,7 +207,7 @@ DUMPS: list[tuple[str, str, Callable[[Path], object]]] = [
         "pages.tar.bz2",
         lambda path: write_tar(
             path,
-            {f"en/A{i}/wiki_00.bz2": bz2.compress(to_lines(HOTPOT_PAGES[i * 20 : i * 20 + 20])) for i in range(3)},
+            {f"en/A{i}/wiki_00.bz2": bz2.compress(to_lines(HOTPOT_PAGES[i::3])) for i in range(3)},
             "w:bz2",
         ),
     ),
@@ -215,9 +216,7 @@ DUMPS: list[tuple[str, str, Callable[[Path], object]]] = [
     (
         "enterprise",
         "enwiki-NS0-ENTERPRISE-HTML.json.tar.gz",
-        lambda path: write_tar(
-            path, {f"enwiki_{i}.ndjson": to_lines(ENTERPRISE_PAGES[i * 30 : i * 30 + 30]) for i in range(2)}
-        ),
+        lambda path: write_tar(path, {f"enwiki_{i}.ndjson": to_lines(ENTERPRISE_PAGES[i::2]) for i in range(2)}),
     ),
     (
         "cirrus",
@@ -246,8 +245,8 @@ DUMPS: list[tuple[str, str, Callable[[Path], object]]] = [
     ("source_code", "package", lambda path: write_folder(path, ".py", 'def f{i}():\n    """Text number {i}."""')),
     ("pdf", "papers", lambda path: write_documents(path, ".pdf", lambda text: build_pdf([[text], []]))),
     ("office", "reports", lambda path: write_documents(path, ".docx", build_docx)),
-    ("mail", "a.mbox", lambda path: path.write_text("".join(MESSAGE.format(i=i) for i in range(60)))),
-    ("mail", "nameless-mail", lambda path: path.write_text("".join(MESSAGE.format(i=i) for i in range(60)))),
+    ("mail", "a.mbox", lambda path: path.write_text("".join(MESSAGE.format(i=i) for i in range(COUNT)))),
+    ("mail", "nameless-mail", lambda path: path.write_text("".join(MESSAGE.format(i=i) for i in range(COUNT)))),
     ("pages", "a.wikipages", lambda path: path.write_text(XML)),
 ]
 # Any bytes can be a table or mail, damaged documents are dropped, and a damaged file without a name has no format.
@@ -322,12 +321,12 @@ def test_exactly_one_format_recognizes_a_file(dump: tuple[str, Path]) -> None:
 def test_parts_cover_the_dump_and_are_reproducible(dump: tuple[str, Path], tmp_path: Path) -> None:
     format_name, path = dump
     whole_content = read_content(plan_file(path, tmp_path / "work"))
-    assert len(whole_content) == 60
-    plan = plan_file(path, tmp_path / "work", part_bytes=300)
+    assert len(whole_content) == COUNT
+    plan = plan_file(path, tmp_path / "work", part_bytes=100)
     assert len(plan.parts) > 1
     assert sorted(map(get_id, read_content(plan))) == sorted(map(get_id, whole_content)), "nothing may be repeated"
     assert all(first.last_page < second.first_page for first, second in zip(plan.parts, plan.parts[1:], strict=False))
-    assert plan_file(path, tmp_path / "work", part_bytes=300) == plan
+    assert plan_file(path, tmp_path / "work", part_bytes=100) == plan
     assert plan.kind == plan.parts[0].kind
     for part in plan.parts:
         value = json.loads(json.dumps(part.to_json()))
@@ -337,7 +336,7 @@ def test_parts_cover_the_dump_and_are_reproducible(dump: tuple[str, Path], tmp_p
 
     starts = (0, *(part.first_page for part in plan.parts[1:]))
     boundaries = PartBoundaries(plan.kind, plan.siteinfo.dbname, starts, plan.parts[-1].last_page + 1)
-    second_plan = plan_file(path, tmp_path / "work", parent_boundaries=boundaries, part_bytes=300)
+    second_plan = plan_file(path, tmp_path / "work", parent_boundaries=boundaries, part_bytes=100)
     assert [part.first_page for part in second_plan.parts] == [part.first_page for part in plan.parts]
 
 
@@ -351,7 +350,7 @@ def test_every_format_is_chunked_with_and_without_a_limit(dump: tuple[str, Path]
         rows += stats.rows
         with PassageFile(tmp_path / "out.parquet") as file:
             assert all("Text" in passage.text for passage in file.iter_passages())
-    assert rows == 60
+    assert rows == COUNT
 
 
 def test_format_of_a_package_is_part_of_the_keys(tmp_path: Path) -> None:
@@ -471,7 +470,7 @@ def test_format_that_cannot_be_imported_fails_only_for_its_own_dumps(
     for package in ("broken", "first", "second"):
         monkeypatch.syspath_prepend(tmp_path / f"{package}_package")
     (tmp_path / "a.xml").write_text(XML)
-    assert len(read_content(plan_file(tmp_path / "a.xml", tmp_path / "work"))) == 60
+    assert len(read_content(plan_file(tmp_path / "a.xml", tmp_path / "work"))) == COUNT
     (tmp_path / "a.gz").write_bytes(gzip.compress(b"Not a MediaWiki export."))
     for file_name in ("a.own", "a.gz"):
         (tmp_path / "a.own").touch()

@@ -17,8 +17,9 @@ DOCUMENTS = [f'{{"id": "doc-{i}", "title": "T", "text": "Some words of {i}."}}' 
 
 
 @pytest.fixture
-def part(tmp_path: Path, page_xml: Any, export_xml: Any) -> tuple[Part, Siteinfo]:
-    texts = ["One '''two'''.\n== Life ==\nThree.", "{{stub}}", *(f"{WORDS} {page}" for page in range(200))]
+def part(request: pytest.FixtureRequest, tmp_path: Path, page_xml: Any, export_xml: Any) -> tuple[Part, Siteinfo]:
+    count = getattr(request, "param", 20)
+    texts = ["One '''two'''.\n== Life ==\nThree.", "{{stub}}", *(f"{WORDS} {page}" for page in range(count))]
     pages = (page_xml(number, text) for number, text in enumerate(texts, start=1))
     (tmp_path / "dump.xml").write_bytes(export_xml(*pages))
     plan = plan_dump(str(tmp_path / "dump.xml"), workdir=tmp_path, stage=str, part_bytes=1 << 30)
@@ -31,6 +32,7 @@ def chunk_without(part: Part, site: Siteinfo, folder: Path, *suppressed: str) ->
     return chunk_part(part, site, ChunkRecipe(), files.passages, files.articles, None, suppressed), files
 
 
+@pytest.mark.parametrize("part", [200], indirect=True)
 @pytest.mark.parametrize("pages", [("1",), ("2", "7", "200"), ("999",)])
 def test_redacted_part_equals_a_build_without_the_pages(
     part: tuple[Part, Siteinfo], tmp_path: Path, pages: tuple[str, ...]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
@@ -62,6 +62,7 @@ def check_contract(chunker: Chunker, article: Article) -> list[Passage]:
 
 
 @pytest.mark.parametrize("name", BY_WORDS)
+@settings(max_examples=50)
 @given(article=ARTICLES, size=SIZES, keeps_lines=st.booleans())
 def test_chunkers_by_words(name: str, article: Article, size: int, keeps_lines: bool) -> None:
     passages = check_contract(build_chunker(name, {"words": size}), replace(article, keeps_lines=keeps_lines))
@@ -69,6 +70,7 @@ def test_chunkers_by_words(name: str, article: Article, size: int, keeps_lines: 
 
 
 @pytest.mark.parametrize("name", ["words", "sentences", "recursive"])
+@settings(max_examples=50)
 @given(article=ARTICLES, size=SIZES)
 def test_word_numbers_give_the_text_back(name: str, article: Article, size: int) -> None:
     words = [word for section in article.sections for word in split_words(section.text)]
@@ -115,6 +117,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@settings(max_examples=50)
 @given(article=ARTICLES, size=SIZES, overlap=st.integers(0, 11))
 def test_overlapping_windows_of_tokens(tokenizer: Path, article: Article, size: int, overlap: int) -> None:
     chunker = Overlapping(tokenizer, size, min(overlap, size - 1))
