@@ -124,25 +124,22 @@ def test_single_queries_are_answered_while_a_large_request_runs(
     # On a busy machine the client may pause for longer than a core is reserved after its request.
     monkeypatch.setattr("rag_model.serving.service._RESERVE_SECONDS", PATIENCE)
     with serving(shared_library.url, dest, with_limits(batch_questions=4, max_queries=5000, workers=2)) as service:
-        queries = QUERIES * 3
         batcher = service.service._chunk_batcher
         niceness = {os.getpriority(os.PRIO_PROCESS, thread._thread.native_id or 0) for thread in batcher.threads}
         assert min(niceness) > os.getpriority(os.PRIO_PROCESS, 0)
         service.search("who was the king?")
         with ThreadPoolExecutor() as pool:
-            large = pool.submit(httpx.post, f"{service.url}/retrieve", json={"queries": queries}, timeout=PATIENCE)
+            large = pool.submit(service.client.post, "/retrieve", json={"queries": QUERIES})
             queued_counts = []
             while not large.done():
                 service.search("who was the king?")
                 assert service.service._search_batcher.queued_questions == 0
                 queued_counts.append(batcher.queued_questions)
-            assert len(large.result().json()["result"]) == len(queries)
+            assert len(large.result().json()["result"]) == len(QUERIES)
         assert len(queued_counts) > 10
         assert max(queued_counts) <= 1  # The chunks of the large request have one query each.
         with pytest.raises(httpx.ReadTimeout):
-            httpx.post(
-                f"{service.url}/retrieve", json={"queries": queries * 8}, timeout=httpx.Timeout(PATIENCE, read=0.2)
-            )
+            service.client.post("/retrieve", json={"queries": QUERIES * 24}, timeout=httpx.Timeout(PATIENCE, read=0.2))
         # The queries of a client that disconnects leave the queue.
         until(lambda: service.service._chunk_batcher.is_idle)
         service.search("who was the king?")
