@@ -204,8 +204,8 @@ def test_deployment_has_form_of_objective(deployment: str) -> None:
         schema: Any = deployed.parameter_openapi_schema
         assert schema["properties"]["kind"]["enum"] == [*list_objective_names(), "toy"]
         forms = {form.get("title"): form for form in schema["properties"]["recipe"]["anyOf"]}
-        shared = {"rag-sequence", "rag-token"}
-        assert set(forms) == {*list_objective_names(), "rag-sequence, rag-token", "toy", None} - shared
+        objectives_of_one_form = {"rag-sequence", "rag-token"}
+        assert set(forms) == {*list_objective_names(), "rag-sequence, rag-token", "toy", None} - objectives_of_one_form
         preference = forms["ra-dit"]["properties"]["retriever"]["properties"]["preference"]
         assert preference["enum"] == ["probability", "mean_log_probability"]
         steps = forms["ra-dit"]["properties"]["lm_loop"]["properties"]["max_steps"]
