@@ -24,7 +24,8 @@ def test_boundaries_have_strengths() -> None:
     first = Section("", "\nOne two. Three\nFour\n \nFive\nsix")
     article = Article("1", 0, "T", (first, Section("h", "Seven " + "w" * 150)))
     article_words = split_article(article)
-    strengths = {word.strip()[:5]: at for word, at in zip(article_words.words, article_words.breaks, strict=True)}
+    pairs = zip(article_words.words, article_words.breaks, strict=True)
+    strengths = {word.strip()[:5]: strength for word, strength in pairs}
     assert strengths == {
         "One": HEADING,
         "two.": WORD,
