@@ -25,7 +25,7 @@ from hypothesis import settings
 from rag_model import chat_template
 from rag_model.process import ChildWorker
 from rag_model.store.objects.s3 import S3
-from tests.benchmarks.s3_server import environment_of, seaweed
+from tests.benchmarks.s3_server import environment_of, run_seaweed
 
 settings.register_profile("bookwheel", deadline=None)  # no test is about time
 settings.load_profile("bookwheel")
@@ -136,7 +136,7 @@ def make_multistream(demo_dump: Path, tmp_path_factory: pytest.TempPathFactory) 
     `make(folder, source=demo_dump, pages_a_stream=20, copies=1, files=1)` returns the path of the dump, or of
     several `files` a glob. `copies` repeats the pages under new ids, for a larger dump.
     """
-    built: dict[tuple[int, int, int, int], Path] = {}  # compressing is slow, copying is not
+    folder_by_settings: dict[tuple[int, int, int, int], Path] = {}  # compressing is slow, copying is not
 
     def make(
         folder: Path,
@@ -147,10 +147,12 @@ def make_multistream(demo_dump: Path, tmp_path_factory: pytest.TempPathFactory) 
         files: int = 1,
     ) -> str:
         key = (hash(source.read_bytes()), pages_a_stream, copies, files)
-        if key not in built:
-            built[key] = tmp_path_factory.mktemp("multistream")
-            _write_multistream(built[key], *_cut_export(source, copies), pages_a_stream=pages_a_stream, files=files)
-        names = [Path(shutil.copy(path, folder)).name for path in built[key].iterdir()]
+        if key not in folder_by_settings:
+            folder_by_settings[key] = tmp_path_factory.mktemp("multistream")
+            _write_multistream(
+                folder_by_settings[key], *_cut_export(source, copies), pages_a_stream=pages_a_stream, files=files
+            )
+        names = [Path(shutil.copy(path, folder)).name for path in folder_by_settings[key].iterdir()]
         (dump, *_) = [name for name in names if ".xml" in name]
         return str(folder / (dump if files == 1 else "*-multistream*.xml*.bz2"))
 
@@ -168,11 +170,11 @@ def _write_multistream(
 ) -> None:
     share = -(-len(pages) // files)
     for number, start in enumerate(range(0, len(pages), share), start=1):
-        own = pages[start : start + share]
+        file_pages = pages[start : start + share]
         infix = f"{number}" if files > 1 else ""
-        span = f"-p{own[0][0]}p{own[-1][0]}" if files > 1 else ""
+        span = f"-p{file_pages[0][0]}p{file_pages[-1][0]}" if files > 1 else ""
         name = f"enwiki-20261101-pages-articles-multistream{{}}{infix}.{{}}{span}.bz2"
-        streams = [own[i : i + pages_a_stream] for i in range(0, len(own), pages_a_stream)]
+        streams = [file_pages[i : i + pages_a_stream] for i in range(0, len(file_pages), pages_a_stream)]
         with (folder / name.format("", "xml")).open("wb") as dump:
             index = []
             dump.write(bz2.compress(head))
@@ -187,16 +189,16 @@ def _cut_export(source: Path, copies: int) -> tuple[bytes, list[tuple[int, str, 
     """Return what stands before the pages, the pages as (id, title, XML), and what stands after them."""
     xml = bz2.decompress(source.read_bytes()) if source.suffix == ".bz2" else source.read_bytes()
     pattern = re.compile(rb"\s*<page>\s*<title>(.*?)</title>.*?<id>(\d+)</id>.*?</page>\n?", re.DOTALL)
-    found = list(pattern.finditer(xml))
-    step = max(int(page[2]) for page in found)
+    matches = list(pattern.finditer(xml))
+    step = max(int(page[2]) for page in matches)
     pages = []
     for copy in range(copies):
-        for page in found:
+        for page in matches:
             page_id, title = int(page[2]) + copy * step, html.unescape(page[1].decode())
             inside = slice(page.start(2) - page.start(), page.end(2) - page.start())
             text = page[0][: inside.start] + str(page_id).encode() + page[0][inside.stop :]
             pages.append((page_id, title, text))
-    return xml[: found[0].start()], pages, xml[found[-1].end() :]
+    return xml[: matches[0].start()], pages, xml[matches[-1].end() :]
 
 
 @pytest.fixture(scope="session")
@@ -208,7 +210,7 @@ def minilm() -> Path:
 @pytest.fixture(scope="session")
 def s3_endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A real S3 server (SeaweedFS) on loopback that lives as long as the tests; yields its URL."""
-    with seaweed(tmp_path_factory.mktemp("seaweed")) as endpoint:
+    with run_seaweed(tmp_path_factory.mktemp("seaweed")) as endpoint:
         yield endpoint
 
 

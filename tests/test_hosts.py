@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from tests.benchmarks.hosts import ROOT, Host, NoHostsError, hosts
-from tests.fixtures.machine_requirements import missing
+from tests.fixtures.machine_requirements import skip_or_fail
 
 START_HOST = """
 import signal, sys
@@ -38,7 +38,7 @@ def pair(folders: Path, tmp_path: Path) -> Iterator[tuple[Host, Host]]:
         with hosts(["one", "two"], folders, tmp_path) as hosts_by_name:
             yield hosts_by_name["one"], hosts_by_name["two"]
     except NoHostsError as error:
-        missing("hosts", str(error))
+        skip_or_fail("hosts", str(error))
 
 
 def run_script(host: Host, script: str) -> str:

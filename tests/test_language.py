@@ -13,6 +13,8 @@ pytestmark = pytest.mark.xdist_group("language")  # the tests of the house rules
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("flows", "beam_jobs", "rag_model")
 FILES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
+TEST_FILES = sorted(path for path in (ROOT / "tests").rglob("*.py") if path != Path(__file__))
+each_tree = pytest.mark.parametrize("paths", [FILES, TEST_FILES], ids=["product", "tests"])
 # Participles, pronouns, adverbs and adjectives. Names that consist of one of these do not name the thing.
 _WORDS = """
     one ones found told asked named known kept held made given said wanted shown opened left own some its whole
@@ -57,14 +59,16 @@ def is_bare_participle(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool
     return name in BARE_WORDS or (re.fullmatch(r"[a-z]+ed", name) is not None and name not in VERBS_IN_ED)
 
 
-def test_local_names_have_a_noun() -> None:
-    names = [(path, line, name) for path in FILES for line, name in iter_local_names(path)]
+@each_tree
+def test_local_names_have_a_noun(paths: list[Path]) -> None:
+    names = [(path, line, name) for path in paths for line, name in iter_local_names(path)]
     bare = [f"{path.relative_to(ROOT)}:{line} {name}" for path, line, name in names if name in BARE_WORDS]
     assert len(bare) <= 0.01 * len(names), bare
 
 
-def test_function_names_have_a_verb() -> None:
-    functions = [(path, function) for path in FILES for function in iter_functions(path)]
+@each_tree
+def test_function_names_have_a_verb(paths: list[Path]) -> None:
+    functions = [(path, function) for path in paths for function in iter_functions(path)]
     bare = [
         f"{path.relative_to(ROOT)}:{function.lineno} {function.name}"
         for path, function in functions
@@ -83,10 +87,11 @@ def test_a_class_name_has_one_meaning() -> None:
     assert {name: files for name, files in repeated.items() if name not in SHARED_CLASS_NAMES} == {}
 
 
-def test_sentences_are_understood_at_first_reading() -> None:
+@each_tree
+def test_sentences_are_understood_at_first_reading(paths: list[Path]) -> None:
     unclear = [
         f"{path.relative_to(ROOT)}:{number} {line.strip()}"
-        for path in FILES
+        for path in paths
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1)
         if ("#" in line or '"""' in line or line.strip()[:1].isalpha()) and UNCLEAR_PHRASES.search(line)
     ]

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.benchmarks import flink_cluster
-from tests.fixtures.machine_requirements import FLINK_JARS, REQUIRE, missing
+from tests.fixtures.machine_requirements import FLINK_JARS, REQUIRE, skip_or_fail
 
 
 @pytest.fixture(autouse=True)
@@ -16,12 +16,12 @@ def service(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_missing_requirement_skips_with_a_message() -> None:
     with pytest.raises(pytest.skip.Exception, match="no jars here"):
-        missing("flink", "no jars here")
+        skip_or_fail("flink", "no jars here")
 
 
 def test_a_missing_requirement_of_the_gate_fails_with_a_message() -> None:
     with pytest.raises(pytest.fail.Exception, match="there is no Chromium here"):
-        missing("chromium", "there is no Chromium here")
+        skip_or_fail("chromium", "there is no Chromium here")
 
 
 def test_missing_jars_of_flink_name_their_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from tests.benchmarks.flink_hosts import LAUNCHER, STORE, FlinkHosts, flink_host
 from tests.benchmarks.hosts import Host, NoHostsError
 from tests.benchmarks.s3_server import environment_of
 from tests.fixtures import paused_store
-from tests.fixtures.machine_requirements import missing
+from tests.fixtures.machine_requirements import skip_or_fail
 from tests.fixtures.tiny import save_bert
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800), pytest.mark.xdist_group("flink")]
@@ -61,9 +61,9 @@ def cluster(small_dump: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
             assert serving.poll() is None, (store.folder / "log").read_text()
             yield cluster
     except AbsentError as absent:
-        missing("flink", str(absent))
+        skip_or_fail("flink", str(absent))
     except NoHostsError as refused:
-        missing("hosts", str(refused))
+        skip_or_fail("hosts", str(refused))
 
 
 def reindex(launcher: Host, dump: str, store: str, *flags: str) -> "subprocess.Popen[str]":
@@ -132,10 +132,10 @@ def test_hosts_that_share_only_the_store_make_the_same_snapshot_though_one_is_lo
     expected = wait_for_reply(reindex(launcher, dump, "alone"))
     assert reply["snapshot"] == expected["snapshot"]
     assert reply["counts"] == expected["counts"]
-    there, here = list_records(launcher, url, reply["snapshot"]), list_records(launcher, "alone", reply["snapshot"])
-    assert there == here
-    assert there["faults"] == there["reports"] == []
-    assert len(there["records"]["chunk"]) >= MIN_PARTS
+    cluster_records = list_records(launcher, url, reply["snapshot"])
+    assert cluster_records == list_records(launcher, "alone", reply["snapshot"])
+    assert cluster_records["faults"] == cluster_records["reports"] == []
+    assert len(cluster_records["records"]["chunk"]) >= MIN_PARTS
 
 
 def list_records(launcher: Host, store: str, snapshot: str) -> Any:

@@ -24,7 +24,7 @@ from apache_beam.transforms.environments import python_sdk_dependencies
 from beam_jobs.flink import cancel_job, set_job_server
 from beam_jobs.workers import START_VARIABLE
 from rag_model.errors import ResourceError
-from tests.fixtures.machine_requirements import PRISM, SPARK_JARS, missing
+from tests.fixtures.machine_requirements import PRISM, SPARK_JARS, skip_or_fail
 
 LISTENING_SERVER = (
     "import signal, socket, sys; port = sys.argv[sys.argv.index('--job-port') + 1]; "
@@ -153,7 +153,7 @@ def test_prism_gets_its_server_from_any_thread(tmp_path: Path) -> None:
 def test_a_build_on_an_engine_gives_the_snapshot_of_a_local_build(
     engine: str, variable: str, program: str, flags: list[str], mini_dump: Path, tiny: Path, tmp_path: Path
 ) -> None:
-    file = os.environ.get(variable) or missing(engine.lower(), f"name {program} in {variable}")
+    file = os.environ.get(variable) or skip_or_fail(engine.lower(), f"name {program} in {variable}")
     (tmp_path / "recipe.toml").write_text('part_bytes = 15_000\n[index.hnsw]\nfactory = "HNSW8"\n')
     arguments = ["--dump", str(mini_dump), "--encoder", str(tiny), "--recipe", str(tmp_path / "recipe.toml"), "--json"]
     cluster = [f"--runner={engine}Runner", *(flag.format(file) for flag in flags), "--environment_type=LOOPBACK"]

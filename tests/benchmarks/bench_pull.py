@@ -22,7 +22,7 @@ from pathlib import Path
 
 import numpy as np
 import s3fs
-from s3_server import environment_of, seaweed
+from s3_server import environment_of, run_seaweed
 
 from rag_model.corpus.passages import PassageWriter
 from rag_model.corpus.records import Passage
@@ -163,7 +163,7 @@ def main() -> None:
             return
         server = Path(name) / "server"
         server.mkdir()
-        with seaweed(server) as endpoint:
+        with run_seaweed(server) as endpoint:
             print(json.dumps(compare(options.size, options.rounds, Path(name), endpoint)))
 
 

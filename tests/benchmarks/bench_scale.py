@@ -49,7 +49,7 @@ from dumps import UNGATED
 from fsspec.core import url_to_fs
 from made_static import made_static
 from passages import demo_passages, read_json_lines
-from s3_server import environment_of, seaweed
+from s3_server import environment_of, run_seaweed
 from scaled_dump import Corpus, Month, Sentences
 from service_load import get, load
 from stages import OUTSIDE, StageCost, StageLog, bookwheel, service
@@ -175,7 +175,7 @@ def round_costs(costs: Costs) -> dict[str, list[float]]:
 def serve_s3(folder: Path) -> Iterator[str]:
     """Run an S3 server and yield the URL of an empty bucket; commands that start in the block can reach it."""
     (data := folder / "s3").mkdir()
-    with seaweed(data) as endpoint:
+    with run_seaweed(data) as endpoint:
         os.environ |= environment_of(endpoint)
         s3fs.S3FileSystem().makedirs("bench", exist_ok=True)
         yield "s3://bench"

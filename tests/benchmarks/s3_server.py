@@ -30,7 +30,7 @@ def environment_of(endpoint: str) -> dict[str, str]:
 
 
 @contextmanager
-def seaweed(folder: Path) -> Iterator[str]:
+def run_seaweed(folder: Path) -> Iterator[str]:
     """Run the server with its data in `folder`, which is removed afterwards; yield its URL."""
     keys = [{"accessKey": KEY, "secretKey": SECRET}]
     identity = {

@@ -50,8 +50,8 @@ recall_target = 0.98
 
 
 @dataclass(frozen=True, slots=True)
-class Ran:
-    """What one command did."""
+class CommandResult:
+    """The exit code and the output of a command."""
 
     code: int
     out: str
@@ -64,25 +64,25 @@ class Ran:
 
     @property
     def complaint(self) -> str:
-        """The one sentence of a failure: one line, no trace, and nothing but progress before it."""
-        told = [line for line in self.err.splitlines() if line.startswith("bookwheel: ")]
-        assert len(told) == 1, self.err
-        others = [line for line in self.err.splitlines() if line not in told]
-        assert all(line.endswith(("…", " s", " min", " h", " left")) for line in others), self.err
-        sentence = told[0].removeprefix("bookwheel: ")
+        """The error sentence: one line without a stack trace, after progress lines only."""
+        error_lines = [line for line in self.err.splitlines() if line.startswith("bookwheel: ")]
+        assert len(error_lines) == 1, self.err
+        progress_lines = [line for line in self.err.splitlines() if line not in error_lines]
+        assert all(line.endswith(("…", " s", " min", " h", " left")) for line in progress_lines), self.err
+        sentence = error_lines[0].removeprefix("bookwheel: ")
         assert self.out == "" or self.json == {"error": sentence, "exit_code": self.code}
         return sentence
 
 
-Bookwheel = Callable[..., Ran]
+Bookwheel = Callable[..., CommandResult]
 
 
 @dataclass(frozen=True, slots=True)
-class Built:
-    """A store, and what `reindex --json` told of the snapshot in it."""
+class LibraryBuild:
+    """A store, and the reply of the `reindex --json` that built its snapshot."""
 
     store: Path
-    made: Any
+    reply: Any
 
 
 @pytest.fixture(scope="session")
@@ -174,17 +174,17 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def bookwheel(capfd: pytest.CaptureFixture[str]) -> Bookwheel:
     """Run a verb in this process."""
 
-    def run(*argv: object) -> Ran:
+    def run(*argv: object) -> CommandResult:
         capfd.readouterr()
         code = cli.run([str(word) for word in argv])
-        return Ran(code, *capfd.readouterr())
+        return CommandResult(code, *capfd.readouterr())
 
     return run
 
 
 @pytest.fixture
 def trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A trust file, whose key the environment has."""
+    """A trust file, whose signing key is in the environment."""
     key = Ed25519PrivateKey.generate()
     pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()).decode()
     public = key.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
@@ -197,10 +197,10 @@ def trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def reindex(bookwheel: Bookwheel, mini_dump: Path, tiny: Path, recipe: Path) -> Bookwheel:
     """Run `reindex --json` in this process, over the small dump unless told otherwise: `reindex(store, dump=…)`."""
 
-    def run(store: object, *flags: object, beam: Sequence[str] = (), **options: object) -> Ran:
-        named = {"dump": mini_dump, "encoder": tiny, "recipe": recipe, **options}
-        given = [word for name, value in named.items() for word in (f"--{name}", value)]
-        return bookwheel("reindex", "--store", store, *given, *flags, "--json", "--", *beam)
+    def run(store: object, *flags: object, beam: Sequence[str] = (), **options: object) -> CommandResult:
+        named_options = {"dump": mini_dump, "encoder": tiny, "recipe": recipe, **options}
+        option_words = [word for name, value in named_options.items() for word in (f"--{name}", value)]
+        return bookwheel("reindex", "--store", store, *option_words, *flags, "--json", "--", *beam)
 
     return run
 
@@ -212,10 +212,10 @@ def executable() -> Path:
 
 
 @pytest.fixture(scope="session")
-def command(executable: Path) -> Callable[..., Ran]:
+def command(executable: Path) -> Callable[..., CommandResult]:
     """Run a verb as people do, in a process of its own."""
 
-    def run(*argv: object, stdin: str | None = None, **environment: str) -> Ran:
+    def run(*argv: object, stdin: str | None = None, **environment: str) -> CommandResult:
         done = subprocess.run(
             [executable, *map(str, argv)],
             input=stdin,
@@ -225,19 +225,19 @@ def command(executable: Path) -> Callable[..., Ran]:
             env={**os.environ, **environment},
             timeout=300,
         )
-        return Ran(done.returncode, done.stdout, done.stderr)
+        return CommandResult(done.returncode, done.stdout, done.stderr)
 
     return run
 
 
 @pytest.fixture(scope="session")
-def built(mini_dump: Path, tiny: Path, recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> Built:
-    """The small dump's snapshot in a store of its own, as `reindex` built it; tests only read it."""
+def library_build(mini_dump: Path, tiny: Path, recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> LibraryBuild:
+    """A store with the snapshot of the small dump, and the reply of `reindex`; tests only read it."""
     store, out = tmp_path_factory.mktemp("library"), io.StringIO()
-    given = ["--dump", mini_dump, "--encoder", tiny, "--recipe", recipe, "--store", store]
+    options = ["--dump", mini_dump, "--encoder", tiny, "--recipe", recipe, "--store", store]
     with redirect_stdout(out):
-        assert cli.run(["reindex", *map(str, given), "--json"]) == 0
-    return Built(store, json.loads(out.getvalue()))
+        assert cli.run(["reindex", *map(str, options), "--json"]) == 0
+    return LibraryBuild(store, json.loads(out.getvalue()))
 
 
 @pytest.fixture
@@ -255,17 +255,17 @@ def store(library: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def library(built: Built) -> Path:
-    """The store of `built`."""
-    return built.store
+def library(library_build: LibraryBuild) -> Path:
+    """The store of `library_build`."""
+    return library_build.store
 
 
 @pytest.fixture(scope="session")
-def lists_only(mini_dump: Path, tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def ivf_library(mini_dump: Path, tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A store whose snapshot has no graph: its one index is `ivfpq`; tests only read it."""
     store = tmp_path_factory.mktemp("lists")
     recipe = store.with_name("lists.toml")
     recipe.write_text(RECIPE.replace("[index.hnsw]", "[index.ivfpq]").replace("HNSW8", "IVF,PQ"))
-    given = ["--dump", mini_dump, "--encoder", tiny, "--recipe", recipe, "--store", store]
-    assert cli.run(["reindex", *map(str, given)]) == 0
+    options = ["--dump", mini_dump, "--encoder", tiny, "--recipe", recipe, "--store", store]
+    assert cli.run(["reindex", *map(str, options)]) == 0
     return store

@@ -105,8 +105,8 @@ def test_module_runs_as_a_command() -> None:
     assert (result.returncode, "'serch': did you mean 'search'?" in result.stderr) == (2, True)
 
 
-def test_reindex_reply_has_documented_keys(built: Any) -> None:
-    reply = built.made
+def test_reindex_reply_has_documented_keys(library_build: Any) -> None:
+    reply = library_build.reply
     assert {"snapshot", "ref", "counts", "metrics"} <= reply.keys()
     assert {"articles", "passages", "embedded", "reused", "dropped"} <= reply["counts"].keys()
     assert len(reply["snapshot"]) == 64

@@ -9,7 +9,7 @@ import pytest
 from prefect.client.orchestration import get_client
 
 from rag_model.store.versions.snapshot import Snapshot
-from tests.fixtures.strict_html import assert_harmless, parsed
+from tests.fixtures.strict_html import assert_harmless, parse_balanced
 from tests.fixtures.tiny import save_cross_encoder
 
 RETRIEVERS = ["hnsw", "rrf(hnsw, exact:30)", "exact"]
@@ -70,7 +70,7 @@ def test_several_retrievers_are_measured_in_one_run(
     assert (tmp_path / run_names[2]).read_text().splitlines()[0].endswith(" 3-exact")
     assert len((tmp_path / "rows.1-hnsw.jsonl").read_text().splitlines()) == n
     assert_harmless(report.read_text())
-    assert "by its id" in parsed(report.read_text()).text
+    assert "by its id" in parse_balanced(report.read_text()).text
 
 
 @pytest.mark.usefixtures("prefect_server")

@@ -28,7 +28,7 @@ from rag_model.store.upkeep.gc import collect_garbage
 from rag_model.store.versions.manifest import passages_path, select_files
 from rag_model.store.versions.moves import rollback
 from rag_model.store.versions.snapshot import Snapshot
-from tests.fixtures.blob_texts import told
+from tests.fixtures.blob_texts import list_blobs_with
 from tests.fixtures.tiny_splade import save_mlm
 
 LOOSE = RecallFloor(0.0, 0.0)  # the encoder is random, so recall may be low
@@ -114,12 +114,12 @@ def test_takedown_deletes_the_deltas_that_contain_the_page(
     assert reindex.fn(dumps[1], str(store), str(tiny), recipe).snapshot == new_snapshot
     assert all((store / "blobs" / blob[:2] / blob).exists() for blob in blobs)
 
-    assert {*told(store, SECRET)} & blobs, "the deltas contain the edit"
+    assert {*list_blobs_with(store, SECRET)} & blobs, "the deltas contain the edit"
     derived = len([*library.memo.iter_inputs("derive")])
     takedown.fn(str(store), [str(EDITED)])
     assert len([*library.memo.iter_inputs("derive")]) == derived + 2, "both inverted indexes are derived"
     collect_garbage(library, 0.0)
-    assert told(store, SECRET) == []
+    assert list_blobs_with(store, SECRET) == []
     assert list_deltas(library) == {}
     assert not blobs & {path.name for path in (store / "blobs").glob("??/*")}
 

@@ -10,8 +10,8 @@ from prefect.client.orchestration import get_client
 
 from rag_model.store.store import Store
 from rag_model.store.versions.models import ModelMetadata, put_model
-from tests.fixtures.scripted_server import WHOLE, event, likely, scripted, streams
-from tests.fixtures.strict_html import assert_harmless, parsed
+from tests.fixtures.scripted_server import WHOLE, event, likely, serve_script, streams
+from tests.fixtures.strict_html import assert_harmless, parse_balanced
 from tests.fixtures.tiny_rag import save_tiny_rag
 from tests.fixtures.tiny_spans import save_span_model
 from tests.flows.conftest import Bookwheel
@@ -78,7 +78,7 @@ def test_model_is_evaluated_and_its_answers_are_reused(
             assert sum(passage[key] for passage in row["passages"]) == pytest.approx(1, abs=1e-4)
     assert [json.loads(line)["id"] for line in kilt.read_text().splitlines()] == ["p", "a", "n"]
     assert_harmless(report.read_text())
-    assert reply["model"] in parsed(report.read_text()).text
+    assert reply["model"] in parse_balanced(report.read_text()).text
     assert count_answer_files(store) == n_files + 1
 
     ablated = bookwheel(*command, "--ablations").json
@@ -133,7 +133,7 @@ def test_readers_are_compared_on_the_same_passages(
         assert set(row["costs"]) == {"seconds", "read", "written"}
         assert row["costs"]["read"] > row["costs"]["written"] > 0
     assert reply["costs"] == first_row["costs"]
-    report_text = parsed(report.read_text()).text
+    report_text = parse_balanced(report.read_text()).text
     assert "concat, open book" in report_text
     stages = ("reading of passages", "assembly", "generation", "all stages, open book")
     assert all(stage in report_text for stage in stages)
@@ -151,14 +151,14 @@ def test_readers_are_compared_on_the_same_passages(
     ablated = bookwheel(*command, "--ablations", "--json", "--report", report).json
     assert ablated["notes"][0].endswith("use the first reader; the others (concat) answer the open book")
     assert ablated["notes"][1].endswith("do not fit into a prompt of concat")
-    assert ablated["notes"][1][1:] in parsed(report.read_text()).text
+    assert ablated["notes"][1][1:] in parse_balanced(report.read_text()).text
 
 
 def test_endpoint_model_is_evaluated_and_asked_once(
     store: Path, questions: Path, bookwheel: Bookwheel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     command = ["evaluate", "--store", store, "--model", "openai:tiny", "--questions", questions, "--index", "exact"]
-    with scripted(streams(event("Proudhon [1]."), event("", "stop"))) as server:
+    with serve_script(streams(event("Proudhon [1]."), event("", "stop"))) as server:
         monkeypatch.setenv("OPENAI_BASE_URL", server.url)
         result = bookwheel(*command, "--cite", "--json", "-k", "2")
         assert result.code == 0, result.err
@@ -176,7 +176,7 @@ def test_missing_answers_are_counted_and_reasoning_is_not_scored(
     filtered_answer = streams(event("", "content_filter"))
     rows = tmp_path / "rows.jsonl"
     command = ["evaluate", "--store", store, "--model", "openai:reasons", "--questions", questions, "--index", "exact"]
-    with scripted(reasoned_answer, filtered_answer) as server:
+    with serve_script(reasoned_answer, filtered_answer) as server:
         monkeypatch.setenv("OPENAI_BASE_URL", server.url)
         monkeypatch.setenv("BOOKWHEEL_LLM_CONCURRENCY", "1")
         result = bookwheel(*command, "--json", "-k", "2", "--max-tokens", "99", "--rows", rows)
@@ -206,7 +206,7 @@ def test_threshold_is_chosen_from_endpoint_likelihoods_and_applied(
         "exact",
     ]
     sure, unsure = (streams(likely(*word), event("", "stop")) for word in (("Proudhon", -0.5), ("Hegel", -2.5)))
-    with scripted(sure, unsure) as server:
+    with serve_script(sure, unsure) as server:
         for name, value in {"OPENAI_BASE_URL": server.url, "BOOKWHEEL_LLM_LOGPROBS": "yes"}.items():
             monkeypatch.setenv(name, value)
         monkeypatch.setenv("BOOKWHEEL_LLM_CONCURRENCY", "1")  # so that the first question gets the sure answer
@@ -241,7 +241,7 @@ def test_collapse_is_rejected_after_the_evaluation(
     assert "retrieval has collapsed: 20 questions got 1 distinct passages" in result.err
     assert result.json["model"] == str(tiny_rag)  # the model is a folder
     assert result.json["metrics"]["EM"] == 0
-    assert "Retrieval has collapsed" in parsed(report.read_text()).text
+    assert "Retrieval has collapsed" in parse_balanced(report.read_text()).text
     artifacts = read_artifacts("evaluate-")
     assert {"what": "EM", "value": "0.000 [0.000, 0.000]"} in json.loads(artifacts["evaluate-figures"])
     assert artifacts["evaluate-open-book"] == 100.0
@@ -354,7 +354,7 @@ def test_threshold_is_chosen_evaluated_and_applied(
     choice = bookwheel(*choice_command, "--abstain", path, "--report", report)
     assert choice.code == 0, choice.err
     assert "100% of the questions are answered, and 0.0% of these wrong" in choice.out
-    assert "Area under each curve" in parsed(report.read_text()).text
+    assert "Area under each curve" in parse_balanced(report.read_text()).text
     threshold = json.loads(path.read_text())
     assert threshold["signal"] in {"likelihood", "retrieval", "passages"}
     assert threshold["wanted_risk"] == 0.2
@@ -381,7 +381,7 @@ def test_endpoint_answers_are_reused_unless_sampled(
     bookwheel: Bookwheel,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with scripted(streams(*WHOLE)) as server:
+    with serve_script(streams(*WHOLE)) as server:
         monkeypatch.setenv("OPENAI_BASE_URL", server.url)
         monkeypatch.setenv("BOOKWHEEL_LLM_TEMPERATURE", temperature)
         command = ["evaluate", "--store", store, "--model", "openai:tiny", "--questions", questions, "--json"]

@@ -40,7 +40,7 @@ def test_temporary_errors_are_retried_and_the_webhook_is_called_once(
     with pytest.raises(BookwheelError, match="said no"):
         fail_always.with_options(retries=2, retry_delay_seconds=0)("here", error)
     assert len(attempts) == n_runs
-    (alarm,) = site.told
+    (alarm,) = site.posted
     assert (alarm["flow"], alarm["state"], alarm["store"]) == ("fail-always", "Failed", "here")
     assert f"{error} said no" in alarm["error"]
     with get_client(sync_client=True) as client:

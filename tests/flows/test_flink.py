@@ -36,9 +36,9 @@ from rag_model.store.versions.moves import tag
 from rag_model.training.loop.checkpoint import read_metrics
 from tests.benchmarks.flink_cluster import BEAM_POOL, DEADLINE, FORKING_POOL, ROOT, AbsentError, Flink, flink, until
 from tests.benchmarks.s3_server import environment_of
-from tests.fixtures.machine_requirements import missing
-from tests.fixtures.s3_proxy import FaultyServer, Request, faulty
-from tests.fixtures.tiny_end2end import EVERY, prepare, trained
+from tests.fixtures.machine_requirements import skip_or_fail
+from tests.fixtures.s3_proxy import FaultyServer, Request, serve_faulty
+from tests.fixtures.tiny_end2end import EVERY, prepare, train_in
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800), pytest.mark.xdist_group("flink")]
 
@@ -76,7 +76,7 @@ def bucket(s3_endpoint: str, s3_bucket: Callable[[str], AbstractContextManager[s
 @pytest.fixture(scope="module")
 def proxy(s3_endpoint: str, bucket: str) -> Iterator[FaultyServer]:
     """Yield the proxy through which the workers reach the store."""
-    with faulty(s3_endpoint) as server:
+    with serve_faulty(s3_endpoint) as server:
         yield server
 
 
@@ -88,7 +88,7 @@ def cluster(proxy: FaultyServer, tmp_path_factory: pytest.TempPathFactory) -> It
         with flink(folder, environment, hidden, slots=1, pool_module=FORKING_POOL) as cluster:
             yield cluster
     except AbsentError as absent:
-        missing("flink", str(absent))
+        skip_or_fail("flink", str(absent))
 
 
 @pytest.fixture(scope="module")
@@ -197,7 +197,7 @@ def test_a_training_rebuilds_its_index_there_and_moves_to_what_this_machine_make
         store = Store.open(url)
         tag(store, "latest", "first")
         with open_rebuild_launcher(store, "refresh", options) as launcher:
-            task, result = trained(
+            task, result = train_in(
                 folder, folder / "run", retriever="exact", rebuild=lambda _, launcher=launcher: launcher, url=url
             )
         assert [searched_snapshot.step for searched_snapshot in result.searched_snapshots] == [0, EVERY + 1]

@@ -59,17 +59,17 @@ def test_new_dump_is_built_once(site: Site, run_watch: Any, dumps: list[bytes], 
     assert (tmp_path / "dumps" / "20261001" / NAME.format("20261001")).read_bytes() == dumps[0]
     assert get_dump_date(Store.open(str(tmp_path / "store")), "latest") == "20261001"
 
-    site.asked.clear()
+    site.requested_paths.clear()
     idle = run_watch()
     assert (idle.known, idle.dump, idle.built) == ("20261001", None, None)
-    assert site.asked == ["/testwiki/", "/testwiki/20261101/dumpstatus.json"]
+    assert site.requested_paths == ["/testwiki/", "/testwiki/20261101/dumpstatus.json"]
 
     publish_dump(site, "20261101", dumps[1])
     second = run_watch(max_passage_loss=1.0)
     assert (second.dump, second.built.number) == ("20261101", 2)
-    site.asked.clear()
+    site.requested_paths.clear()
     assert run_watch().dump is None
-    assert site.asked == ["/testwiki/"]
+    assert site.requested_paths == ["/testwiki/"]
 
 
 def test_refused_gate_posts_alarm_and_keeps_old_snapshot(
@@ -81,7 +81,7 @@ def test_refused_gate_posts_alarm_and_keeps_old_snapshot(
     monkeypatch.setenv("BOOKWHEEL_WEBHOOK", site.url + "alarm")
     with pytest.raises(GateRefusedError):
         run_watch()
-    (alarm,) = site.told
+    (alarm,) = site.posted
     assert (alarm["flow"], alarm["state"], alarm["ref"]) == ("watch", "Failed", "latest")
     assert "latest did not move" in alarm["error"]
     with Snapshot.open(str(tmp_path / "store"), "latest") as snapshot:
@@ -96,7 +96,7 @@ def test_damaged_dump_posts_alarm_and_builds_nothing(
     site.pages[f"/testwiki/20261001/{NAME.format('20261001')}"] = dumps[0][:-1] + b"!"
     with pytest.raises(InputError, match="was deleted"):
         run_watch()
-    assert "was deleted" in site.told[0]["error"]
+    assert "was deleted" in site.posted[0]["error"]
     assert Store.open(str(tmp_path / "store")).refs.list_names() == []
 
 

@@ -20,7 +20,7 @@ from rag_model.store.store import Store
 from rag_model.store.versions.snapshot import Snapshot
 from rag_model.training.loop.checkpoint import read_metrics
 from rag_model.training.objectives.objective import list_objective_names
-from tests.flows.conftest import Bookwheel, Ran
+from tests.flows.conftest import Bookwheel, CommandResult
 
 pytestmark = pytest.mark.xdist_group("server")  # One process runs the commands of all these tests.
 
@@ -95,7 +95,7 @@ for line in sys.stdin:
 
 
 @pytest.fixture(scope="module")
-def run_program(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Ran]]:
+def run_program(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., CommandResult]]:
     """Run `bookwheel`, `prefect` or `launch` in a process where the package `toy` is installed."""
     folder, working_folder = tmp_path_factory.mktemp("installed"), tmp_path_factory.mktemp("working")
     shutil.copy(ROOT / "tests" / "fixtures" / "toy_objective.py", folder)
@@ -115,28 +115,28 @@ def run_program(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[.
         assert process.stdin is not None
         assert process.stdout is not None
 
-        def run(program: str, *words: object, **variables: str) -> Ran:
+        def run(program: str, *words: object, **variables: str) -> CommandResult:
             request = (program, [str(word) for word in words], outputs, variables)
             print(json.dumps(request), file=process.stdin, flush=True)
             code = int(process.stdout.readline())
-            return Ran(code, *(Path(path).read_text() for path in outputs))
+            return CommandResult(code, *(Path(path).read_text() for path in outputs))
 
         yield run
         process.stdin.close()
 
 
 @pytest.fixture
-def finetune_toy(run_program: Callable[..., Ran], inputs: dict[str, Path]) -> Callable[..., Ran]:
+def finetune_toy(run_program: Callable[..., CommandResult], inputs: dict[str, Path]) -> Callable[..., CommandResult]:
     """Run `finetune toy --json`."""
 
-    def run(*words: object, **variables: str) -> Ran:
+    def run(*words: object, **variables: str) -> CommandResult:
         options = [word for name, path in inputs.items() for word in (f"--{name}", path)]
         return run_program("bookwheel", "finetune", "toy", *options, *words, "--json", **variables)
 
     return run
 
 
-def test_help_lists_installed_objective(run_program: Callable[..., Ran], bookwheel: Bookwheel) -> None:
+def test_help_lists_installed_objective(run_program: Callable[..., CommandResult], bookwheel: Bookwheel) -> None:
     assert "toy" not in bookwheel("finetune", "--help").out  # The package is not installed for this process.
     output = " ".join(run_program("bookwheel", "finetune", "--help").out.replace("│", " ").split())
     assert "toy: a bag of words" in output
@@ -147,7 +147,7 @@ def test_help_lists_installed_objective(run_program: Callable[..., Ran], bookwhe
 
 
 def test_killed_training_resumes_and_stores_model_with_card(
-    finetune_toy: Callable[..., Ran], inputs: dict[str, Path], tmp_path: Path
+    finetune_toy: Callable[..., CommandResult], inputs: dict[str, Path], tmp_path: Path
 ) -> None:
     killed = finetune_toy("--work", tmp_path / "work", TOY_KILLED_AT="8")
     assert killed.code == -signal.SIGKILL, killed.err
@@ -179,7 +179,7 @@ def test_killed_training_resumes_and_stores_model_with_card(
     assert [row["age"] for row in steps] == [row["step"] for row in steps]
 
 
-def test_option_that_objective_does_not_take_changes_nothing(finetune_toy: Callable[..., Ran]) -> None:
+def test_option_that_objective_does_not_take_changes_nothing(finetune_toy: Callable[..., CommandResult]) -> None:
     """`bookwheel.toml` and the environment may set it for other verbs."""
     first = finetune_toy("--max-steps", 2, "--generator", "nowhere").json
     second = finetune_toy("--max-steps", 2, BOOKWHEEL_ENCODER="model:none").json
@@ -187,7 +187,7 @@ def test_option_that_objective_does_not_take_changes_nothing(finetune_toy: Calla
 
 
 @pytest.fixture(scope="module")
-def deployment(prefect_url: str, run_program: Callable[..., Ran], inputs: dict[str, Path]) -> str:
+def deployment(prefect_url: str, run_program: Callable[..., CommandResult], inputs: dict[str, Path]) -> str:
     """Deploy `finetune` with `infra/prefect.yaml`; return the name of the deployment."""
     with get_client(sync_client=True) as client, suppress(ObjectAlreadyExists):
         client.create_work_pool(WorkPoolCreate(name="bookwheel-gpu", type="process", base_job_template={}))
@@ -228,7 +228,7 @@ def test_deployment_has_form_of_objective(deployment: str) -> None:
 
 @pytest.mark.usefixtures("prefect_server")
 def test_training_is_estimated_and_launched(
-    run_program: Callable[..., Ran], inputs: dict[str, Path], deployment: str, prefect_url: str
+    run_program: Callable[..., CommandResult], inputs: dict[str, Path], deployment: str, prefect_url: str
 ) -> None:
     options = {name: str(inputs[name]) for name in ("store", "train", "dev")}
     arguments = json.dumps({**options, "max_steps": 5, "deployment": deployment})

@@ -37,7 +37,7 @@ from rag_model.training.moving_index import MovingSettings, RebuildOrder
 from rag_model.training.objectives.end2end import End2EndTask
 from tests.fixtures import async_rebuilds
 from tests.fixtures.forked_processes import SHARED, check_killed
-from tests.fixtures.tiny_end2end import EVERY, SETTINGS, ByHand, Running, prepare, task_of, trained
+from tests.fixtures.tiny_end2end import EVERY, SETTINGS, ByHand, Running, prepare, task_of, train_in
 
 EXACT_SETTINGS = replace(SETTINGS, rag=replace(SETTINGS.rag, retriever="exact"), moving=MovingSettings(2))
 REF = "refresh"
@@ -181,7 +181,7 @@ def test_killed_trainer_finds_its_published_rebuild(inputs: Path, tmp_path: Path
     assert observed[0] == observed[1], "the second trainer starts no second rebuild"
 
     no_rebuilds = ByHand()
-    _, result = trained(inputs, folder, "asynchronous", rebuild=lambda _: no_rebuilds)
+    _, result = train_in(inputs, folder, "asynchronous", rebuild=lambda _: no_rebuilds)
     rows = [row for row in read_metrics(folder) if row["kind"] == "train"]
     second = observed[0][0]
     assert [row["snapshot"] for row in rows] == [first] * (EVERY + 1) + [second] * 2

@@ -41,8 +41,8 @@ def count_records(store: Path) -> dict[str, int]:
     return {stage.name: len(list(stage.iterdir())) for stage in (store / "memo").iterdir()}
 
 
-def test_build_publishes_snapshot_and_moves_ref(built: Any, bookwheel: Any) -> None:
-    store, reply = built.store, built.made
+def test_build_publishes_snapshot_and_moves_ref(library_build: Any, bookwheel: Any) -> None:
+    store, reply = library_build.store, library_build.reply
     assert reply["counts"] == COUNTS
     assert reply["metrics"]["hnsw"]["recall@20"] > 0.95
     assert reply["gate"]["passed"]
@@ -66,8 +66,8 @@ def test_build_publishes_snapshot_and_moves_ref(built: Any, bookwheel: Any) -> N
     assert not list((store / "runs").glob("*")), "a finished run deletes its task results"
 
 
-def test_report_is_one_self_contained_page(built: Any) -> None:
-    reply = built.made
+def test_report_is_one_self_contained_page(library_build: Any) -> None:
+    reply = library_build.reply
     page = Path(reply["report"].removeprefix("file://")).read_text()
     assert reply["snapshot"] in page
     assert not re.findall(r"""(?:src|href)\s*=\s*["']?(?!#|data:|https://[a-z]+\.wikipedia)""", page)
@@ -126,13 +126,16 @@ def test_rerun_builds_nothing_and_moves_no_ref(tmp_path: Path, reindex: Any, boo
 
 
 def test_snapshot_id_depends_on_content_not_on_paths(
-    tmp_path: Path, built: Any, reindex: Any, tiny: Path, mini_dump: Path
+    tmp_path: Path, library_build: Any, reindex: Any, tiny: Path, mini_dump: Path
 ) -> None:
     encoder_link = tmp_path / "another-name"
     encoder_link.symlink_to(tiny)
     copied_dump = tmp_path / "moved.xml.bz2"
     copied_dump.write_bytes(mini_dump.read_bytes())
-    assert reindex(tmp_path / "b", encoder=encoder_link, dump=copied_dump).json["snapshot"] == built.made["snapshot"]
+    assert (
+        reindex(tmp_path / "b", encoder=encoder_link, dump=copied_dump).json["snapshot"]
+        == library_build.reply["snapshot"]
+    )
 
 
 @pytest.mark.slow
@@ -149,11 +152,11 @@ def test_workers_and_one_process_build_equal_snapshots(
 
 
 def test_other_chunker_gives_other_snapshot(
-    tmp_path: Path, store: Path, built: Any, reindex: Any, recipe: Path
+    tmp_path: Path, store: Path, library_build: Any, reindex: Any, recipe: Path
 ) -> None:
     words_recipe = tmp_path / "words.toml"
     words_recipe.write_text(recipe.read_text() + '\n[chunk]\nchunker = "words"\n')
-    reply, words_reply = built.made, reindex(store, recipe=words_recipe, ref="words").json
+    reply, words_reply = library_build.reply, reindex(store, recipe=words_recipe, ref="words").json
     assert words_reply["snapshot"] != reply["snapshot"]
     assert words_reply["counts"]["passages"] < reply["counts"]["passages"], "passages do not end with sections"
 
@@ -173,13 +176,14 @@ def test_dry_run_builds_nothing(tmp_path: Path, reindex: Any, bookwheel: Any) ->
     assert not list(tmp_path.iterdir())
 
 
-def test_build_reports_missing_files_of_parent_and_rebuilds(store: Path, reindex: Any, built: Any) -> None:
+def test_build_reports_missing_files_of_parent_and_rebuilds(store: Path, reindex: Any, library_build: Any) -> None:
     for blob in (path for path in (store / "blobs").rglob("*") if path.is_file()):
         blob.unlink()
     second = reindex(store)
     assert second.code == 0, second.err
-    assert f"2 of 2 parts of the parent {built.made['snapshot'][:12]} are gone: they are built again" in second.err
-    assert (second.json["snapshot"], second.json["counts"]["reused"]) == (built.made["snapshot"], 0)
+    parent = library_build.reply["snapshot"]
+    assert f"2 of 2 parts of the parent {parent[:12]} are gone: they are built again" in second.err
+    assert (second.json["snapshot"], second.json["counts"]["reused"]) == (parent, 0)
 
 
 def test_explain_lists_reusable_work_and_builds_nothing(
@@ -305,9 +309,9 @@ def test_gate_refuses_low_recall(tmp_path: Path, reindex: Any) -> None:
 
 
 def test_gate_refuses_lost_passages_and_other_encoder_space(
-    store: Path, built: Any, reindex: Any, other_tiny: Path
+    store: Path, library_build: Any, reindex: Any, other_tiny: Path
 ) -> None:
-    parent = built.made["snapshot"]
+    parent = library_build.reply["snapshot"]
     assert check_refused(reindex(store, limit=1), store, parent) == "passages lost since the parent"
     assert check_refused(reindex(store, encoder=other_tiny), store, parent) == "encoder space"
     assert reindex(store, encoder=other_tiny, ref="candidate").code == 0  # A new ref has no previous snapshot.

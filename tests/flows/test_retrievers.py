@@ -22,15 +22,15 @@ def rag(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny_rag(tmp_path_factory.mktemp("rag"), tiny)
 
 
-def test_ivfpq_is_default_without_graph(lists_only: Path, rag: Path, questions: Path, bookwheel: Bookwheel) -> None:
-    result = bookwheel("search", QUESTION, "--store", lists_only, "--json")
+def test_ivfpq_is_default_without_graph(ivf_library: Path, rag: Path, questions: Path, bookwheel: Bookwheel) -> None:
+    result = bookwheel("search", QUESTION, "--store", ivf_library, "--json")
     assert result.code == 0, result.err
-    assert result.json == bookwheel("search", QUESTION, "--store", lists_only, "--json", "--index", "ivfpq").json
-    result = bookwheel("evaluate", "--store", lists_only, "--questions", questions, "--json")
+    assert result.json == bookwheel("search", QUESTION, "--store", ivf_library, "--json", "--index", "ivfpq").json
+    result = bookwheel("evaluate", "--store", ivf_library, "--questions", questions, "--json")
     assert (result.code, result.json["retriever"], result.json["index"]) == (0, "ivfpq", "ivfpq"), result.err
-    result = bookwheel("answer", QUESTION, "--store", lists_only, "--model", rag, "--json")
+    result = bookwheel("answer", QUESTION, "--store", ivf_library, "--model", rag, "--json")
     assert result.code == 0, result.err
-    result = bookwheel("evaluate", "--store", lists_only, "--questions", questions, "--model", rag, "--json")
+    result = bookwheel("evaluate", "--store", ivf_library, "--questions", questions, "--model", rag, "--json")
     assert (result.code, result.json["retriever"]) == (0, "ivfpq"), result.err
 
 

@@ -115,8 +115,8 @@ def test_service_answers_open_request_before_it_ends(store: Path, tmp_path: Path
     assert "Traceback" not in log
 
 
-def test_service_uses_ivfpq_without_graph(lists_only: Path, tmp_path: Path) -> None:
-    with start_service(tmp_path, "--store", lists_only, "--dest", tmp_path / "dest") as service:
+def test_service_uses_ivfpq_without_graph(ivf_library: Path, tmp_path: Path) -> None:
+    with start_service(tmp_path, "--store", ivf_library, "--dest", tmp_path / "dest") as service:
         service.wait_until(lambda: service.get("/readyz")[0] == 200)
         description = json.loads(service.get("/snapshot")[1])
         assert (description["retrievers"], description["indexes"]) == (["ivfpq"], ["ivfpq"])

@@ -16,7 +16,7 @@ from rag_model.store.store import Store
 from rag_model.store.upkeep.verify import verify_version
 from rag_model.store.versions.manifest import question_encoder_path
 from rag_model.store.versions.snapshot import Snapshot
-from tests.flows.conftest import Built
+from tests.flows.conftest import LibraryBuild
 
 RECIPE = """
 part_bytes = 50_000
@@ -41,18 +41,18 @@ def recipe(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def two_spaces(mini_dump: Path, tiny: Path, other_tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Built:
+def two_spaces(mini_dump: Path, tiny: Path, other_tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> LibraryBuild:
     """A store with a snapshot of two spaces; tests only read it."""
     folder, out = tmp_path_factory.mktemp("spaces"), io.StringIO()
     (folder / "spaces.toml").write_text(RECIPE.format(encoder=other_tiny))
     options = ["--dump", mini_dump, "--encoder", tiny, "--recipe", folder / "spaces.toml", "--store", folder / "store"]
     with redirect_stdout(out):
         assert cli.run(["reindex", *map(str, options), "--json"]) == 0
-    return Built(folder / "store", json.loads(out.getvalue()))
+    return LibraryBuild(folder / "store", json.loads(out.getvalue()))
 
 
 @pytest.fixture
-def store(two_spaces: Built, tmp_path: Path) -> Path:
+def store(two_spaces: LibraryBuild, tmp_path: Path) -> Path:
     """A copy of the store with two spaces."""
     return Path(shutil.copytree(two_spaces.store, tmp_path / "store"))
 
@@ -62,9 +62,9 @@ def read_vectors(snapshot: Snapshot, representation: str) -> Any:
 
 
 def test_two_spaces_are_built_reused_and_taken_down(
-    two_spaces: Built, store: Path, reindex: Any, recipe: Path, bookwheel: Any, other_tiny: Path
+    two_spaces: LibraryBuild, store: Path, reindex: Any, recipe: Path, bookwheel: Any, other_tiny: Path
 ) -> None:
-    reply = two_spaces.made
+    reply = two_spaces.reply
     assert reply["metrics"]["small"]["recall@20"] == 1.0
     assert {"embed", "embed small"} <= reply["seconds"].keys()
     with Snapshot.open(str(store)) as snapshot:
@@ -97,7 +97,7 @@ def test_two_spaces_are_built_reused_and_taken_down(
 
 
 def test_question_encoder_searches_only_its_own_space(
-    two_spaces: Built, bookwheel: Any, tiny: Path, other_tiny: Path
+    two_spaces: LibraryBuild, bookwheel: Any, tiny: Path, other_tiny: Path
 ) -> None:
     command = ("search", "political philosophy", "--store", two_spaces.store, "--json", "--question-encoder")
     default_results = bookwheel(*command[:-1], "--index", "small").json["results"]

@@ -20,7 +20,7 @@ from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.store import Store
 from rag_model.store.upkeep.verify import verify_version
 from rag_model.store.versions.snapshot import Snapshot
-from tests.fixtures.blob_texts import told
+from tests.fixtures.blob_texts import list_blobs_with
 from tests.fixtures.forked_processes import ForkedCommand
 
 PAGE, TITLE, SENTENCE = "12", "Anarchism", "political philosophy"  # Only this page of the small dump has the sentence.
@@ -64,7 +64,7 @@ def test_takedown_removes_every_byte_of_page(
 ) -> None:
     with Snapshot.open(str(store)) as snapshot:
         old_id, traces, pages = snapshot.id, collect_vector_traces(snapshot, PAGE), list_page_ids(snapshot)
-    assert told(store, SENTENCE.encode())
+    assert list_blobs_with(store, SENTENCE.encode())
     assert PAGE in pages
     blobs = [path.read_bytes() for path in (store / "blobs").glob("??/*")]
     assert all(any(trace in blob for blob in blobs) for trace in traces[::2]), "the store has float16 vectors"
@@ -72,7 +72,7 @@ def test_takedown_removes_every_byte_of_page(
     questions = tmp_path / "questions.jsonl"
     questions.write_text('{"question": "what is anarchism?", "answers": ["Proudhon"]}\n')
     evaluation = bookwheel("evaluate", "--store", store, "--questions", questions, "--json").json["evaluation"]
-    assert len(told(store, f'"title": "{TITLE}"'.encode())) >= 1
+    assert len(list_blobs_with(store, f'"title": "{TITLE}"'.encode())) >= 1
 
     dry_run = bookwheel("takedown", PAGE, "--store", store, "--json").json
     assert evaluation in dry_run["evaluations"]
@@ -111,7 +111,7 @@ def test_takedown_removes_every_byte_of_page(
 
     deleted = bookwheel("gc", "--grace", 0, "--store", store, "--yes", "--json").json
     assert deleted["files"] > 0
-    assert told(store, SENTENCE.encode()) == told(store, f'"title": "{TITLE}"'.encode()) == []
+    assert list_blobs_with(store, SENTENCE.encode()) == list_blobs_with(store, f'"title": "{TITLE}"'.encode()) == []
     blobs = [path.read_bytes() for path in (store / "blobs").glob("??/*")]
     assert not any(trace in blob for trace in traces for blob in blobs)
     check_shard(opened_store, new_id)
@@ -181,7 +181,7 @@ def test_killed_takedown_is_finished(moment: str, store: Path, bookwheel: Any, t
     for file in opened_store.files.iter_tree():  # After an hour, gc ignores the killed process.
         os.utime(store / file.path, (file.modified - 3601,) * 2)
     assert bookwheel("gc", "--grace", 0, "--store", store, "--yes").code == 0
-    assert told(store, SENTENCE.encode()) == []
+    assert list_blobs_with(store, SENTENCE.encode()) == []
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,7 @@ from rag_model.store.versions.mapped import write_mapped_copy
 from rag_model.store.versions.model_manifest import ModelContent, ModelManifest
 from tests.fixtures.impact_index import questions as impact_questions
 from tests.fixtures.impact_index import write_rows, zipfian
-from tests.fixtures.scripted_server import STREAM, event, likely, scripted, streams
+from tests.fixtures.scripted_server import STREAM, event, likely, serve_script, streams
 from tests.fixtures.tiny_generators import CHAT
 from tests.fuzz.deltas import DELTAS
 
@@ -454,7 +454,7 @@ def _make_whole_reply(folder: Path) -> Path:
 def _read_reply(path: Path) -> object:
     """Send the bytes as the reply of an endpoint, including the HTTP head."""
     settings = ChatSettings(tries=1, whole_seconds=3.0, first_seconds=2.0, logprobs=True)
-    with scripted(streams(head=path.read_bytes())) as server:
+    with serve_script(streams(head=path.read_bytes())) as server:
         writer = EndpointWriter("model", settings, Endpoint(server.url, "a-key-of-sixteen-characters"))
         try:
             return writer.write([Prompt("Answer in few words.", "who wrote animal farm?")])

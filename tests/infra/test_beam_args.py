@@ -8,7 +8,7 @@ from apache_beam.options.pipeline_options import FlinkRunnerOptions, PipelineOpt
 from packaging.version import Version
 
 from beam_jobs.options import build_pipeline_options, check_flags
-from tests.fixtures.infra_files import PROJECT, ROOT, bake, dockerfile
+from tests.fixtures.infra_files import PROJECT, ROOT, read_bake_file, read_dockerfile
 
 FILES = sorted((ROOT / "infra/beam").glob("*.args"))
 
@@ -53,7 +53,7 @@ def test_an_option_that_beam_does_not_know_is_refused() -> None:
 def test_flink_gets_the_job_server_that_is_in_the_image() -> None:
     options = _parse_strictly((ROOT / "infra/beam/flink.args").read_text().split())
     assert options.flink_version in FlinkRunnerOptions.PUBLISHED_FLINK_VERSIONS
-    stage = dockerfile()[1]["flows"]
+    stage = read_dockerfile()[1]["flows"]
     assert any(options.flink_job_server_jar in rest for word, rest in stage.instructions if word == "RUN")
     assert (options.environment_type, options.environment_config.partition(":")[0]) == ("EXTERNAL", "localhost")
 
@@ -63,7 +63,7 @@ def test_dataflow_gets_the_image_with_the_code_of_the_launcher() -> None:
     name, _, tag = options.sdk_container_image.rpartition("/")[2].partition(":")
     assert (name, tag) == ("bookwheel-dataflow", PROJECT["version"])
     assert Version(tag)
-    assert name in bake()[1]["dataflow"]["tags"][0]
+    assert name in read_bake_file()[1]["dataflow"]["tags"][0]
     assert options.sdk_location == "container", "or Beam would be put over the one in the image"
     assert options.number_of_worker_harness_threads == 1, "each thread would load its own encoder"
     (accelerator,) = options.dataflow_service_options

@@ -19,7 +19,7 @@ from packaging.requirements import Requirement
 
 from flows.machine.local import find_free_ports
 from rag_model.serving.settings import ServiceSettings
-from tests.fixtures.infra_files import PROJECT, ROOT, built, dockerfile, known_variables
+from tests.fixtures.infra_files import PROJECT, ROOT, known_variables, list_built_images, read_dockerfile
 
 FILE = ROOT / "docker/compose.yaml"
 COMPOSE: dict[str, Any] = yaml.safe_load(FILE.read_text())
@@ -53,13 +53,13 @@ def test_images_are_those_that_are_built_or_public_ones_that_are_pinned() -> Non
             continue
         defaults = {name: default for name, _, default in SETTING.findall(image)}
         assert defaults == TAGS
-        assert SETTING.sub(lambda found: TAGS[found[1]], image) in built()
+        assert SETTING.sub(lambda found: TAGS[found[1]], image) in list_built_images()
 
 
 def test_flink_is_the_version_whose_job_server_the_launcher_has() -> None:
     version = SERVICES["jobmanager"]["image"].removeprefix("flink:").rpartition(".")[0].split("-")[0]
     minor = ".".join(version.split(".")[:2])
-    assert f"flink{minor}_job_server" in dockerfile()[1]["job-server"].base
+    assert f"flink{minor}_job_server" in read_dockerfile()[1]["job-server"].base
     assert f"--flink_version={minor}" in (ROOT / "infra/beam/flink.args").read_text().split()
 
 
@@ -98,7 +98,7 @@ def test_ports_are_published_on_loopback_only() -> None:
     ports = [port for service in SERVICES.values() for port in service.get("ports", ())]
     assert all(port.startswith("127.0.0.1:") for port in ports)
     assert len(ports) == len(set(ports))
-    assert f"127.0.0.1:8000:{dockerfile()[1]['serve'].last('EXPOSE').split()[0]}" in SERVICES["serve"]["ports"]
+    assert f"127.0.0.1:8000:{read_dockerfile()[1]['serve'].last('EXPOSE').split()[0]}" in SERVICES["serve"]["ports"]
 
 
 def test_the_service_may_finish_its_requests_before_it_is_killed() -> None:
@@ -120,7 +120,7 @@ def test_workers_of_beam_share_the_network_of_the_one_taskmanager() -> None:
     properties = yaml.safe_load(_get_environment(SERVICES["taskmanager"])["FLINK_PROPERTIES"])
     assert properties["restart-strategy.type"] == "fixed-delay"
     assert properties["jobmanager.rpc.address"] in SERVICES
-    port = json.loads(dockerfile()[1]["worker"].last("CMD"))[-1]
+    port = json.loads(read_dockerfile()[1]["worker"].last("CMD"))[-1]
     flags = (ROOT / "infra/beam/flink.args").read_text().split()
     assert f"--environment_config=localhost:{port}" in flags
     (alias,) = SERVICES["jobmanager"]["networks"]["default"]["aliases"]

@@ -12,12 +12,20 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from tests.fixtures.infra_files import DOCKERFILE, PROJECT, ROOT, Stage, bake, dockerfile, known_variables
+from tests.fixtures.infra_files import (
+    DOCKERFILE,
+    PROJECT,
+    ROOT,
+    Stage,
+    known_variables,
+    read_bake_file,
+    read_dockerfile,
+)
 
 PACKAGES = ("flows", "beam_jobs", "rag_model")
 SECRET = re.compile(r"KEY|SECRET|TOKEN|PASSWORD|CREDENTIAL", re.IGNORECASE)
-DEFAULTS, STAGES = dockerfile()
-FINAL = sorted({body["target"] for body in bake()[1].values()})
+DEFAULTS, STAGES = read_dockerfile()
+FINAL = sorted({body["target"] for body in read_bake_file()[1].values()})
 
 
 def _find_tool(name: str) -> str:
@@ -68,7 +76,7 @@ def test_extras_are_those_of_the_project() -> None:
 
 def test_packages_of_the_images_have_the_bounds_of_the_project() -> None:
     requirements = [Requirement(text) for text in re.findall(r'"([\w-]+[><=]=[^"$]+)"', DOCKERFILE.read_text())]
-    requirements.append(Requirement(bake()[0]["FAISS_GPU"]))
+    requirements.append(Requirement(read_bake_file()[0]["FAISS_GPU"]))
     extras = chain.from_iterable(PROJECT["optional-dependencies"].values())
     own_requirements = map(Requirement, (*PROJECT["dependencies"], *extras))
     bounds = {requirement.name: requirement.specifier for requirement in own_requirements}
@@ -78,7 +86,7 @@ def test_packages_of_the_images_have_the_bounds_of_the_project() -> None:
 
 
 def test_the_faiss_of_the_image_is_that_of_the_extra_and_has_the_cuda_of_its_torch() -> None:
-    variables = bake()[0]
+    variables = read_bake_file()[0]
     (extra,) = map(Requirement, PROJECT["optional-dependencies"]["gpu"])
     image = Requirement(variables["FAISS_GPU"])
     assert (image.name, image.specifier) == (extra.name, extra.specifier)
@@ -87,7 +95,7 @@ def test_the_faiss_of_the_image_is_that_of_the_extra_and_has_the_cuda_of_its_tor
 
 
 def test_targets_of_the_build_and_their_arguments_exist() -> None:
-    variables, targets = bake()
+    variables, targets = read_bake_file()
     assert variables["TAG"] == PROJECT["version"]
     for name, body in targets.items():
         assert (ROOT / body["dockerfile"]) == DOCKERFILE

@@ -18,12 +18,12 @@ from tests.fixtures.infra_files import (
     KUBERNETES,
     PROJECT,
     REGISTRY,
-    built,
+    build_kustomization,
     containers,
-    dockerfile,
     known_variables,
-    kustomized,
+    list_built_images,
     pods,
+    read_dockerfile,
 )
 
 Document = dict[str, Any]
@@ -34,7 +34,7 @@ FLINK = json.loads((KUBERNETES.parents[1] / "tests/infra/schemas/flinkdeployment
 
 @pytest.fixture(params=OVERLAYS)
 def manifests(request: pytest.FixtureRequest) -> list[Document]:
-    return kustomized(request.param)
+    return build_kustomization(request.param)
 
 
 def _select(manifests: list[Document], kind: str) -> list[Document]:
@@ -66,7 +66,7 @@ def test_every_manifest_fits_its_schema(manifests: list[Document]) -> None:
     ids=["field", "value", "unit"],
 )
 def test_the_schema_of_flink_refuses_what_the_operator_would(change: Any) -> None:
-    (cluster,) = _select(kustomized("base"), "FlinkDeployment")
+    (cluster,) = _select(build_kustomization("base"), "FlinkDeployment")
     change(cluster["spec"])
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate(cluster, FLINK)
@@ -120,7 +120,9 @@ def test_images_are_those_that_are_built_or_public_ones_that_are_pinned(manifest
         if "image" in container
     ]
     images += [cluster["spec"]["image"] for cluster in _select(manifests, "FlinkDeployment")]
-    assert {image for image in images if image.startswith(REGISTRY)} <= {REGISTRY + image for image in built()}
+    assert {image for image in images if image.startswith(REGISTRY)} <= {
+        REGISTRY + image for image in list_built_images()
+    }
     assert all(re.search(r":[^:/]*\d+\.\d+", image) for image in images)
     assert all(image.startswith(("flink:", REGISTRY)) for image in images)
 
@@ -129,7 +131,7 @@ def test_all_parts_of_flink_have_the_same_version(manifests: list[Document]) -> 
     (cluster,) = _select(manifests, "FlinkDeployment")
     minor = cluster["spec"]["flinkVersion"].removeprefix("v").replace("_", ".")
     assert cluster["spec"]["image"].startswith(f"flink:{minor}.")
-    assert f"flink{minor}_job_server" in dockerfile()[1]["job-server"].base
+    assert f"flink{minor}_job_server" in read_dockerfile()[1]["job-server"].base
 
 
 def test_variables_are_read_and_no_secret_is_written(manifests: list[Document]) -> None:
@@ -165,7 +167,7 @@ def test_probes_ask_the_ports_that_serve_listens_on(manifests: list[Document]) -
     (template,) = (template for name, template in pods(manifests) if name == "serve")
     (container,) = containers(template)
     port, health = container["ports"]
-    image = dockerfile()[1]["serve"]
+    image = read_dockerfile()[1]["serve"]
     assert [str(exposed_port["containerPort"]) for exposed_port in (port, health)] == image.last("EXPOSE").split()
     probes = {probe: container[probe]["httpGet"] for probe in ("startupProbe", "readinessProbe", "livenessProbe")}
     assert {probe["port"] for probe in probes.values()} == {health["name"]}
@@ -228,7 +230,7 @@ def _get_flink_policy(manifests: list[Document]) -> Document:
 
 
 def test_only_the_jobmanager_may_start_pods() -> None:
-    manifests = kustomized("base")
+    manifests = build_kustomization("base")
     (cluster,) = _select(manifests, "FlinkDeployment")
     workers = cluster["spec"]["flinkConfiguration"]["kubernetes.taskmanager.service-account"]
     assert workers != cluster["spec"]["serviceAccount"]
@@ -243,7 +245,7 @@ def test_only_the_jobmanager_may_start_pods() -> None:
 
 
 def test_flink_knows_every_setting() -> None:
-    (cluster,) = _select(kustomized("base"), "FlinkDeployment")
+    (cluster,) = _select(build_kustomization("base"), "FlinkDeployment")
     compose = yaml.safe_load((KUBERNETES.parents[1] / "docker/compose.yaml").read_text())
     properties = yaml.safe_load(compose["services"]["taskmanager"]["environment"]["FLINK_PROPERTIES"])
     folder = Path(distribution("apache-flink-libraries").locate_file("pyflink/lib"))
@@ -260,20 +262,20 @@ def test_flink_knows_every_setting() -> None:
 
 
 def test_each_slot_has_a_python_process() -> None:
-    (cluster,) = _select(kustomized("base"), "FlinkDeployment")
+    (cluster,) = _select(build_kustomization("base"), "FlinkDeployment")
     slots = cluster["spec"]["flinkConfiguration"]["taskmanager.numberOfTaskSlots"]
     assert f"--sdk_worker_parallelism={slots}" in (KUBERNETES.parent / "beam/flink.args").read_text().split()
 
 
 def test_each_gpu_worker_has_its_own_gpu() -> None:
-    (cluster,) = _select(kustomized("gpu"), "FlinkDeployment")
+    (cluster,) = _select(build_kustomization("gpu"), "FlinkDeployment")
     spec = cluster["spec"]["taskManager"]["podTemplate"]["spec"]
     (pool,) = spec["initContainers"]
     slots = cluster["spec"]["flinkConfiguration"]["taskmanager.numberOfTaskSlots"]
     assert pool["resources"]["limits"]["nvidia.com/gpu"] == slots == "1"
     assert spec["nodeSelector"]
     assert spec["tolerations"][0]["key"] == "nvidia.com/gpu"
-    entry = json.loads(dockerfile()[1]["worker"].last("ENTRYPOINT"))
+    entry = json.loads(read_dockerfile()[1]["worker"].last("ENTRYPOINT"))
     assert pool["command"] == entry, "the GPU image starts no pool by itself"
 
 

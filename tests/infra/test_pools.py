@@ -9,7 +9,16 @@ from prefect.utilities.templating import apply_values
 
 from flows.machine.pools import job_variables
 from rag_model.resources import RunResources, WorkEstimate
-from tests.fixtures.infra_files import REGISTRY, ROOT, built, containers, documents, kustomized, pods, pool
+from tests.fixtures.infra_files import (
+    REGISTRY,
+    ROOT,
+    build_kustomization,
+    containers,
+    list_built_images,
+    pods,
+    pool,
+    read_yaml_documents,
+)
 
 VERSION = "1.33.0"
 POOLS = ("cpu", "gpu")
@@ -64,11 +73,11 @@ def test_a_rebuild_gets_its_estimated_resources() -> None:
 
 @pytest.mark.parametrize("name", POOLS)
 def test_every_name_that_a_run_references_exists(name: str) -> None:
-    job, manifests = _fill_template(name, {}), kustomized("base")
+    job, manifests = _fill_template(name, {}), build_kustomization("base")
     names = {(manifest["kind"], manifest["metadata"]["name"]) for manifest in manifests}
     ((_, template),) = pods([job])
     (container,) = containers(template)
-    assert container["image"] in {REGISTRY + image for image in built()}
+    assert container["image"] in {REGISTRY + image for image in list_built_images()}
     assert container["image"].startswith(f"{REGISTRY}bookwheel-{name}:")
     assert ("ServiceAccount", template["spec"]["serviceAccountName"]) in names
     assert ("ConfigMap", container["envFrom"][0]["configMapRef"]["name"]) in names
@@ -89,7 +98,7 @@ def test_only_the_gpu_pool_requests_gpus() -> None:
 def test_deployments_name_pools_with_workers_and_set_variables_of_their_templates() -> None:
     pools = {
         container["command"][container["command"].index("--pool") + 1]
-        for name, template in pods(kustomized("base"))
+        for name, template in pods(build_kustomization("base"))
         if name == "prefect-worker"
         for container in containers(template)
     }
@@ -103,7 +112,7 @@ def test_deployments_name_pools_with_workers_and_set_variables_of_their_template
 
 
 def test_workers_of_a_pod_have_different_ports() -> None:
-    (deployment,) = (document for document in documents(ROOT / "infra/kubernetes/base/prefect-worker.yaml"))
+    (deployment,) = (document for document in read_yaml_documents(ROOT / "infra/kubernetes/base/prefect-worker.yaml"))
     containers_of_pod = deployment["spec"]["template"]["spec"]["containers"]
     ports = [
         {variable["name"]: variable["value"] for variable in container["env"]}["PREFECT_WORKER_WEBSERVER_PORT"]

@@ -13,7 +13,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from rag_model.store.objects.cache import get_cache_folder
-from tests.fixtures.infra_files import PROJECT, containers, dockerfile, kustomized, pods
+from tests.fixtures.infra_files import PROJECT, build_kustomization, containers, pods, read_dockerfile
 
 _BLOCK_OTHER_PACKAGES = """
 import sys
@@ -38,7 +38,7 @@ sys.exit(code)
 
 def _read_requirements() -> list[Requirement]:
     """Return the requirements in the install line of the image: extras of the project and other packages."""
-    (line,) = [rest for word, rest in dockerfile()[1]["serve-venv"].instructions if word == "RUN"]
+    (line,) = [rest for word, rest in read_dockerfile()[1]["serve-venv"].instructions if word == "RUN"]
     (extras,) = re.findall(r"whl\)\[([\w,]+)\]", line)
     extra_requirements = chain.from_iterable(PROJECT["optional-dependencies"][extra] for extra in extras.split(","))
     added = re.findall(r'"([\w-]+[><=]=[^"$]+)"', line)
@@ -87,11 +87,11 @@ def test_the_service_starts() -> None:
 def test_the_service_reads_the_settings_of_the_manifests(monkeypatch: pytest.MonkeyPatch) -> None:
     from flows.cli import app  # noqa: PLC0415 - with its settings read late, as the command does
 
-    documents = kustomized("base")
+    documents = build_kustomization("base")
     (settings,) = (document["data"] for document in documents if document["kind"] == "ConfigMap")
     (template,) = (template for name, template in pods(documents) if name == "serve")
     (container,) = containers(template)
-    stages = dockerfile()[1]
+    stages = read_dockerfile()[1]
     baked = dict(part.split("=", 1) for name in ("base", "serve") for part in stages[name].last("ENV").split())
     variables = {**baked, **settings, **{variable["name"]: variable["value"] for variable in container["env"]}}
     for name, value in variables.items():

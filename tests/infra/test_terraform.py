@@ -3,11 +3,11 @@
 import re
 from typing import Any
 
-from tests.fixtures.infra_files import KUBERNETES, ROOT, documents, terraform
+from tests.fixtures.infra_files import KUBERNETES, ROOT, read_hcl, read_yaml_documents
 
 FOLDER = ROOT / "infra/terraform"
 FILES = sorted(FOLDER.glob("*.tf"))
-BLOCKS = terraform(*FILES)
+BLOCKS = read_hcl(*FILES)
 
 
 def _get_resource(kind: str, name: str = "library") -> dict[str, Any]:
@@ -97,7 +97,7 @@ def test_roles_belong_to_the_accounts_that_the_manifests_annotate() -> None:
     granted = {account: role for role, account in local_values["accounts"].items()}
     annotated = {
         account["metadata"]["name"]: account["metadata"]["annotations"]["eks.amazonaws.com/role-arn"].rpartition("-")[2]
-        for account in documents(KUBERNETES / "base/accounts.yaml")
+        for account in read_yaml_documents(KUBERNETES / "base/accounts.yaml")
         if "annotations" in account["metadata"]
     }
     assert granted == annotated

@@ -15,7 +15,7 @@ from playwright.sync_api import TimeoutError as PlaywrightTimeoutError
 
 from flows.machine.local import down, main, up
 from tests.fixtures.browser import browser_page
-from tests.fixtures.running_stack import DEADLINE, ENDED, ROOT, TOKEN, Api, Everything, everything
+from tests.fixtures.running_stack import DEADLINE, ENDED, ROOT, TOKEN, Api, RunningStack, run_stack
 
 RECIPE = {"index": {"hnsw": {"factory": "HNSW8"}}, "part_bytes": 50_000}
 IN_PROCESS = ["--runner=FnApiRunner"]
@@ -24,18 +24,18 @@ pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("processes")]
 
 
 @pytest.fixture(scope="module")
-def stack(prefect_database: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Everything]:
+def stack(prefect_database: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningStack]:
     folder = tmp_path_factory.mktemp("local")
     (folder / "prefect").mkdir()
     if prefect_database.exists():
         shutil.copy(prefect_database, folder / "prefect" / "prefect.db")
-    with everything(folder) as started_stack:
+    with run_stack(folder) as started_stack:
         yield started_stack
 
 
 @pytest.fixture
-def api(stack: Everything) -> Api:
-    return Api(stack.places.api)
+def api(stack: RunningStack) -> Api:
+    return Api(stack.services.api)
 
 
 @pytest.fixture
@@ -57,11 +57,11 @@ def test_every_flow_is_deployed_with_inactive_schedules(api: Api) -> None:
 
 
 def test_a_run_started_in_a_browser_completes_after_a_restart_of_the_server(
-    api: Api, stack: Everything, mini_dump: Path, tiny: Path
+    api: Api, stack: RunningStack, mini_dump: Path, tiny: Path
 ) -> None:
-    values = {"dump": mini_dump, "encoder": tiny, "ref": "latest", "store": stack.places.store}
+    values = {"dump": mini_dump, "encoder": tiny, "ref": "latest", "store": stack.services.store}
     with browser_page(viewport={"width": 1280, "height": 1200}) as page:
-        submit_form(page, f"{stack.places.ui}/deployments/deployment/{api.deployment('reindex')}/run", values)
+        submit_form(page, f"{stack.services.ui}/deployments/deployment/{api.deployment('reindex')}/run", values)
     check_run(api, stack)
     (run,) = api.runs(api.deployment("reindex"))
     assert run["parameters"]["dump"] == str(mini_dump)
@@ -71,26 +71,26 @@ def test_a_run_started_in_a_browser_completes_after_a_restart_of_the_server(
     assert "dropped: redirect" in str(counts["data"])
 
 
-def check_run(api: Api, stack: Everything) -> None:
+def check_run(api: Api, stack: RunningStack) -> None:
     """Restart the server during the only run of `reindex`, which completes and has its artifacts."""
     run = api.until(api.deployment("reindex"), lambda run: run["state_type"] == "RUNNING")
     stack.restart()
     lease = run["state"]["state_details"]["deployment_concurrency_lease_id"]
     api(f"/v2/concurrency_limits/leases/{lease}/renew", {"lease_duration": 600})  # or the server would end the run
-    run = api.ended("reindex", run["id"])
+    run = api.wait_for_end("reindex", run["id"])
     assert (run["state_type"], run["run_count"]) == ("COMPLETED", 1), run["state"]
-    assert run["parameters"]["store"] == stack.places.store
+    assert run["parameters"]["store"] == stack.services.store
     assert {"reindex-counts", "reindex-report", "reindex-embed"} <= set(api.artifacts(run["id"]))
 
 
 def test_a_run_that_the_gate_refuses_is_not_retried_and_calls_the_webhook(
-    api: Api, stack: Everything, parameters: dict[str, Any]
+    api: Api, stack: RunningStack, parameters: dict[str, Any]
 ) -> None:
     few_passages = {**parameters, "limit": 1}  # fewer than the gate allows
-    run = api.ended("reindex", api.run("reindex", few_passages))
+    run = api.wait_for_end("reindex", api.run("reindex", few_passages))
     assert (run["state_type"], run["run_count"]) == ("FAILED", 1), run["state"]
     assert "latest did not move" in run["state"]["message"]
-    (call,) = stack.told()
+    (call,) = stack.wait_for_notifications()
     assert (call["flow"], call["run"], call["state"]) == ("reindex", run["name"], "Failed")
     assert call["error"] == run["state"]["message"]
 
@@ -144,19 +144,19 @@ def test_invalid_parameters_are_named(api: Api, parameters: dict[str, Any], mess
     assert message in json.loads(error.value.read())["detail"]
 
 
-def test_logs_databases_and_objects_contain_no_secret(stack: Everything) -> None:
+def test_logs_databases_and_objects_contain_no_secret(stack: RunningStack) -> None:
     """Search the logs, the database with parameters, artifacts and events, and the store after the tests above."""
-    secrets = {TOKEN.encode(), stack.places.environment["AWS_SECRET_ACCESS_KEY"].encode()}
+    secrets = {TOKEN.encode(), stack.services.environment["AWS_SECRET_ACCESS_KEY"].encode()}
     with_secrets = {str(stack.folder / name) for name in ("places.json", "s3.json")}  # configure a shell and the server
-    files = {path: data for path, data in stack.written() if path not in with_secrets}
+    files = {path: data for path, data in stack.iter_contents() if path not in with_secrets}
     assert any(path.endswith("prefect.db") for path in files)
     assert any(b'"provenance"' in data for data in files.values()), "no manifest of a snapshot"
     assert [path for path, data in files.items() for secret in secrets if secret in data] == []
 
 
-def test_a_second_up_changes_nothing(stack: Everything) -> None:
+def test_a_second_up_changes_nothing(stack: RunningStack) -> None:
     processes = (stack.folder / "processes.json").read_text()
-    assert up(stack.folder, ROOT / "infra" / "prefect.yaml") == stack.places
+    assert up(stack.folder, ROOT / "infra" / "prefect.yaml") == stack.services
     assert (stack.folder / "processes.json").read_text() == processes
 
 

@@ -19,7 +19,7 @@ from rag_model.retrieve.factory import open_retriever
 from rag_model.serving.http.guard import BearerTokens
 from rag_model.store.versions.snapshot import Snapshot
 from tests.fixtures.reply_server import Reply, foreign
-from tests.fixtures.scripted_server import replies, scripted
+from tests.fixtures.scripted_server import replies, serve_script
 from tests.fixtures.serving import PASSAGES, Gate, Library, Serving, serving, until, with_limits
 
 QUICK = ClientSettings(first_pause=0.0)
@@ -162,7 +162,7 @@ def test_incomplete_reply_is_requested_again() -> None:
     replies = Reply(200, SEARCH_REPLY, claims=10), Reply(200, SEARCH_REPLY)
     with foreign(*replies) as server, Client(server.url, settings=QUICK) as client:
         assert client.search(["q"]).results[0].question == "q"
-    assert len(server.asked) == 2
+    assert len(server.request_headers) == 2
 
 
 @pytest.mark.parametrize("token_source", ["environment", "argument"])
@@ -267,7 +267,7 @@ def test_reply_that_is_too_large_is_refused(encoding: str) -> None:
     body = b'{"detail": "' + b"0" * (32 << 20)
     compress = {"gzip": gzip.compress, "identity": bytes, "zstd": ZstdCompressor().compress}[encoding]
     words = "encoded as zstd" if encoding == "zstd" else "more than 1048576 bytes"
-    with scripted(replies(200, compress(body), Content_Encoding=encoding)) as server:
+    with serve_script(replies(200, compress(body), Content_Encoding=encoding)) as server:
         settings = ClientSettings(tries=1, max_reply_bytes=1 << 20)
         with Client(server.url, settings=settings) as client, pytest.raises(ServiceError, match=words):
             client.search(["q"])

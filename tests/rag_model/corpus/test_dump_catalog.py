@@ -61,7 +61,7 @@ def test_requested_table_is_part_of_the_dump(site: Site, tmp_path: Path) -> None
 def test_check_without_a_new_dump_costs_one_request(site: Site) -> None:
     publish_dump(site, "20261001")
     assert find_newest_dump(site.url, after="20261001") is None
-    assert site.asked == ["/testwiki/"]
+    assert site.requested_paths == ["/testwiki/"]
 
 
 def test_incomplete_dump_is_skipped(site: Site) -> None:
@@ -118,17 +118,17 @@ def test_redirect_to_another_server_is_not_followed(site: Site, tmp_path: Path) 
         other_site.pages = site.pages
         (file, *_) = (file.name for file in dump.files)
         for path in ("/testwiki/", "/testwiki/20261001/dumpstatus.json", f"/testwiki/20261001/{file}"):
-            site.moved = {path: other_site.url.replace("/testwiki/", path)}
+            site.redirects = {path: other_site.url.replace("/testwiki/", path)}
             with pytest.raises(InputError, match="redirects to another server"):
                 find_newest_dump(site.url) and fetch_dump(dump, tmp_path)
-        assert other_site.asked == []
+        assert other_site.requested_paths == []
 
 
 def test_redirect_within_the_server_is_followed(site: Site, tmp_path: Path) -> None:
     publish_dump(site, "20261001")
     dump = find_dump(site)
     path = f"/testwiki/20261001/{dump.files[0].name}"
-    site.pages["/mirror.bz2"], site.moved = site.pages[path], {path: "/mirror.bz2"}
+    site.pages["/mirror.bz2"], site.redirects = site.pages[path], {path: "/mirror.bz2"}
     fetch_dump(dump, tmp_path)
     assert (tmp_path / dump.files[0].name).read_bytes() == site.pages[path]
 
@@ -140,7 +140,7 @@ def test_download_stops_at_the_declared_size(site: Site, tmp_path: Path) -> None
     with pytest.raises(InputError, match="longer than the 5 bytes in the dump's status"):
         fetch_dump(dump, tmp_path)
     assert not list(tmp_path.iterdir())
-    assert site.sent < 50 * MEGABYTE  # the system's buffers may hold a part of it
+    assert site.sent_bytes < 50 * MEGABYTE  # the system's buffers may hold a part of it
 
 
 def test_very_slow_server_is_given_up(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,11 +157,11 @@ def test_very_slow_server_is_given_up(site: Site, tmp_path: Path, monkeypatch: p
 def test_dump_larger_than_the_disk_is_not_fetched(site: Site, tmp_path: Path) -> None:
     publish_dump(site, "20261001")
     dump = find_dump(site)
-    request_count = len(site.asked)
+    request_count = len(site.requested_paths)
     large = replace(dump, files=tuple(replace(file, size=1 << 60) for file in dump.files))
     with pytest.raises(ResourceError, match=r"2,305,843,009,213,693,952 bytes have to be fetched"):
         fetch_dump(large, tmp_path)
-    assert len(site.asked) == request_count
+    assert len(site.requested_paths) == request_count
     name = dump.files[0].name
     (tmp_path / name).write_bytes(b"")  # this file has been downloaded already
     with pytest.raises(ResourceError, match=r"1,152,921,504,606,846,976 bytes"):

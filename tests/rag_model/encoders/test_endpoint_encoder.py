@@ -21,7 +21,7 @@ from rag_model.errors import EndpointError, InputError, PromptTooLongError, Refu
 from rag_model.snapshots.encoding import EncodeRecipe, store_encoder
 from rag_model.store.store import Store
 from tests.fixtures.llama_server import llama_server
-from tests.fixtures.scripted_server import Scripted, Step, hangs, replies, scripted
+from tests.fixtures.scripted_server import ScriptedServer, Step, hangs, replies, serve_script
 from tests.fixtures.tiny_generators import ASCII, save_gguf
 
 KEY = "sk-not-to-be-told-0123456789"
@@ -55,7 +55,7 @@ def build_reply(vectors: object, **fields: object) -> Step:
     return replies(200, {"data": rows, **fields})
 
 
-def embed(server: Scripted, texts: list[str] | None = None) -> Any:
+def embed(server: ScriptedServer, texts: list[str] | None = None) -> Any:
     client = EmbeddingClient("tiny", FAST, Endpoint(server.url, KEY))
     try:
         return client.embed(texts or ["one", "two"])
@@ -106,7 +106,7 @@ def test_a_request_that_is_too_long_as_a_whole_is_halved() -> None:
     refusal = replies(413, {"error": {"message": "batch is too large"}})
     vectors = [[[1.0, 0.0]], [[0.0, 1.0], [2.0, 0.0]]]
     steps = (build_reply(part, usage={"prompt_tokens": 3}) for part in vectors)
-    with scripted(refusal, *steps) as server:
+    with serve_script(refusal, *steps) as server:
         received, tokens = embed(server, ["one", "two", "three"])
         assert [body["input"] for body in server.bodies] == [["one", "two", "three"], ["one"], ["two", "three"]]
     assert (received.tolist(), tokens) == ([*vectors[0], *vectors[1]], 6)
@@ -133,7 +133,7 @@ def test_a_request_that_is_too_long_as_a_whole_is_halved() -> None:
     ],
 )
 def test_error_of_a_bad_reply_does_not_contain_the_key(reply: Step, message: str) -> None:
-    with scripted(reply) as server, pytest.raises(EndpointError, match=message) as raised:
+    with serve_script(reply) as server, pytest.raises(EndpointError, match=message) as raised:
         embed(server)
     assert KEY not in str(raised.value)
     assert "\n" not in str(raised.value)
@@ -141,7 +141,7 @@ def test_error_of_a_bad_reply_does_not_contain_the_key(reply: Step, message: str
 
 def test_busy_endpoint_is_retried_after_the_given_time() -> None:
     vectors = [[1.0, 0.0], [0.0, 1.0]]
-    with scripted(replies(429, {}, Retry_After="0"), build_reply(vectors, usage={"prompt_tokens": 7})) as server:
+    with serve_script(replies(429, {}, Retry_After="0"), build_reply(vectors, usage={"prompt_tokens": 7})) as server:
         received, tokens = embed(server)
     assert (received.tolist(), tokens) == (vectors, 7)
     assert len(server.bodies) == 2
@@ -149,7 +149,7 @@ def test_busy_endpoint_is_retried_after_the_given_time() -> None:
 
 def test_an_endpoint_without_base64_gets_requests_without_it() -> None:
     refusal = replies(400, {"error": {"message": "unknown field encoding_format"}})
-    with scripted(refusal, build_reply([[1.0, 0.0], [0.0, 2.0]])) as server:
+    with serve_script(refusal, build_reply([[1.0, 0.0], [0.0, 2.0]])) as server:
         received, _ = embed(server)
     assert received.tolist() == [[1.0, 0.0], [0.0, 2.0]]
     assert ["encoding_format" in body for body in server.bodies] == [True, False]
@@ -157,13 +157,13 @@ def test_an_endpoint_without_base64_gets_requests_without_it() -> None:
 
 def test_replies_in_another_order_are_sorted_by_index() -> None:
     rows = [{"index": 1, "embedding": [1.0]}, {"index": 0, "embedding": [3.0]}]
-    with scripted(replies(200, {"data": rows})) as server:
+    with serve_script(replies(200, {"data": rows})) as server:
         assert embed(server)[0].tolist() == [[3.0], [1.0]]
 
 
 def test_endpoint_that_hangs_is_left_after_the_time_limit() -> None:
     settings = EmbedSettings(tries=2, backoff_seconds=0.001, whole_seconds=0.3)
-    with scripted(hangs(b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n{")) as server:
+    with serve_script(hangs(b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n{")) as server:
         client = EmbeddingClient("tiny", settings, Endpoint(server.url))
         with pytest.raises(EndpointError, match=r"sent no vectors within 0\.3 s"):
             client.embed(["one"])

@@ -80,7 +80,7 @@ def test_a_revision_that_does_not_exist_is_named(models: Hub) -> None:
 def test_a_revision_that_git_does_not_allow_is_refused_before_a_request(models: Hub, name: str) -> None:
     with pytest.raises(InputError, match="has no valid revision after the @"):
         resolve_folder(name)
-    assert not models.asked
+    assert not models.request_lines
 
 
 def test_error_of_pickled_weights_names_both_solutions(models: Hub) -> None:

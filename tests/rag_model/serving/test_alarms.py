@@ -20,7 +20,7 @@ from tests.fixtures.alert_rules import DASHBOARD, assert_firing, expressions_of,
 from tests.fixtures.serving import until, with_limits
 from tests.fixtures.tiny import save_bert
 from tests.fixtures.tiny_snapshot import publish_tiny
-from tests.fixtures.watched_service import EVALUATED, LIVE, Watched, publish_watched, watched
+from tests.fixtures.watched_service import EVALUATED, LIVE, Watched, publish_watched, serve_watched
 
 SETTINGS = with_limits(queue_questions=64)
 MODEL_METRICS = ("answers_override", "answers_sampled", "answers_unchecked", "tokens")
@@ -44,14 +44,14 @@ def store(shared_store: Store, tmp_path: Path) -> Store:
 
 @pytest.fixture
 def service(store: Store, tmp_path: Path) -> Iterator[Watched]:
-    with watched(store.url, tmp_path / "served", SETTINGS, EVALUATED) as service:
+    with serve_watched(store.url, tmp_path / "served", SETTINGS, EVALUATED) as service:
         yield service
 
 
 @pytest.fixture(scope="module")
 def shared_service(shared_store: Store, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
     """A healthy service, for tests that only record events."""
-    with watched(shared_store.url, tmp_path_factory.mktemp("shared"), SETTINGS, EVALUATED) as service:
+    with serve_watched(shared_store.url, tmp_path_factory.mktemp("shared"), SETTINGS, EVALUATED) as service:
         service.healthy()
         yield service
 
@@ -73,7 +73,7 @@ def test_healthy_service_fires_no_alert_and_exports_all_watched_metrics(service:
 
 
 def test_service_without_a_snapshot(store: Store, tmp_path: Path) -> None:
-    with watched(store.url, tmp_path / "served", SETTINGS, ref="unknown", ready=False) as service:
+    with serve_watched(store.url, tmp_path / "served", SETTINGS, ref="unknown", ready=False) as service:
         text = service.scrape()
         assert_firing(tmp_path, text, text, "BookwheelEmpty")
 
@@ -110,7 +110,7 @@ def test_full_queue(service: Watched, tmp_path: Path) -> None:
 
 def test_searches_that_time_out(store: Store, tmp_path: Path) -> None:
     hasty = replace(SETTINGS, request_seconds=0.5)
-    with watched(store.url, tmp_path / "served", hasty) as service:
+    with serve_watched(store.url, tmp_path / "served", hasty) as service:
         first_scrape = service.scrape()
         service.metrics.gate.open.clear()
         until(lambda: service.post(LIVE[:1]) == 504)
@@ -190,7 +190,7 @@ def test_answers_without_support(shared_service: Watched, tmp_path: Path, text: 
 
 def test_index_with_low_recall(bert: Path, tmp_path: Path) -> None:
     store = publish_watched(tmp_path, bert, blind=True)
-    with watched(store.url, tmp_path / "served", SETTINGS, EVALUATED) as service:
+    with serve_watched(store.url, tmp_path / "served", SETTINGS, EVALUATED) as service:
         text = service.healthy()
         assert_firing(tmp_path, text, text, "BookwheelRecallFell", "BookwheelRecallUneven")
 

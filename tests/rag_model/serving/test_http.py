@@ -24,7 +24,7 @@ from tests.fixtures.serving import (
     Gate,
     Library,
     Serving,
-    rounded,
+    round_floats,
     serving,
     until,
     with_limits,
@@ -52,7 +52,7 @@ def test_search_reply_equals_the_hits_of_the_retriever(index: str, service: Serv
     results = [
         {"question": q, "hits": [hit.to_json() for hit in hits]} for q, hits in zip(QUESTIONS, hit_lists, strict=True)
     ]
-    assert reply == rounded({"snapshot": shared_library.red, "results": results})
+    assert reply == round_floats({"snapshot": shared_library.red, "results": results})
 
 
 def test_a_default_k_is_capped_by_the_retriever(service: Serving) -> None:
@@ -71,7 +71,7 @@ def test_answer_reply_equals_the_answers_of_the_reader(service: Serving, shared_
             request = {"questions": QUESTIONS} if k is None else {"questions": QUESTIONS, "k": k}
             reply = service.client.post("/answer", json=request).json()
             answers = [answer_json(answer) for answer in reader.answer(QUESTIONS, k)]
-            assert reply == rounded({"snapshot": shared_library.red, "model": name, "answers": answers})
+            assert reply == round_floats({"snapshot": shared_library.red, "model": name, "answers": answers})
 
 
 def test_message_models_describe_the_replies(service: Serving) -> None:
@@ -253,7 +253,7 @@ def test_concurrent_questions_are_batched_and_a_full_queue_says_so(shared_librar
         for question, reply in replies.items():
             (result,) = reply.json()["results"]
             assert (result["question"], len(result["hits"])) == (question, len(question))
-            assert result["hits"] == rounded(service.search(question, k=len(question))["results"][0]["hits"])
+            assert result["hits"] == round_floats(service.search(question, k=len(question))["results"][0]["hits"])
 
 
 def test_late_requests_time_out_and_are_not_searched(shared_library: Library, dest: Path) -> None:

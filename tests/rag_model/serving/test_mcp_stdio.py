@@ -16,7 +16,7 @@ import pytest
 from flows import cli
 from rag_model.retrieve.factory import open_retriever
 from rag_model.store.versions.snapshot import Snapshot
-from tests.fixtures.serving import PATIENCE, Library, rounded
+from tests.fixtures.serving import PATIENCE, Library, round_floats
 
 QUESTION = "who was the king of river number 7?"
 BOOKWHEEL = str(Path(sys.executable).with_name("bookwheel"))
@@ -93,7 +93,7 @@ def test_agent_searches_reads_passages_gets_error_messages_and_follows_the_ref(
         assert all(tool.annotations and tool.annotations.read_only_hint and tool.description for tool in tools)
         assert tools[0].input_schema["required"] == ["question"]
         reply = await call_tool(session, "search", question=QUESTION, k=3)
-        assert reply == rounded({"snapshot": library.red, "hits": expected})
+        assert reply == round_floats({"snapshot": library.red, "hits": expected})
         passage = await call_tool(session, "passage", id=expected[0]["id"])
         assert {key: passage[key] for key in ("text", "title", "url", "revised")} == {
             key: expected[0][key] for key in ("text", "title", "url", "revised")

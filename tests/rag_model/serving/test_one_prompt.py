@@ -19,10 +19,20 @@ from rag_model.reading.settings import PromptSettings, ReaderSettings
 from rag_model.serving.http import messages
 from rag_model.store.versions.snapshot import Snapshot
 from tests.docs.blocks import list_fields, read_exchanges
-from tests.fixtures.event_stream import streamed
-from tests.fixtures.paused_generator import Held
-from tests.fixtures.scripted_server import STREAM, WHOLE, Scripted, event, hangs, likely, replies, scripted, streams
-from tests.fixtures.serving import Library, Serving, rounded, serving, with_limits
+from tests.fixtures.event_stream import stream_answer
+from tests.fixtures.paused_generator import PausedDecoding
+from tests.fixtures.scripted_server import (
+    STREAM,
+    WHOLE,
+    ScriptedServer,
+    event,
+    hangs,
+    likely,
+    replies,
+    serve_script,
+    streams,
+)
+from tests.fixtures.serving import Library, Serving, round_floats, serving, with_limits
 from tests.fixtures.tiny_generators import save_llama
 
 QUESTIONS = ["who was the king?", "Où est 東京 🗼?"]
@@ -47,7 +57,7 @@ def test_reply_equals_the_answers_of_the_reader(service: Serving, shared_library
     with Snapshot.open(shared_library.url) as snapshot:
         name, reader = open_reader(snapshot, shared_library.url, str(llama), "hnsw", ONE_PROMPT)
         answers = json.loads(json.dumps([answer_json(answer) for answer in reader.answer(QUESTIONS, 2)]))
-    assert reply == rounded({"snapshot": shared_library.red, "model": name, "answers": answers})
+    assert reply == round_floats({"snapshot": shared_library.red, "model": name, "answers": answers})
     assert messages.create_model(AnswerReply).model_validate(reply).model_dump(mode="json") == reply
     assert all(answer["context"] and answer["usage"]["prompt_tokens"] > 60 for answer in reply["answers"])
 
@@ -62,8 +72,8 @@ def test_example_on_the_api_page_has_the_fields_of_a_real_reply(service: Serving
 
 
 def test_text_is_streamed_while_the_batch_is_generated(service: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
-    generator = Held(monkeypatch, CausalGenerator, free=2)
-    with streamed(service.client, questions=QUESTIONS, k=2) as (_, events):
+    generator = PausedDecoding(monkeypatch, CausalGenerator, free=2)
+    with stream_answer(service.client, questions=QUESTIONS, k=2) as (_, events):
         assert next(events)[0] == "passages"
         name, first = next(events)
         assert (name, bool(first["text"]), generator.go.is_set()) == ("text", True, False)
@@ -92,7 +102,7 @@ def test_requests_may_compose_retrievers(service: Serving) -> None:
 
 @pytest.fixture
 def endpoint(monkeypatch: pytest.MonkeyPatch) -> Any:
-    def configure_endpoint(server: Scripted) -> dict[str, str]:
+    def configure_endpoint(server: ScriptedServer) -> dict[str, str]:
         monkeypatch.setenv("OPENAI_BASE_URL", server.url)
         monkeypatch.setenv("BOOKWHEEL_LLM_TRIES", "1")
         return {"model": "openai:tiny"}
@@ -102,10 +112,13 @@ def endpoint(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def test_endpoint_is_called_only_for_questions(shared_library: Library, dest: Path, endpoint: Any) -> None:
     answer_events = (event("two"), event(" words [1]."), event("", "stop"))
-    with scripted(streams(*answer_events)) as server, serving(shared_library.url, dest, **endpoint(server)) as service:
+    with (
+        serve_script(streams(*answer_events)) as server,
+        serving(shared_library.url, dest, **endpoint(server)) as service,
+    ):
         assert server.bodies == []  # The warm-up does not call the endpoint.
         assert service.snapshot()["model"] == "openai:tiny"
-        with streamed(service.client, questions=QUESTIONS[:1], k=2) as (_, events):
+        with stream_answer(service.client, questions=QUESTIONS[:1], k=2) as (_, events):
             stream_events = list(events)
     answer = stream_events[-1][1]["answers"][0]
     assert stream_events[0][0] == "passages"
@@ -116,7 +129,7 @@ def test_endpoint_is_called_only_for_questions(shared_library: Library, dest: Pa
 def test_refusal_of_the_model_is_a_problem_in_the_reply(shared_library: Library, dest: Path, endpoint: Any) -> None:
     refusal = {"choices": [{"message": {"content": None, "refusal": "No."}, "finish_reason": "stop"}]}
     with (
-        scripted(replies(200, refusal)) as server,
+        serve_script(replies(200, refusal)) as server,
         serving(shared_library.url, dest, **endpoint(server)) as service,
         Client(service.url) as client,
     ):
@@ -130,7 +143,7 @@ def test_unlikely_answers_of_an_endpoint_are_withheld(shared_library: Library, d
     settings = ReaderSettings(threshold=Threshold("likelihood", -1.0))
     sure, unsure = (streams(likely("two", likelihood), event("", "stop")) for likelihood in (-0.5, -1.5))
     with (
-        scripted(sure, unsure) as server,
+        serve_script(sure, unsure) as server,
         serving(shared_library.url, dest, reader_settings=settings, **endpoint(server)) as service,
     ):
         replies = [service.client.post("/answer", json={"questions": [question]}).json() for question in QUESTIONS]
@@ -143,14 +156,14 @@ def test_questions_do_not_wait_for_a_slow_one_at_the_endpoint(
     shared_library: Library, dest: Path, endpoint: Any
 ) -> None:
     with (
-        scripted(hangs(STREAM, event("one")), streams(*WHOLE)) as server,
+        serve_script(hangs(STREAM, event("one")), streams(*WHOLE)) as server,
         serving(shared_library.url, dest, **endpoint(server)) as service,
-        streamed(service.client, questions=["slow?"]) as (_, events),
+        stream_answer(service.client, questions=["slow?"]) as (_, events),
     ):
         assert [next(events)[0], next(events)[0]] == ["passages", "text"]
         quick = service.client.post("/answer", json={"questions": ["quick?"]}).json()
         assert quick["answers"][0]["answer"] == "two words"
-    assert server.left.is_set()
+    assert server.all_ended.is_set()
 
 
 def test_failing_endpoint_is_a_bad_gateway_and_long_prompt_a_bad_request(
@@ -158,7 +171,7 @@ def test_failing_endpoint_is_a_bad_gateway_and_long_prompt_a_bad_request(
 ) -> None:
     too_long = {"error": {"message": "This model's maximum context length is 10 tokens"}}
     with (
-        scripted(
+        serve_script(
             replies(401, {"error": {"message": "who are you?"}}), replies(400, too_long), streams(event("one"))
         ) as server,
         serving(shared_library.url, dest, **endpoint(server)) as service,
@@ -171,7 +184,7 @@ def test_failing_endpoint_is_a_bad_gateway_and_long_prompt_a_bad_request(
         assert (reply.status_code, "ask for fewer passages" in reply.json()["detail"]) == (400, True)
         assert "127.0.0.1" not in reply.text  # the address of the endpoint
         assert "set BOOKWHEEL_LLM_CONTEXT" in caplog.text
-        with streamed(service.client, questions=["who?"]) as (_, events):
+        with stream_answer(service.client, questions=["who?"]) as (_, events):
             stream_events = list(events)
     assert [name for name, _ in stream_events] == ["passages", "text", "error"]
     assert stream_events[-1][1]["status"] == 502

@@ -23,7 +23,7 @@ from rag_model.serving.settings import ServiceSettings
 from rag_model.store.pulling.pull import pull
 from rag_model.store.store import Store
 from rag_model.store.versions.snapshot import Snapshot
-from tests.fixtures.serving import Gate, Library, Serving, rounded, serving, until, with_limits
+from tests.fixtures.serving import Gate, Library, Serving, round_floats, serving, until, with_limits
 from tests.fixtures.tiny import save_bert, save_cross_encoder
 from tests.fixtures.tiny_rag import save_tiny_rag
 from tests.fixtures.tiny_snapshot import publish_tiny
@@ -55,7 +55,7 @@ def test_request_may_name_or_compose_served_retrievers(
     with Snapshot.open(shared_library.url) as snapshot:
         hit_lists = open_retriever(snapshot, expression or FUSED).search(QUESTIONS, 4)
     hits = [[hit.to_json() for hit in ranked] for ranked in hit_lists]
-    assert [result["hits"] for result in reply["results"]] == rounded(hits)
+    assert [result["hits"] for result in reply["results"]] == round_floats(hits)
     assert messages.create_model(SearchReply).model_validate(reply).model_dump(mode="json") == reply
     assert ("legs" in hits[0][0]) == (expression is None or "rrf" in expression)
 
@@ -65,7 +65,7 @@ def test_request_may_name_a_served_reranker(service: Serving, shared_library: Li
     reply = service.client.post("/search", json={"questions": QUESTIONS, "k": 4, "retriever": expression}).json()
     with Snapshot.open(shared_library.url) as snapshot:
         hits = open_retriever(snapshot, expression).search(QUESTIONS, 4)
-    assert [r["hits"] for r in reply["results"]] == rounded([[hit.to_json() for hit in ranked] for ranked in hits])
+    assert [r["hits"] for r in reply["results"]] == round_floats([[hit.to_json() for hit in ranked] for ranked in hits])
 
 
 @pytest.mark.parametrize("composition", [None, "hnsw", "rrf(hnsw, exact)", "rerank"])
@@ -77,7 +77,7 @@ def test_answers_are_weighted_by_inner_products_for_every_retriever(
     reply = service.client.post("/answer", json=body).json()
     with Snapshot.open(shared_library.url) as snapshot:
         _, reader = open_reader(snapshot, shared_library.url, str(model), expression or FUSED)
-        assert reply["answers"] == rounded([answer_json(answer) for answer in reader.answer(QUESTIONS, 4)])
+        assert reply["answers"] == round_floats([answer_json(answer) for answer in reader.answer(QUESTIONS, 4)])
         _, plain = open_reader(snapshot, shared_library.url, str(model), "exact")
         expected = {entry.hit.passage.id: entry.weight for entry in plain.answer(QUESTIONS[:1], snapshot.n)[0].support}
     weights = {passage["id"]: passage["weight"] for passage in reply["answers"][0]["passages"]}
@@ -212,7 +212,7 @@ def test_all_indexes_and_the_fusion_with_bm25_are_served_by_default(several_inde
             reply = service.client.post("/search", json=body).json()
             with Snapshot.open(several_indexes.url) as snapshot:
                 hits = open_retriever(snapshot, retriever or "hnsw").search(body["questions"], 3)
-            assert reply["results"][0]["hits"] == rounded([hit.to_json() for hit in hits[0]])
+            assert reply["results"][0]["hits"] == round_floats([hit.to_json() for hit in hits[0]])
 
 
 def test_a_pulled_folder_offers_the_indexes_that_were_pulled(several_indexes: Store, dest: Path) -> None:

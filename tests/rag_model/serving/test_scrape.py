@@ -14,7 +14,7 @@ from flows.machine.local import find_free_ports
 from tests.fixtures.alert_rules import DASHBOARD, RULES, metrics_in, rules, tool
 from tests.fixtures.serving import PATIENCE, QUICK, until
 from tests.fixtures.tiny import save_bert
-from tests.fixtures.watched_service import EVALUATED, publish_watched, watched
+from tests.fixtures.watched_service import EVALUATED, publish_watched, serve_watched
 
 PANELS = json.loads(DASHBOARD.read_text())["panels"]
 
@@ -56,7 +56,7 @@ def query(client: httpx.Client, expression: str) -> list[Any]:
 
 def test_prometheus_loads_all_rules_and_panels(tmp_path: Path) -> None:
     store = publish_watched(tmp_path, save_bert(tmp_path / "bert"))
-    with watched(store.url, tmp_path / "dest", QUICK, EVALUATED) as service:
+    with serve_watched(store.url, tmp_path / "dest", QUICK, EVALUATED) as service:
         service.healthy()
         with prometheus(tmp_path, service.serving.url.removeprefix("http://")) as client:
             until(lambda: query(client, "rate(bookwheel_batch_questions_sum[1m])"))

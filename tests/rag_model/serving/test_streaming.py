@@ -10,9 +10,9 @@ import pytest
 from rag_model.generate.transformer import Seq2SeqGenerator
 from rag_model.serving.http.app import accepts_event_stream
 from rag_model.serving.monitoring.observer import Observer
-from tests.fixtures.event_stream import streamed
-from tests.fixtures.paused_generator import Held
-from tests.fixtures.serving import Library, Serving, rounded, serving, until, with_limits
+from tests.fixtures.event_stream import stream_answer
+from tests.fixtures.paused_generator import PausedDecoding
+from tests.fixtures.serving import Library, Serving, round_floats, serving, until, with_limits
 
 QUESTIONS = ["who was the king of the river?", "Où est 東京 🗼?"]
 
@@ -54,12 +54,12 @@ def test_stream_has_the_passages_the_text_and_the_unstreamed_reply(service: Serv
     assert names[0] == "passages"
     assert names[-1] == "answer"
     assert set(names[1:-1]) == {"text"}
-    assert values[-1] == rounded(unstreamed)
+    assert values[-1] == round_floats(unstreamed)
     assert all(values[0][key] == unstreamed[key] for key in ("snapshot", "model"))
     for position, answer in enumerate(unstreamed["answers"]):
         first = values[0]["answers"][position]
         assert first["question"] == answer["question"]
-        assert first["passages"] == rounded(
+        assert first["passages"] == round_floats(
             [{key: p[key] for key in p if key not in {"weight", "posterior"}} for p in answer["passages"]]
         )
         assert "".join(value["text"] for value in values[1:-1] if value["answer"] == position) == answer["answer"]
@@ -89,8 +89,8 @@ def test_failure_before_the_first_event_is_a_plain_reply(
 
 
 def test_passages_are_sent_before_the_text_is_generated(service: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
-    generator = Held(monkeypatch)
-    with streamed(service.client, questions=QUESTIONS, k=2) as (_, events):
+    generator = PausedDecoding(monkeypatch)
+    with stream_answer(service.client, questions=QUESTIONS, k=2) as (_, events):
         name, data = next(events)
         assert (name, [len(answer["passages"]) for answer in data["answers"]]) == ("passages", [2, 2])
         assert not generator.go.is_set()
@@ -121,7 +121,7 @@ def test_a_stream_that_fails_ends_with_an_error(
         raise MemoryError("a secret of the machine")
 
     monkeypatch.setattr(Seq2SeqGenerator, "step", fail)
-    with streamed(service.client, questions=QUESTIONS[:1]) as (reply, events):
+    with stream_answer(service.client, questions=QUESTIONS[:1]) as (reply, events):
         stream_events = list(events)
     assert reply.status_code == 200  # The status was sent before the failure.
     assert [name for name, _ in stream_events] == ["passages", "error"]
@@ -132,8 +132,8 @@ def test_a_stream_that_fails_ends_with_an_error(
 def test_disconnected_client_stops_the_generation_between_two_tokens(
     service: Serving, monkeypatch: pytest.MonkeyPatch, replies: Replies
 ) -> None:
-    generator = Held(monkeypatch)
-    with streamed(service.client, questions=QUESTIONS) as (_, events):
+    generator = PausedDecoding(monkeypatch)
+    with stream_answer(service.client, questions=QUESTIONS) as (_, events):
         assert next(events)[0] == "passages"
         until(lambda: generator.steps)
     until(lambda: replies.statuses[-1:] == [499])
@@ -146,8 +146,8 @@ def test_stream_that_takes_too_long_ends_with_an_error(
     shared_library: Library, dest: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with serving(shared_library.url, dest, with_limits(request_seconds=0.5), model=str(model)) as service:
-        generator = Held(monkeypatch)
-        with streamed(service.client, questions=QUESTIONS[:1]) as (_, events):
+        generator = PausedDecoding(monkeypatch)
+        with stream_answer(service.client, questions=QUESTIONS[:1]) as (_, events):
             stream_events = list(events)
         generator.go.set()
     assert [name for name, _ in stream_events] == ["passages", "error"]

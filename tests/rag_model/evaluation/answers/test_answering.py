@@ -45,7 +45,7 @@ class DyingReader(LastWord):
     """Answers one batch, and then ends the run."""
 
     def answer_from(self, questions: Sequence[str], hits: Sequence[Sequence[Hit]]) -> list[Answer]:
-        if self.asked:
+        if self.n_questions:
             raise KeyboardInterrupt
         return super().answer_from(questions, hits)
 
@@ -55,7 +55,7 @@ def test_a_run_continues_after_its_last_recorded_batch(store: Store, condition: 
     with pytest.raises(KeyboardInterrupt):
         AnswerCache(store, dying_reader, INPUTS)(condition)
     AnswerCache(store, reader, INPUTS)(condition)
-    assert reader.asked == N - 32
+    assert reader.n_questions == N - 32
 
 
 def change_question(condition: EvalCondition) -> EvalCondition:
@@ -73,10 +73,10 @@ def test_only_batches_with_changed_inputs_are_answered_again(store: Store, condi
     AnswerCache(store, LastWord(), INPUTS)(condition)
     reader = LastWord()
     AnswerCache(store, reader, INPUTS)(change(condition))
-    assert reader.asked == 32  # its batch
+    assert reader.n_questions == 32  # its batch
     other_reader = LastWord()
     AnswerCache(store, other_reader, {**INPUTS, "decoding": {"beams": 4}})(condition)
-    assert other_reader.asked == N
+    assert other_reader.n_questions == N
 
 
 def test_other_golds_need_no_new_answers(store: Store, condition: EvalCondition) -> None:
@@ -84,7 +84,7 @@ def test_other_golds_need_no_new_answers(store: Store, condition: EvalCondition)
     reader = LastWord()
     golds = tuple(replace(question, answers=("y",)) for question in condition.questions)
     AnswerCache(store, reader, INPUTS)(replace(condition, name="other", questions=golds))
-    assert reader.asked == 0
+    assert reader.n_questions == 0
 
 
 def test_a_damaged_record_is_named(store: Store, condition: EvalCondition, tmp_path: Path) -> None:

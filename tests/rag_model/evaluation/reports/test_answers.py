@@ -12,7 +12,7 @@ from rag_model.evaluation.bootstrap import estimate_mean
 from rag_model.evaluation.questions import Question
 from rag_model.evaluation.reports.answers import AnswerReport, render_answer_report
 from rag_model.evaluation.reports.training import TrainingCurves
-from tests.fixtures.strict_html import EVIL, assert_harmless, parsed
+from tests.fixtures.strict_html import EVIL, assert_harmless, parse_balanced
 
 
 def create_result(name: str, k: int, answers: list[str], open_book: AblationResult | None = None) -> AblationResult:
@@ -51,7 +51,7 @@ def report() -> AnswerReport:
 
 
 def test_the_page_shows_metrics_and_conditions(report: AnswerReport) -> None:
-    page = parsed(render_answer_report(report))
+    page = parse_balanced(render_answer_report(report))
     for piece in (
         "4 questions, model " + "cd" * 32,
         "3 distinct passages for 4 questions",
@@ -70,7 +70,7 @@ def test_the_page_shows_metrics_and_conditions(report: AnswerReport) -> None:
 
 
 def test_mistakes_are_shown_with_their_passages_and_weights(report: AnswerReport) -> None:
-    page = parsed(render_answer_report(report))
+    page = parse_balanced(render_answer_report(report))
     assert "3 of 4 answers are not right" in page.text
     assert f"{EVIL} 3?said: (nothing) …wanted: Paris" in page.text
     assert "said: Paris, Francewanted: Paris" in page.text
@@ -80,7 +80,7 @@ def test_mistakes_are_shown_with_their_passages_and_weights(report: AnswerReport
 
 
 def test_the_number_of_mistakes_on_the_page_is_limited(report: AnswerReport) -> None:
-    page = parsed(render_answer_report(replace(report, max_wrong=1)))
+    page = parse_balanced(render_answer_report(replace(report, max_wrong=1)))
     assert "3 of 4 answers are not right; the first 1" in page.text
     assert [name for name, _ in page.seen].count("details") == 1
 
@@ -90,7 +90,7 @@ def test_the_page_fetches_and_runs_nothing(report: AnswerReport) -> None:
 
 
 def test_a_collapse_is_shown_first(report: AnswerReport) -> None:
-    page = parsed(render_answer_report(replace(report, collapsed="retrieval has collapsed: 50 questions")))
+    page = parse_balanced(render_answer_report(replace(report, collapsed="retrieval has collapsed: 50 questions")))
     assert "Retrieval has collapsed: 50 questions." in page.text
     assert ("section", {"class": "verdict no"}) in page.seen
 
@@ -98,6 +98,6 @@ def test_a_collapse_is_shown_first(report: AnswerReport) -> None:
 def test_a_minimal_report_is_a_page(report: AnswerReport) -> None:
     correct_result = create_result(OPEN_BOOK, 1, ["Paris"])
     minimal_report = AnswerReport("m", "s", "2026", "spans", [correct_result], {}, measure_collapse([["a"]], 1))
-    page = parsed(render_answer_report(minimal_report))
+    page = parse_balanced(render_answer_report(minimal_report))
     assert "svg" not in {name for name, _ in page.seen}
     assert "not right" not in page.text

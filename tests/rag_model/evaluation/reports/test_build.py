@@ -22,7 +22,7 @@ from rag_model.evaluation.reports.page import (
 )
 from rag_model.index.quality.results import GraphStats, IndexHealth, ListStats, OperatingPoint
 from rag_model.store.versions.build_history import PastBuild
-from tests.fixtures.strict_html import EVIL, assert_harmless, parsed
+from tests.fixtures.strict_html import EVIL, assert_harmless, parse_balanced
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def report() -> BuildReport:
 
 
 def test_the_page_shows_the_contents_of_the_report(report: BuildReport) -> None:
-    text = parsed(render_build_report(report)).text
+    text = parse_balanced(render_build_report(report)).text
     for piece in (
         "12,345",
         "1.23 MB",
@@ -85,7 +85,7 @@ def test_earlier_builds_are_shown_as_curves_and_as_a_table(report: BuildReport) 
         for n, r in enumerate(recalls)
     ]
     html = render_build_report(replace(report, history=history))
-    page = parsed(html)
+    page = parse_balanced(html)
     assert_harmless(html)
     pictures = [attributes["aria-label"] for name, attributes in page.seen if name == "svg"]
     assert [label for label in pictures if label.endswith("by build")] == ["CPU seconds by build", "recall by build"]
@@ -93,7 +93,7 @@ def test_earlier_builds_are_shown_as_curves_and_as_a_table(report: BuildReport) 
         assert text in html
     assert "Warning: the recall of hnsw is 0.920 in the last builds and was 0.970 before" in page.text
     assert html.count("<code>000000000000</code>") == 7
-    assert "The last builds" not in parsed(render_build_report(replace(report, history=history[:1]))).text
+    assert "The last builds" not in parse_balanced(render_build_report(replace(report, history=history[:1]))).text
     no_cpu = render_build_report(replace(report, history=[replace(build, cpu={}) for build in history]))
     assert "<desc>cost from 1.5 to 1.5</desc>" in no_cpu
 
@@ -103,31 +103,31 @@ def test_the_page_fetches_and_runs_nothing(report: BuildReport) -> None:
 
 
 def test_a_title_with_invalid_characters_is_shown(report: BuildReport) -> None:
-    assert "half ?" in parsed(render_build_report(replace(report, title="half \ud800"))).text
+    assert "half ?" in parse_balanced(render_build_report(replace(report, title="half \ud800"))).text
 
 
 def test_a_minimal_report_is_a_page(report: BuildReport) -> None:
     minimal_report = BuildReport("t", "ab" * 32, "2026-11-21T11:00:00Z", report.verdict, {})
-    assert "svg" not in {name for name, _ in parsed(render_build_report(minimal_report)).seen}
+    assert "svg" not in {name for name, _ in parse_balanced(render_build_report(minimal_report)).seen}
 
 
 def test_a_refusal_names_the_check_and_the_remedy(report: BuildReport) -> None:
     verdict = check_snapshot(
         GateRecipe(), SnapshotSummary(9, None, ""), {"hnsw": IndexRecalls("HNSW32", np.full(9, 0.5))}
     )
-    text = parsed(render_build_report(replace(report, verdict=verdict))).text
+    text = parse_balanced(render_build_report(replace(report, verdict=verdict))).text
     assert "The gate refused it: hnsw recall@20, mean is 0.500, wanted at least 0.950" in text
     assert "raise efSearch or nprobe" in text
 
 
 @given(st.text(), st.text())
 def test_text_never_becomes_markup(text: str, value: str) -> None:
-    page = parsed(tag("p", text, title=value).html)
+    page = parse_balanced(tag("p", text, title=value).html)
     assert [name for name, _ in page.seen] == ["p"]
 
 
 def test_each_index_shows_its_health_in_figures_and_pictures(report: BuildReport) -> None:
-    page = parsed(render_build_report(report))
+    page = parse_balanced(render_build_report(report))
     rows = re.findall(r"<tr><td>([^<]*)</td><td>([^<]*)</td><td>([^<]*)</td></tr>", render_build_report(report))
     assert rows[:7] == [
         ("mean links of a node", "1.67", "–"),
@@ -232,7 +232,7 @@ def test_histograms_of_any_counts_stay_in_the_picture(buckets: dict[int, int], c
         histogram(buckets, "passages", "words").html,
         doubling_histogram(counts[:40], "lists", "vectors").html,
     ):
-        parsed(html)
+        parse_balanced(html)
         for box in read_attributes(html, "rect"):
             assert 0 <= box["x"] <= 460
             assert 0 <= box["x"] + box["width"] <= 461
@@ -260,7 +260,7 @@ def test_curves_of_any_points_stay_in_the_picture(
     price: Literal["distances", "milliseconds"],
 ) -> None:
     html = trade_off_chart(curves, 20, price, settings).html
-    parsed(html)
+    parse_balanced(html)
     points = read_attributes(html, "circle")
     assert len(points) == sum(map(len, curves.values())) + len(settings.keys() & curves.keys())
     assert all(0 <= p["cx"] <= 460 and 0 <= p["cy"] <= 280 for p in points)
@@ -269,13 +269,13 @@ def test_curves_of_any_points_stay_in_the_picture(
 def test_the_length_of_a_bar_is_its_share() -> None:
     widths = re.findall(r"width:([\d.]+)%", bar_chart([("a", 4, "4"), ("b", 1, "1"), ("c", 0, "0")]).html)
     assert widths == ["100.00", "25.00", "0.20"]
-    assert parsed(bar_chart([]).html).seen == [("div", {"class": "bars"})]
+    assert parse_balanced(bar_chart([]).html).seen == [("div", {"class": "bars"})]
 
 
 def test_a_line_chart_shows_its_points_and_their_intervals() -> None:
     points = [ChartPoint(4, 0.5, 0.4, 0.6), ChartPoint(1, 0.1, 0.1, 0.1), ChartPoint(2, 0.3, 0.2, 0.45)]
     html = line_chart({"EM": points, EVIL: []}, "EM", "passages", log=True).html
-    page = parsed(html)
+    page = parse_balanced(html)
     assert "EM, 4: 0.5 [0.4, 0.6]" in page.text
     assert "EM, 1: 0.1" in page.text
     label_x = read_x_labels(html)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rag_model.evaluation.reports.training import TrainingCurves, read_training_curves, render_training_report
-from tests.fixtures.strict_html import EVIL, assert_harmless, parsed
+from tests.fixtures.strict_html import EVIL, assert_harmless, parse_balanced
 
 
 def write_metrics(folder: Path, rows: Iterable[Mapping[str, Any]]) -> Path:
@@ -65,7 +65,7 @@ def test_a_thinned_curve_keeps_the_sum_of_waits(tmp_path: Path) -> None:
 
 
 def test_the_page_shows_the_moving_index_beside_the_dev_measure(refreshed_metrics: Path) -> None:
-    page = parsed(render_training_report("rag-end2end", {"": read_training_curves(refreshed_metrics)}))
+    page = parse_balanced(render_training_report("rag-end2end", {"": read_training_curves(refreshed_metrics)}))
     labels = [attributes["aria-label"] for name, attributes in page.seen if name == "svg"]
     assert labels == [
         "dev nll by steps",
@@ -84,7 +84,7 @@ def test_the_page_shows_the_moving_index_beside_the_dev_measure(refreshed_metric
 
 def test_a_training_without_a_moving_index_shows_only_its_curves(tmp_path: Path) -> None:
     rows = [{"kind": "dev", "step": 0, "nll": 4.0}, {"kind": "train", "step": 1, "loss": 3.0}]
-    page = parsed(
+    page = parse_balanced(
         render_training_report(
             EVIL, {"lm": read_training_curves(write_metrics(tmp_path, rows)), EVIL: TrainingCurves()}
         )

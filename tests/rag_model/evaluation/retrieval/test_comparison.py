@@ -26,7 +26,7 @@ from rag_model.evaluation.retrieval.staged import (
 )
 from rag_model.retrieve.factory import open_retrievers
 from rag_model.store.versions.snapshot import Snapshot
-from tests.fixtures.strict_html import assert_harmless, parsed
+from tests.fixtures.strict_html import assert_harmless, parse_balanced
 from tests.rag_model.evaluation.retrieval.test_staged import QUESTIONS
 
 NAMES = ["ivfpq", "rrf(hnsw, exact)"]
@@ -102,10 +102,10 @@ def test_the_page_shows_every_retriever_stage_and_group(snapshot: Snapshot, metr
     )
     html = render_retrieval_report(report)
     assert_harmless(html)
-    text = parsed(html).text
+    text = parse_balanced(html).text
     for piece in ("by its id", "<take> exact.", "a note.", "Stages of rrf(hnsw, exact)", "source one", LOW_OVERLAP):
         assert piece in text
-    circles = [attributes for name, attributes in parsed(html).seen if name == "circle"]
+    circles = [attributes for name, attributes in parse_balanced(html).seen if name == "circle"]
     assert len(circles) == 8  # in two charts: one of ivfpq, three of the fused one
 
 

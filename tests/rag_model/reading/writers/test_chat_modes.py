@@ -17,7 +17,7 @@ from rag_model.errors import EndpointError
 from rag_model.reading.writers.chat_settings import ChatSettings
 from rag_model.reading.writers.endpoint import EndpointWriter
 from rag_model.reading.writers.writer import Completion, Prompt, ReasoningFilter, remove_reasoning
-from tests.fixtures.scripted_server import STREAM, Step, event, likely, replies, scripted, streams
+from tests.fixtures.scripted_server import STREAM, Step, event, likely, replies, serve_script, streams
 from tests.fixtures.work_counters import measure_peaks
 
 ANSWER = "George Orwell"
@@ -111,7 +111,7 @@ def reply_whole(mode: Mode) -> Step:
 
 
 def write(*steps: Step, settings: ChatSettings = QUICK, prompt: Prompt = PROMPT, **options: Any) -> Completion:
-    with scripted(*steps) as server:
+    with serve_script(*steps) as server:
         writer = EndpointWriter("tiny", settings, Endpoint(server.url))
         try:
             return writer.write([prompt], **options)[0]
@@ -155,7 +155,7 @@ def test_streams_are_closed_if_a_reply_ends_early() -> None:
         "    except Exception as error: print(type(error).__name__)\n"
         "writer.close()"
     )
-    with scripted(replies(200, b"<html>"), replies(500, b"<html>"), streams(event("a"), b"data: {\n\n")) as server:
+    with serve_script(replies(200, b"<html>"), replies(500, b"<html>"), streams(event("a"), b"data: {\n\n")) as server:
         run = subprocess.run([sys.executable, "-c", code, server.url], capture_output=True, text=True, check=True)
     assert (run.stdout.split(), run.stderr) == (["EndpointError"] * 3, "")
 
@@ -192,7 +192,7 @@ def test_refused_field_is_left_out_or_renamed() -> None:
         replies(422, {"detail": [{"loc": ["body", "stream_options"], "msg": "Extra inputs are not permitted"}]}),
         replies(400, {"error": {"message": "Use 'max_completion_tokens' instead.", "param": "max_tokens"}}),
     )
-    with scripted(*refusals, streams(event(ANSWER), event("", "stop"))) as server:
+    with serve_script(*refusals, streams(event(ANSWER), event("", "stop"))) as server:
         writer = EndpointWriter("tiny", QUICK, Endpoint(server.url))
         assert [completion.text for completion in writer.write([PROMPT])] == [ANSWER]
         assert [completion.text for completion in writer.write([PROMPT])] == [ANSWER]
@@ -234,7 +234,7 @@ def test_memory_of_a_compressed_reply_is_bounded() -> None:
 
 def test_gzip_is_requested_and_decoded() -> None:
     body = gzip.compress(event("George")) + gzip.compress(event(" Orwell") + event("", "stop"))
-    with scripted(streams(body, head=STREAM.replace(b"\r\n\r\n", b"\r\nContent-Encoding: gzip\r\n\r\n"))) as server:
+    with serve_script(streams(body, head=STREAM.replace(b"\r\n\r\n", b"\r\nContent-Encoding: gzip\r\n\r\n"))) as server:
         writer = EndpointWriter("tiny", QUICK, Endpoint(server.url))
         assert writer.write([PROMPT])[0].text == ANSWER
         writer.close()

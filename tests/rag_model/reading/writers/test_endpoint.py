@@ -21,13 +21,13 @@ from tests.fixtures.chat_server import chat_server
 from tests.fixtures.scripted_server import (
     STREAM,
     WHOLE,
-    Scripted,
+    ScriptedServer,
     Step,
     event,
     hangs,
     likely,
     replies,
-    scripted,
+    serve_script,
     streams,
 )
 from tests.fixtures.tiny_generators import save_llama
@@ -40,7 +40,7 @@ REFUSED = {"error": {"message": f"Incorrect API key provided: {KEY}.\nSee the pa
 LONG = {"error": {"message": "This model's maximum context length is 512 tokens.", "code": "context_length_exceeded"}}
 
 
-def write(server: Scripted, settings: ChatSettings = QUICK, **options: Any) -> Any:
+def write(server: ScriptedServer, settings: ChatSettings = QUICK, **options: Any) -> Any:
     writer = EndpointWriter("tiny", settings, Endpoint(server.url, KEY))
     try:
         return writer.write(PROMPTS[:1], **options)[0]
@@ -86,7 +86,7 @@ def test_answers_of_a_server_equal_those_of_its_model(server_url: str, model: Pa
 def test_request_and_reply() -> None:
     usage = {"prompt_tokens": 7, "completion_tokens": 2}
     events = likely("two", -0.5), likely(" words", -0.25)
-    with scripted(streams(b": hello\r\n\r\n", *events, event("", "length", usage=usage))) as server:
+    with serve_script(streams(b": hello\r\n\r\n", *events, event("", "length", usage=usage))) as server:
         completion = write(server, replace(QUICK, logprobs=True, seed=3))
     assert (completion.text, completion.ended, completion.log_likelihood) == ("two words", False, -0.75)
     assert (completion.usage.prompt_tokens, completion.usage.new_tokens, completion.usage.cost) == (7, 2, None)
@@ -105,7 +105,7 @@ def test_request_and_reply() -> None:
 )
 def test_likelihood_needs_every_token_except_the_end(reason: str, written_tokens: int, expected: float | None) -> None:
     usage = {"prompt_tokens": 7, "completion_tokens": written_tokens}
-    with scripted(streams(likely("two", -0.5), likely(" words", -0.25), event("", reason, usage=usage))) as server:
+    with serve_script(streams(likely("two", -0.5), likely(" words", -0.25), event("", reason, usage=usage))) as server:
         assert write(server, replace(QUICK, logprobs=True)).log_likelihood == expected
 
 
@@ -114,14 +114,14 @@ def test_key_in_a_reply_is_masked(sizes: list[int]) -> None:
     text, cuts = f"Bearer {KEY}, sk-not-to", list(accumulate(sizes, initial=0))
     events = [event(text[start:end]) for start, end in pairwise(cuts) if text[start:end]]
     pieces: list[str] = []
-    with scripted(streams(*events, event("", "stop"))) as server:
+    with serve_script(streams(*events, event("", "stop"))) as server:
         completion = write(server, on_text=lambda row, piece: pieces.append(piece))
     assert completion.text == "".join(pieces) == "Bearer ***, sk-not-to"
 
 
 def test_reply_without_a_stream_or_usage_is_read_and_its_tokens_estimated() -> None:
     body = {"choices": [{"message": {"content": "été"}, "finish_reason": "stop"}]}
-    with scripted(replies(200, body)) as server:
+    with serve_script(replies(200, body)) as server:
         completion = write(server)
     assert (completion.text, completion.ended) == ("été", True)
     assert (completion.usage.estimated, completion.usage.new_tokens) == (True, 5)
@@ -139,7 +139,7 @@ def test_reply_without_a_stream_or_usage_is_read_and_its_tokens_estimated() -> N
     ],
 )
 def test_temporary_failures_are_tried_again(step: Step) -> None:
-    with scripted(step, step, streams(*WHOLE)) as server:
+    with serve_script(step, step, streams(*WHOLE)) as server:
         assert write(server).text == "two words"
     assert len(server.bodies) == 3
 
@@ -183,7 +183,7 @@ def test_temporary_failures_are_tried_again(step: Step) -> None:
 )
 def test_failure_is_one_line_without_the_key(step: Step, tries: int, kind: type, message: str) -> None:
     settings = replace(QUICK, first_seconds=0.2 if "no text" in message else 20.0, max_reply_bytes=9000)
-    with scripted(step) as server, pytest.raises(BookwheelError, match=r"^[^\n]+$") as error:
+    with serve_script(step) as server, pytest.raises(BookwheelError, match=r"^[^\n]+$") as error:
         write(server, settings)
     assert type(error.value) is kind
     assert message in str(error.value)
@@ -192,7 +192,7 @@ def test_failure_is_one_line_without_the_key(step: Step, tries: int, kind: type,
 
 
 def test_stream_that_was_shown_is_not_tried_again() -> None:
-    with scripted(streams(*WHOLE[:1]), streams(*WHOLE)) as server:
+    with serve_script(streams(*WHOLE[:1]), streams(*WHOLE)) as server:
         pieces: list[str] = []
         with pytest.raises(EndpointError, match="ended its answer half-way"):
             write(server, on_text=lambda row, text: pieces.append(text))
@@ -201,13 +201,16 @@ def test_stream_that_was_shown_is_not_tried_again() -> None:
 
 def test_slow_reply_ends_with_the_time_limit() -> None:
     settings = replace(QUICK, whole_seconds=0.3)
-    with scripted(hangs(STREAM, event("one"))) as server, pytest.raises(EndpointError, match="no whole answer within"):
+    with (
+        serve_script(hangs(STREAM, event("one"))) as server,
+        pytest.raises(EndpointError, match="no whole answer within"),
+    ):
         write(server, settings)
     assert len(server.bodies) == 1
 
 
 def test_unreachable_endpoint_is_refused() -> None:
-    with scripted(streams(*WHOLE)) as server:
+    with serve_script(streams(*WHOLE)) as server:
         pass
     with pytest.raises(EndpointError, match="cannot be reached"):
         write(server)
@@ -215,9 +218,9 @@ def test_unreachable_endpoint_is_refused() -> None:
 
 def test_stop_request_closes_the_stream() -> None:
     stopped = threading.Event()
-    with scripted(hangs(STREAM, event("one"))) as server, pytest.raises(StoppedError):
+    with serve_script(hangs(STREAM, event("one"))) as server, pytest.raises(StoppedError):
         write(server, should_stop=stopped.is_set, on_text=lambda row, text: stopped.set())
-    assert server.left.is_set()  # the server read the end of the connection
+    assert server.all_ended.is_set()  # the server read the end of the connection
 
 
 def test_concurrent_requests_are_limited_and_answers_in_order() -> None:
@@ -234,7 +237,7 @@ def test_concurrent_requests_are_limited_and_answers_in_order() -> None:
             running -= 1
         streams(*WHOLE)(connection)
 
-    with scripted(step) as server:
+    with serve_script(step) as server:
         writer = EndpointWriter("tiny", replace(QUICK, concurrency=2), Endpoint(server.url))
         completions = writer.write([Prompt("", str(number)) for number in range(6)])
         writer.close()
@@ -244,7 +247,7 @@ def test_concurrent_requests_are_limited_and_answers_in_order() -> None:
 
 def test_prompt_without_room_is_not_sent() -> None:
     with (
-        scripted(streams(*WHOLE)) as server,
+        serve_script(streams(*WHOLE)) as server,
         pytest.raises(UsageError, match="longer than the 28 that openai:tiny has"),
     ):
         write(server, replace(QUICK, context=80))

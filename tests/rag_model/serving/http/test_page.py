@@ -14,7 +14,7 @@ from rag_model.generate.transformer import CausalGenerator
 from rag_model.reading.settings import PromptSettings, ReaderSettings
 from rag_model.store.store import Store
 from tests.fixtures.browser import PATIENCE, chromium
-from tests.fixtures.paused_generator import Held
+from tests.fixtures.paused_generator import PausedDecoding
 from tests.fixtures.serving import Gate, Serving, serving, until, with_limits
 from tests.fixtures.tiny import save_bert
 from tests.fixtures.tiny_generators import save_llama
@@ -312,7 +312,7 @@ def test_passages_are_shown_before_the_answer_if_the_browser_reads_streams(
         page.add_init_script("delete Response.prototype.body")
     page.goto(answering_service.url)
     expect(page.locator("#foot")).to_contain_text("model")
-    generator = Held(monkeypatch)
+    generator = PausedDecoding(monkeypatch)
     ask(page, "Which is the highest mountain?")
     until(lambda: generator.steps)
     if streams:
@@ -332,7 +332,7 @@ def test_answer_that_fails_half_way_is_reported(
     with serving(store.url, tmp_path / "dest", with_limits(request_seconds=0.3), model=str(model)) as service:
         page.goto(service.url)
         expect(page.locator("#foot")).to_contain_text("model")
-        generator = Held(monkeypatch)
+        generator = PausedDecoding(monkeypatch)
         ask(page, "Which is the highest mountain?")
         expect(page.get_by_role("alert")).to_contain_text(
             "That took too long. Try again in a moment. (no answer within"
@@ -349,7 +349,7 @@ def test_text_of_an_answer_grows_word_by_word(
     with serving(store.url, tmp_path / "dest", model=str(model), reader_settings=settings) as service:
         page.goto(service.url)
         expect(page.locator("#foot")).to_contain_text("model")
-        generator = Held(monkeypatch, CausalGenerator, free=24)
+        generator = PausedDecoding(monkeypatch, CausalGenerator, free=24)
         ask(page, "highest mountain?")
         expect(page.locator(".growing")).to_have_text(re.compile(r"\S"))
         expect(page.locator(".passage")).to_have_count(3)

@@ -34,11 +34,11 @@ from tests.fixtures.known_memories import (
     READS,
     REMEMBERS,
     World,
+    get_answer_shares,
     make_world,
-    said,
     town_of,
 )
-from tests.fixtures.scripted_server import Scripted, Step, event, hangs, replies, scripted, streams
+from tests.fixtures.scripted_server import ScriptedServer, Step, event, hangs, replies, serve_script, streams
 from tests.fixtures.serving import PATIENCE, serving, until, with_limits
 from tests.rag_model.serving.monitoring.test_metrics import read_metrics
 
@@ -59,7 +59,7 @@ def test_service_counts_answers_that_override_the_passages(world: World, dest: P
         reply = service.client.post("/answer", json={"questions": QUESTIONS, "k": 2}).json()
         until(lambda: read_metrics(metrics)["bookwheel_answers_sampled_total"] == len(QUESTIONS))
         samples = read_metrics(metrics)
-    likelihoods = [said(question, world.hits[question]) for question in QUESTIONS]
+    likelihoods = [get_answer_shares(question, world.hits[question]) for question in QUESTIONS]
     likeliest = [max(texts, key=texts.__getitem__) for texts in likelihoods]
     assert [answer["answer"] for answer in reply["answers"]] == likeliest
     assert samples["bookwheel_answers_total given"] == len(READS) + N_UNSUPPORTED
@@ -95,7 +95,7 @@ def test_endpoint_is_asked_without_passages_about_unsupported_answers(
     answer_steps = [answer_with(text) for text in ("mow [1].", "xer", town_of(world.hits["a?"]), "now", "now")]
     check_steps = [answer_with("The Mow"), answer_with("pij"), None, replies(400), replies(400)]
     steps = [step for pair in zip(answer_steps, check_steps, strict=True) for step in pair if step]
-    with scripted(*steps) as server:
+    with serve_script(*steps) as server:
         monkeypatch.setenv("OPENAI_BASE_URL", server.url)
         reading = ReaderSettings(concat=PromptSettings(cite=True))
         with serving(world.url, dest, settings, metrics, model="openai:tiny", reader_settings=reading) as service:
@@ -124,16 +124,16 @@ def has_checked(metrics: ServiceMetrics, number: int) -> bool:
 
 
 @pytest.fixture
-def silent_endpoint(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Scripted, OverrideChecker]]:
+def silent_endpoint(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[ScriptedServer, OverrideChecker]]:
     """An endpoint that receives the question and never answers."""
-    with scripted(hangs()) as server:
+    with serve_script(hangs()) as server:
         monkeypatch.setenv("OPENAI_BASE_URL", server.url)
         model = ServedModel.load(None, "openai:tiny", ReaderSettings())
         yield server, create_override_checker(model)
         model.close()
 
 
-def test_check_at_a_silent_endpoint_times_out(silent_endpoint: tuple[Scripted, OverrideChecker]) -> None:
+def test_check_at_a_silent_endpoint_times_out(silent_endpoint: tuple[ScriptedServer, OverrideChecker]) -> None:
     checks: list[OverrideCheck | None] = []
     overrides = OverrideMonitor(1, checks.append, seconds=0.2)
     overrides.record_answer(lambda: silent_endpoint[1], create_answer(), unsupported=True)
@@ -141,7 +141,7 @@ def test_check_at_a_silent_endpoint_times_out(silent_endpoint: tuple[Scripted, O
     overrides.close()
 
 
-def test_shutdown_does_not_wait_for_the_endpoint(silent_endpoint: tuple[Scripted, OverrideChecker]) -> None:
+def test_shutdown_does_not_wait_for_the_endpoint(silent_endpoint: tuple[ScriptedServer, OverrideChecker]) -> None:
     checks: list[OverrideCheck | None] = []
     overrides = OverrideMonitor(1, checks.append, seconds=10 * PATIENCE)
     overrides.record_answer(lambda: silent_endpoint[1], create_answer(), unsupported=True)

@@ -14,7 +14,7 @@ from rag_model.serving.answering.served_model import ServedModel
 from rag_model.serving.monitoring.metrics import ServiceMetrics
 from rag_model.serving.monitoring.probes import MAX_PROBES, ProbeMetrics, ProbeMonitor, choose_probes
 from tests.fixtures.alert_rules import assert_firing
-from tests.fixtures.scripted_server import event, scripted, streams
+from tests.fixtures.scripted_server import event, serve_script, streams
 from tests.fixtures.serving import Library, serving, until, with_limits
 from tests.fixtures.tiny_generators import save_llama
 from tests.rag_model.serving.monitoring.test_metrics import read_metrics
@@ -75,7 +75,7 @@ def test_another_model_is_compared_with_the_recorded_answers(
 def test_endpoint_is_probed_repeatedly(monkeypatch: pytest.MonkeyPatch) -> None:
     replies = [streams(event("Rome"), event("", "stop"))] * 12 + [streams(event("rome."), event("", "stop"))] * 9
     replies += [streams(event("Paris"), event("", "stop"))]
-    with scripted(*replies) as server:
+    with serve_script(*replies) as server:
         for name, value in {"OPENAI_BASE_URL": server.url, "BOOKWHEEL_LLM_CONCURRENCY": "1"}.items():
             monkeypatch.setenv(name, value)
         model = ServedModel.load(None, "openai:changes", ReaderSettings("concat", DECODING))

@@ -21,7 +21,7 @@ from rag_model.store.objects.buckets import find_cloud
 from rag_model.store.upkeep.gc import collect_garbage
 from rag_model.store.upkeep.verify import probe_store, verify_version
 from tests.fixtures.cloud_servers import CONTAINER, Service
-from tests.fixtures.s3_proxy import FaultyServer, Request, faulty
+from tests.fixtures.s3_proxy import FaultyServer, Request, serve_faulty
 from tests.rag_model.store.test_races import race
 
 # Google's client does not close a connection whose reply it did not read to the end.
@@ -74,7 +74,7 @@ def cloud(service: Service, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxied
     else:
         for name, value in {"_PAUSE_SECONDS": 0.001, "_BLOCK_BYTES": CHUNK, "_SINGLE_UPLOAD_BYTES": CHUNK}.items():
             monkeypatch.setattr(f"rag_model.store.objects.azure.{name}", value)
-    with faulty(service.endpoint) as server, service.reached(server.url) as url:
+    with serve_faulty(service.endpoint) as server, service.reached(server.url) as url:
         yield ProxiedCloud(service, server, Store.open(url, create=True))
 
 

@@ -29,7 +29,7 @@ def signed_in(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def list_commit_requests(hub: Hub) -> list[str]:
-    return [request for request in hub.asked if "/commit/" in request]
+    return [request for request in hub.request_lines if "/commit/" in request]
 
 
 @pytest.mark.parametrize("layout", ["dpr", "jsonl", "datasets"])
@@ -72,7 +72,7 @@ def test_folder_that_the_hub_rejects_is_refused_before_any_request(folder: str, 
         UsageError, match=f"files cannot be written to {DESTINATION}/{folder}: the Hub accepts no folder .., .git"
     ):
         export_snapshot(snapshot, f"{DESTINATION}/{folder}", "jsonl")
-    assert hub.asked == []
+    assert hub.request_lines == []
 
 
 def test_second_of_two_concurrent_exports_is_refused(snapshot: Snapshot, hub: Hub) -> None:
@@ -110,7 +110,7 @@ def test_repository_that_another_writer_creates_meanwhile_stays_empty(snapshot: 
 def test_repository_of_another_kind_is_refused(destination: str, message: str, snapshot: Snapshot, hub: Hub) -> None:
     with pytest.raises(UsageError, match=message):
         export_snapshot(snapshot, destination, "jsonl")
-    assert hub.asked == []
+    assert hub.request_lines == []
 
 
 @pytest.mark.parametrize(

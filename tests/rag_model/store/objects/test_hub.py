@@ -97,10 +97,10 @@ def test_ranges_of_large_files_are_read_from_the_storage(hub: Hub) -> None:
     data = bytes(range(256)) * 200
     hub.add("datasets/me/library", {**STORE, "large": data})
     files = Store.open(URL).files
-    hub.asked.clear()
+    hub.request_lines.clear()
     assert files.get_size("large") == len(data)
     assert files.read_range("large", 1000, 1300) == data[1000:1300]
-    assert [request.split()[0] for request in hub.asked] == ["HEAD", "GET", "GET"]
+    assert [request.split()[0] for request in hub.request_lines] == ["HEAD", "GET", "GET"]
     assert files.read_range("large", len(data) + 5, len(data) + 9) == b""
     assert files.read_range("large", len(data) - 2, len(data) + 9) == data[-2:]
     with files.open("large", len(data)) as file:
@@ -199,14 +199,14 @@ def test_refusal_is_reported_without_retry(code: AnswerError, message: str, hub:
     hub.refusals.append(code)
     with pytest.raises(StoreError, match=message):
         Store.open(URL)
-    assert len(hub.asked) == 1
+    assert len(hub.request_lines) == 1
 
 
 def test_offline_mode_sends_no_request(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(StoreError, match="HF_HUB_OFFLINE is set, so no request is sent to the Hub: unset it"):
         Store.open(URL)
-    assert hub.asked == []
+    assert hub.request_lines == []
 
 
 def test_missing_network_is_reported(monkeypatch: pytest.MonkeyPatch, hub: Hub) -> None:
@@ -225,7 +225,7 @@ def test_invalid_setting_is_reported(setting: tuple[str, str], monkeypatch: pyte
     HubFiles.clear_instance_cache()
     with pytest.raises(StoreError, match=r"the reply is not from the Hub .* HF_ENDPOINT and HF_TOKEN if they are set"):
         Store.open(URL)
-    assert hub.asked == []
+    assert hub.request_lines == []
 
 
 @pytest.mark.parametrize("answer", [b"<html>sign in</html>", b"null", b"[1]", b'[{"type": "file"}]'])
@@ -260,7 +260,7 @@ def test_store_on_the_hub_is_read_only(write: Callable[[Store, Path], object], h
     with pytest.raises(ReadOnlyError, match=r"datasets/me/library can be read as a store, but not written: .* export"):
         write(store, tmp_path / "local")
     assert len(repository.commits) == 1
-    assert {request.split()[0] for request in hub.asked} <= {"HEAD", "GET"}
+    assert {request.split()[0] for request in hub.request_lines} <= {"HEAD", "GET"}
 
 
 def test_store_is_not_created_on_the_hub(hub: Hub) -> None:

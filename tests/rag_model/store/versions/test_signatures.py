@@ -28,7 +28,7 @@ from rag_model.store.versions.models import ModelMetadata, export_model, put_mod
 from rag_model.store.versions.moves import rollback, tag
 from rag_model.store.versions.signatures import SIGNING_KEY_VARIABLE, TRUST_VARIABLE, TrustedKeys
 from rag_model.store.versions.snapshot import Snapshot
-from tests.fixtures.machine_requirements import missing
+from tests.fixtures.machine_requirements import skip_or_fail
 
 Publish = Callable[..., str]
 
@@ -407,7 +407,7 @@ def test_keys_of_openssl_are_read(
     local_store: Store, publish: Publish, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     if shutil.which("openssl") is None:
-        missing("openssl", "openssl is not installed: it makes the keys")
+        skip_or_fail("openssl", "openssl is not installed: it makes the keys")
     make_key = f"openssl genpkey -algorithm ed25519 -out {tmp_path}/key.pem"
     write_trust = f'echo "ci $(openssl pkey -in {tmp_path}/key.pem -pubout | sed -n 2p)" > {tmp_path}/trusted'
     subprocess.run(["sh", "-ec", f"{make_key}\n{write_trust}"], check=True, capture_output=True)

@@ -23,7 +23,7 @@ from rag_model.training.loop.loop import TrainingResult
 from rag_model.training.objectives.end2end import End2EndRecipe, End2EndTask, Statement, StatementPair
 from rag_model.training.objectives.rag import QuestionAnswer, RagBatch
 from tests.fixtures.forked_processes import SHARED, check_killed
-from tests.fixtures.tiny_end2end import ARTICLES, EVERY, SETTINGS, Under, prepare, task_of, train_until, trained
+from tests.fixtures.tiny_end2end import ARTICLES, EVERY, SETTINGS, Under, prepare, task_of, train_in, train_until
 from tests.fixtures.tiny_snapshot import publish_tiny
 
 pytestmark = SHARED
@@ -43,7 +43,7 @@ def uninterrupted_run(
 ) -> tuple[End2EndTask, TrainingResult, Path]:
     """Return the task, result and folder of a run that was not killed."""
     folder = tmp_path_factory.mktemp("whole")
-    return *trained(inputs, folder), folder
+    return *train_in(inputs, folder), folder
 
 
 def read_rows(folder: Path) -> list[dict[str, object]]:
@@ -85,7 +85,7 @@ def test_killed_run_resumes_with_the_searched_snapshot(
     check_killed(train_until, kill_at, inputs, tmp_path / "killed", "synchronous")
     newest = read_checkpoint(list_checkpoints(tmp_path / "killed" / "checkpoints")[0])
     assert len(newest.searched_snapshots) == (2 if kill_at == 5 else 1)
-    task, result = trained(inputs, tmp_path / "killed")
+    task, result = train_in(inputs, tmp_path / "killed")
     assert read_rows(tmp_path / "killed") == read_rows(uninterrupted_run[2])
     assert result.searched_snapshots == uninterrupted_run[1].searched_snapshots
     assert result.best_measures == uninterrupted_run[1].best_measures
@@ -105,7 +105,7 @@ def test_killed_asynchronous_run_searches_its_snapshot_until_the_started_rebuild
             assert {path: path.read_bytes() for path in saved_encoders} == saved_encoders, "weights of step 3"
             rebuild.finish(rebuild.orders[0])
 
-    task, result = trained(inputs, folder, "asynchronous", finish_rebuild, rebuild=lambda _: rebuild)
+    task, result = train_in(inputs, folder, "asynchronous", finish_rebuild, rebuild=lambda _: rebuild)
     assert [order.step for order in rebuild.orders] == [EVERY]
     first, second = (searched.snapshot for searched in result.searched_snapshots)
     assert (second, task.searched_snapshot, result.steps) == (rebuild.ended[EVERY].snapshot, second, 6)  # type: ignore[union-attr]

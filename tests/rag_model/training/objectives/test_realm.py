@@ -37,7 +37,7 @@ from rag_model.training.objectives.realm_model import (
 )
 from rag_model.training.origins import NamedModels
 from tests.fixtures.forked_processes import SHARED, check_killed
-from tests.fixtures.tiny_realm import ARTICLES, RECIPE, STEPS, filled, prepare, realm_of
+from tests.fixtures.tiny_realm import ARTICLES, RECIPE, STEPS, prepare, realm_of, train_realm
 from tests.fixtures.tiny_snapshot import publish_tiny
 
 ROOT = Path(__file__).parents[4]
@@ -191,7 +191,7 @@ def test_gradients_reach_the_trained_parts(inputs: Path, snapshot: Snapshot, fro
 
 
 def test_trained_parts_are_saved_as_a_pair_and_a_masked_model(inputs: Path, tmp_path: Path) -> None:
-    task, result = filled(inputs, tmp_path / "run")
+    task, result = train_realm(inputs, tmp_path / "run")
     assert result.best_measures["nll"] < result.initial_measures["nll"]
     question = Encoder.load(result.best_folder / "question", "question", threads=1, device="cpu")
     passage = Encoder.load(result.best_folder / "passage", threads=1, device="cpu")
@@ -207,9 +207,9 @@ def test_trained_parts_are_saved_as_a_pair_and_a_masked_model(inputs: Path, tmp_
 
 @SHARED
 def test_killed_run_resumes_to_the_same_losses(inputs: Path, tmp_path: Path) -> None:
-    check_killed(filled, inputs, tmp_path / "killed", 3)
-    _, uninterrupted = filled(inputs, tmp_path / "whole")
-    _, result = filled(inputs, tmp_path / "killed")
+    check_killed(train_realm, inputs, tmp_path / "killed", 3)
+    _, uninterrupted = train_realm(inputs, tmp_path / "whole")
+    _, result = train_realm(inputs, tmp_path / "killed")
     assert read_metrics(tmp_path / "killed") == read_metrics(tmp_path / "whole")
     assert result.best_measures == uninterrupted.best_measures
 
