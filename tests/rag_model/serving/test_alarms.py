@@ -79,16 +79,16 @@ def test_service_without_a_snapshot(store: Store, tmp_path: Path) -> None:
 
 
 def test_dead_thread(shared_service: Watched, tmp_path: Path) -> None:
-    before = shared_service.scrape()
+    first_scrape = shared_service.scrape()
     shared_service.service.observer.on_thread_death("follower")
-    assert_firing(tmp_path, before, shared_service.scrape(), "BookwheelThreadDied")
+    assert_firing(tmp_path, first_scrape, shared_service.scrape(), "BookwheelThreadDied")
 
 
 def test_slow_searches(shared_service: Watched, tmp_path: Path) -> None:
-    before = shared_service.scrape()
+    first_scrape = shared_service.scrape()
     for _ in range(20):
         shared_service.metrics.on_reply("search", 200, 1, 4.0)
-    assert_firing(tmp_path, before, shared_service.scrape(), "BookwheelSlow")
+    assert_firing(tmp_path, first_scrape, shared_service.scrape(), "BookwheelSlow")
 
 
 def test_full_queue(service: Watched, tmp_path: Path) -> None:
@@ -135,10 +135,10 @@ def test_old_snapshot(service: Watched, tmp_path: Path) -> None:
 
 
 def test_worse_builds(shared_service: Watched, tmp_path: Path) -> None:
-    before, served = shared_service.scrape(), shared_service.metrics.served
+    first_scrape, served = shared_service.scrape(), shared_service.metrics.served
     assert served is not None
     shared_service.metrics.served = replace(served, trends=(Trend("recall", "hnsw", 0.98, 0.9),))
-    assert_firing(tmp_path, before, shared_service.scrape(), "BookwheelBuildsLeaveBand")
+    assert_firing(tmp_path, first_scrape, shared_service.scrape(), "BookwheelBuildsLeaveBand")
     shared_service.metrics.served = served
 
 
@@ -176,7 +176,7 @@ def test_drifted_questions(service: Watched, tmp_path: Path) -> None:
     ("text", "alarm"), [("a whale", "BookwheelUnsupported"), ("", "BookwheelUnanswered"), ("of", "BookwheelUncited")]
 )
 def test_answers_without_support(shared_service: Watched, tmp_path: Path, text: str, alarm: str) -> None:
-    before = shared_service.scrape()
+    first_scrape = shared_service.scrape()
     with shared_service.service.slot.acquire() as edition:
         (hits,) = edition.search(Queries(LIVE[:1]), 1)
         cites = alarm == "BookwheelUncited"
@@ -185,7 +185,7 @@ def test_answers_without_support(shared_service: Watched, tmp_path: Path, text: 
         answer = Answer("?", answer_text, None, (SupportingPassage(hits[0]),), context=context)
         cited = [replace(answer, text=f"{answer_text} [1]")] * 40 if cites else []
         shared_service.metrics.on_answer(edition, [answer] * 200 + cited)
-    assert_firing(tmp_path, before, shared_service.scrape(), alarm)
+    assert_firing(tmp_path, first_scrape, shared_service.scrape(), alarm)
 
 
 def test_index_with_low_recall(bert: Path, tmp_path: Path) -> None:
