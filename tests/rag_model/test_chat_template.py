@@ -36,7 +36,10 @@ def test_a_template_may_refuse_messages() -> None:
         ("{{ 'a' * 4000000000 }}", "needed more than 256 MiB of memory"),
         ("{% for i in range(99999) %}{{ 'a' * 99999 }}{% endfor %}", "needed more than 256 MiB of memory"),
         ("{{ 'a' * 2000000 }}", "a prompt of 2,000,000 characters"),
-        ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "took more than 1 s"),
+        (
+            "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+            "(took more than 1 s|did not end within 10 s)",  # the second on a busy machine
+        ),
         ("{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}", ""),
         ("{{ messages.__class__.__mro__ }}", ""),
         ("{{", ""),
