@@ -21,6 +21,7 @@ from collections.abc import AsyncGenerator, Callable, Iterator
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from functools import cache
+from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urljoin, urlsplit
 
@@ -60,7 +61,9 @@ def create_http_client(client_class: type[_Client], **settings: Any) -> _Client:
     settings["headers"] = {"Accept-Encoding": _ENCODING, **settings.get("headers", {})}
     try:
         if settings.get("verify", True) is True:
-            settings["verify"] = _create_tls_context(os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR"))
+            cert_file, cert_folder = os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR")
+            modified = Path(cert_file).stat().st_mtime_ns if cert_file else 0
+            settings["verify"] = _create_tls_context(cert_file, cert_folder, modified)
         return client_class(**settings)
     except (ValueError, ImportError, OSError, httpx.InvalidURL) as error:
         raise UsageError(
@@ -71,8 +74,11 @@ def create_http_client(client_class: type[_Client], **settings: Any) -> _Client:
 
 
 @cache
-def _create_tls_context(*cert_paths: str | None) -> ssl.SSLContext:
-    """Load the certificates from the environment once for all clients, because this takes 20 ms."""
+def _create_tls_context(cert_file: str | None, cert_folder: str | None, modified: int) -> ssl.SSLContext:
+    """Load the certificates from the environment once for all clients, because this takes 20 ms.
+
+    httpx reads the two paths itself; a file that changed since `modified` (in ns) is loaded again.
+    """
     return httpx.create_ssl_context()
 
 

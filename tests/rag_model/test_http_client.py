@@ -1,4 +1,11 @@
-"""The error for wrong proxies and certificates in the environment is one sentence."""
+"""Clients follow the proxies and certificates in the environment, and wrong ones give one error sentence."""
+
+import os
+import ssl
+import threading
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 
 import httpx
 import pytest
@@ -6,6 +13,7 @@ import pytest
 from rag_model.client import Client
 from rag_model.errors import UsageError
 from rag_model.http_client import create_http_client
+from tests.rag_model.serving.http.test_certificate import write_certificate
 
 
 @pytest.mark.parametrize(
@@ -27,3 +35,24 @@ def test_unusable_proxies_and_certificates_are_named(
 def test_a_name_that_cannot_be_looked_up_is_refused(host: str) -> None:
     with pytest.raises(UsageError, match="the service's URL cannot be read"):
         Client(f"http://{host}")
+
+
+def test_replaced_certificate_file_is_loaded_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trust_file = write_certificate(tmp_path, 1).certificate.rename(tmp_path / "trusted.pem")
+    os.utime(trust_file, (1, 1))  # otherwise the two files could have one time
+    monkeypatch.setenv("SSL_CERT_FILE", str(trust_file))
+    server_files = write_certificate(tmp_path, 2)
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(server_files.certificate, server_files.key)
+    with HTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as server:
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        threading.Thread(target=server.serve_forever, args=(0.01,)).start()
+        try:
+            url = f"https://127.0.0.1:{server.server_port}"
+            with create_http_client(httpx.Client) as client, pytest.raises(httpx.ConnectError, match="self-signed"):
+                client.get(url)
+            trust_file.write_bytes(server_files.certificate.read_bytes())
+            with create_http_client(httpx.Client) as client:
+                assert client.get(url).status_code == HTTPStatus.NOT_IMPLEMENTED
+        finally:
+            server.shutdown()
