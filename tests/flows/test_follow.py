@@ -190,7 +190,7 @@ from flows import cli
 from flows.verbs import builds
 from rag_model.encoders import model
 from rag_model.index.graphs import kind
-import faiss, numba, pyarrow.dataset, torch, transformers.models.bert.modeling_bert
+import faiss, numba, pyarrow.dataset, torch
 numba.njit("int64(int64)")(lambda number: number)  # Each child would otherwise take .8 s to initialize numba.
 command, base, folder, n_points = json.loads(sys.argv[1])
 count, last = 0, None

@@ -4,6 +4,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextvars import copy_context
 from dataclasses import dataclass, field
 from pathlib import Path
 from uuid import UUID
@@ -59,7 +60,9 @@ class Runs:
             schema = parameter_schema(flow.fn).model_dump_for_openapi()  # type: ignore[attr-defined]
             form = client.create_deployment(client.create_flow(flow), "turns", parameter_openapi_schema=schema)  # type: ignore[arg-type]
             run: FlowRun = client.create_flow_run_from_deployment(form, parameters=parameters)
-        thread = threading.Thread(target=run_engine, args=(flow, run, parameters), kwargs={"return_type": "state"})
+        arguments = run_engine, flow, run, parameters
+        # The context has the URL of the Prefect server; without it the thread would start a server of its own.
+        thread = threading.Thread(target=copy_context().run, args=arguments, kwargs={"return_type": "state"})
         thread.start()
         self.threads.append(thread)
         return run.id
