@@ -1,4 +1,4 @@
-"""The library and the model of the service's tests."""
+"""Fixtures of the service tests: a library and a model."""
 
 from tests.rag_model.serving.conftest import cache, dest, model, shared_library
 

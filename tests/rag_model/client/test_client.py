@@ -1,4 +1,4 @@
-"""The client of a real service: replies and retries; and its errors for the replies of other servers."""
+"""The client of a real service: replies, retries, and errors for the replies of other servers."""
 
 import gzip
 import json

@@ -88,12 +88,12 @@ def save_rag(folder: Path, name: str) -> State:
     module = getattr(transformers, name)(config=config, question_encoder=question, generator=generator)
     module.save_pretrained(folder)
     add_old_tokenizer(folder / "question_encoder_tokenizer")
-    parts = folder / "generator_tokenizer"
-    parts.mkdir()
-    tokenizer.save_model(str(parts))
-    write_json(parts / "tokenizer_config.json", {"model_max_length": 256})
+    tokenizer_folder = folder / "generator_tokenizer"
+    tokenizer_folder.mkdir()
+    tokenizer.save_model(str(tokenizer_folder))
+    write_json(tokenizer_folder / "tokenizer_config.json", {"model_max_length": 256})
     tokens = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
-    write_json(parts / "special_tokens_map.json", tokens)
+    write_json(tokenizer_folder / "special_tokens_map.json", tokens)
     # In 2020, checkpoints of BART had no tensor for the head.
     state = {key: value for key, value in module.state_dict().items() if not key.endswith("lm_head.weight")}
     return pickle_weights(folder, add_old_tensors(state, "rag.question_encoder.question_encoder.bert_model."))

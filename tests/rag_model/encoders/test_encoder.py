@@ -167,20 +167,20 @@ def test_a_requested_end_token_ends_every_input(
     assert {actual.tokenizer.encode(text).tokens[-1] for text in texts} == {"</s>"}
     assert actual.tokenizer.encode("the", "king").tokens[-1] == "</s>"
     assert len(actual.tokenizer.encode(texts[2]).ids) == 64
-    # The oracle's tokenizer.json adds the token itself.
-    mended = shutil.copytree(end_token_folder, tmp_path / "mended")
-    tokenizer = Tokenizer.from_file(str(mended / "tokenizer.json"))
+    # sentence-transformers reads a tokenizer.json that adds the token itself.
+    corrected_folder = shutil.copytree(end_token_folder, tmp_path / "mended")
+    tokenizer = Tokenizer.from_file(str(corrected_folder / "tokenizer.json"))
     tokenizer.post_processor = processors.TemplateProcessing(
         single="<s> $A </s>", pair="<s> $A $B </s>", special_tokens=[("<s>", 1), ("</s>", 2)]
     )
-    tokenizer.save(str(mended / "tokenizer.json"))
-    peer = sentence_transformers.SentenceTransformer(str(mended), device="cpu")
+    tokenizer.save(str(corrected_folder / "tokenizer.json"))
+    peer = sentence_transformers.SentenceTransformer(str(corrected_folder), device="cpu")
     np.testing.assert_allclose(actual.encode_questions(texts), peer.encode_query(texts), atol=1e-5)
-    assert read_encoder_spec(mended).end_token == ""
+    assert read_encoder_spec(corrected_folder).end_token == ""
     # Without the token the vectors differ, so the space must differ too.
-    without = Encoder.load(end_token_folder, overrides={"pooling": "mean"}, dtype="float32")
-    assert without.spec.end_token == ""
-    assert without.space().tokenizer != actual.space().tokenizer
+    without_end_token = Encoder.load(end_token_folder, overrides={"pooling": "mean"}, dtype="float32")
+    assert without_end_token.spec.end_token == ""
+    assert without_end_token.space().tokenizer != actual.space().tokenizer
 
 
 def test_an_end_token_without_a_name_is_refused(end_token_folder: Path) -> None:

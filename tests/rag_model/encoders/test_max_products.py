@@ -11,8 +11,8 @@ def test_values_and_gradients_are_those_of_a_plain_product(lengths: tuple[int, .
     torch.manual_seed(0)
     hidden = torch.randn(3, 5, 4, dtype=torch.float64, requires_grad=True)
     words = torch.randn(11, 4, dtype=torch.float64, requires_grad=True)
-    real = torch.arange(5) < torch.tensor(lengths)[:, None]
-    products = (hidden @ words.T).masked_fill(~real[..., None], -torch.inf).amax(1)
+    is_token = torch.arange(5) < torch.tensor(lengths)[:, None]
+    products = (hidden @ words.T).masked_fill(~is_token[..., None], -torch.inf).amax(1)
     actual = max_inner_products(hidden, words, lengths)
     assert torch.allclose(actual, products, rtol=1e-12)
     expected_gradients = torch.autograd.grad(products.square().sum(), (hidden, words))

@@ -91,8 +91,8 @@ def test_product_tends_to_chamfer_with_more_buckets() -> None:
 def test_a_projection_keeps_products_on_average() -> None:
     question, passage = draw_vectors((1, 6, D), 3), TokenVectors(draw_vectors((9, D), 4), np.array([0, 9]))
 
-    def mean(projected: int) -> float:
-        return float(np.mean([multiply(Muvera(D, 400, 3, projected, seed), question, passage) for seed in range(3)]))
+    def mean(dim: int) -> float:
+        return float(np.mean([multiply(Muvera(D, 400, 3, dim, seed), question, passage) for seed in range(3)]))
 
     assert mean(4) == pytest.approx(mean(D), rel=0.1)
     assert Muvera(D, 1, 3, D).encoded_dim == 8 * D
@@ -113,8 +113,8 @@ def test_index_of_muvera_vectors_finds_the_best_passage_by_maxsim(factory: str, 
     n_passages, n_questions, length = 500, 40, 6
     tokens = draw_vectors((n_passages * 10, D), 5)
     random = np.random.default_rng(6)
-    picked = random.choice(n_passages, n_questions, replace=False)
-    questions = tokens.reshape(n_passages, 10, D)[picked, :length]
+    passage_rows = random.choice(n_passages, n_questions, replace=False)
+    questions = tokens.reshape(n_passages, 10, D)[passage_rows, :length]
     questions += (random.normal(size=questions.shape) * 0.15).astype(np.float32)
     questions /= np.linalg.norm(questions, axis=-1, keepdims=True)
     offsets = compute_offsets(np.full(n_passages, 10))

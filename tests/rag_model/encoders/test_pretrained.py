@@ -98,7 +98,7 @@ def test_an_adapter_is_refused_because_it_names_another_folder(tiny_bert: Path, 
 def test_no_code_that_auto_map_names_is_run(
     folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, load: Load
 ) -> None:
-    """With and without a model type that transformers knows; and no `y` is read from stdin as consent."""
+    """The model type is known to transformers or not, and no consent is read from stdin."""
     monkeypatch.setattr(sys, "stdin", io.StringIO("y\n" * 9))
     auto_map = {"AutoConfig": "evil.C", "AutoModel": "evil.M", "AutoModelForCausalLM": "evil.M"}
     marker = tmp_path / "run"

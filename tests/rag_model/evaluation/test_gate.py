@@ -47,7 +47,7 @@ def test_a_good_snapshot_passes_with_and_without_a_parent() -> None:
 
 def test_recall_fails_by_its_mean_or_its_5th_percentile() -> None:
     assert list_failed_checks(hnsw=0.94) == ["hnsw recall@20, mean"]
-    recalls = np.where(np.arange(256) < 20, 0.5, 1.0)  # 8 % of the questions see half of it; the mean is .96
+    recalls = np.where(np.arange(256) < 20, 0.5, 1.0)  # 8 % of the queries have a recall of 0.5; the mean is 0.96
     verdict = check_snapshot(GateRecipe(), PARENT, {"hnsw": IndexRecalls("HNSW32", recalls)}, PARENT)
     assert [check.name for check in verdict.checks if not check.passed] == ["hnsw recall@20, 5th percentile"]
 
@@ -57,9 +57,7 @@ def test_each_index_has_its_own_floor() -> None:
     assert list_failed_checks(hnsw=0.7) == ["hnsw recall@20, mean", "hnsw recall@20, 5th percentile"]
     recipe = GateRecipe(floors={"ivfpq": RecallFloor(0.95, 0.9)})
     assert list_failed_checks(recipe=recipe, ivfpq=0.92) == ["ivfpq recall@20, mean"]
-    assert list_failed_checks(recipe=recipe, hnsw=0.94, ivfpq=0.96) == [
-        "hnsw recall@20, mean"
-    ]  # the others keep theirs
+    assert list_failed_checks(recipe=recipe, hnsw=0.94, ivfpq=0.96) == ["hnsw recall@20, mean"]  # the floor of hnsw
     assert list_failed_checks(flat=0.94) == ["flat recall@20, mean"]
 
 

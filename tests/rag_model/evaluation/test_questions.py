@@ -20,7 +20,7 @@ def write_file(folder: Path, name: str, text: str) -> Path:
     return path
 
 
-def test_dpr_csv(tmp_path: Path) -> None:
+def test_csv_of_dpr_is_read(tmp_path: Path) -> None:
     text = "who sings it\t['Linda Davis']\r\n" + 'who was it\t"[""Steve \'Flash\' Gordon"", \'Zoë\']"\n'
     question_set = read_questions(write_file(tmp_path, "nq-test.qa.csv", text))
     assert question_set.questions == (

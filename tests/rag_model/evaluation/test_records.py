@@ -50,7 +50,7 @@ def test_differences_are_paired_by_question(store: Store, tmp_path: Path) -> Non
     )
     later = record_values(store, tmp_path, {"exact": {"Success@20": AFTER[::-1], "EM": [1.0] * 6}}, "fedcba", k=2)
     (measures,) = compare_evaluations(store, earlier, later).pairs.values()
-    expected = estimate_difference(AFTER[::-1], BEFORE[::-1])  # joined by id, in the order of the second
+    expected = estimate_difference(AFTER[::-1], BEFORE[::-1])  # joined by id, in the order of the later evaluation
     assert measures["Success@20"].difference == MetricValue(expected.value, expected.low, expected.high)
     assert (measures["Success@20"].n, measures["EM"].n) == (6, 4)
     assert measures["EM"].difference.value == pytest.approx(0.5)
@@ -115,10 +115,10 @@ def create_difference(value: float, low: float | None) -> dict[str, MeasureCompa
         (ReleaseCriteria({"Success@20": 0.61}), None, False),
         (ReleaseCriteria(), create_difference(-0.01, -0.02), True),  # the end of the interval may lie on the bound
         (ReleaseCriteria(), create_difference(-0.01, -0.021), False),
-        (ReleaseCriteria(), create_difference(0.05, -0.03), False),  # better, and it may be worse
+        (ReleaseCriteria(), create_difference(0.05, -0.03), False),  # the mean is better, but it may be worse
         (ReleaseCriteria(tolerance=None), create_difference(-0.9, -1.0), True),
-        (ReleaseCriteria(tolerance=0.0), create_difference(0.0, 0.0), True),  # the same answers
-        (ReleaseCriteria(), create_difference(-0.03, None), False),  # of the whole set: the difference itself
+        (ReleaseCriteria(tolerance=0.0), create_difference(0.0, 0.0), True),  # equal answers
+        (ReleaseCriteria(), create_difference(-0.03, None), False),  # compared by its value, without an interval
         (ReleaseCriteria(), create_difference(-0.01, None), True),
     ],
 )

@@ -69,8 +69,8 @@ def test_the_default_retriever_and_its_name_are_the_same_evaluation(
 ) -> None:
     judge = RetrievalJudge.for_questions(questions)
     describe_retrieval = partial(describe_retrieval_subject, store, snapshot, questions)
-    plain = describe_retrieval([], 20, judge)
-    assert describe_retrieval(["hnsw"], 20, judge) == plain
+    default_subject = describe_retrieval([], 20, judge)
+    assert describe_retrieval(["hnsw"], 20, judge) == default_subject
     subjects = [
         describe_retrieval(["exact"], 20, judge),
         describe_retrieval(["exact", "hnsw"], 20, judge),
@@ -83,7 +83,7 @@ def test_the_default_retriever_and_its_name_are_the_same_evaluation(
         commit = repository.branches["main"]
         assert subjects[-1].settings["models"] == {"another/encoder": f"another/encoder@{commit}"}
         repository.commit({"config.json": b"{ }"})
-    assert len({subject.id for subject in (plain, *subjects)}) == 7
+    assert len({subject.id for subject in (default_subject, *subjects)}) == 7
     describe_answers = partial(describe_answers_subject, store, snapshot)
     answers_subject = describe_answers(MODEL, questions, EvaluationSettings())
     assert describe_answers(MODEL, questions, EvaluationSettings(index="hnsw")) == answers_subject
@@ -110,9 +110,9 @@ def test_a_model_in_an_expression_is_identified_by_its_bytes(
     put_model(store, folder, ModelMetadata("cross-encoder", None, {"second": 1}), "ranker")
     assert describe_id("rerank(hnsw, model:ranker, 5)") != first
     cross = save_cross_encoder(tmp_path / "cross")
-    local = describe_id(f"rerank(hnsw, {cross}, 5)")
+    folder_id = describe_id(f"rerank(hnsw, {cross}, 5)")
     (cross / "README.md").write_text("changed")
-    assert describe_id(f"rerank(hnsw, {cross}, 5)") != local
+    assert describe_id(f"rerank(hnsw, {cross}, 5)") != folder_id
     with pytest.raises(StoreError, match="no model or ref 'nothing'"):
         describe_id("rerank(hnsw, model:nothing, 5)")
 

@@ -92,12 +92,12 @@ def test_logits_equal_those_of_a_single_prompt_and_answer(
 def test_padding_may_be_on_the_right(generator: CausalGenerator, teacher_forcing: TeacherForcing) -> None:
     contexts, targets, logits = teacher_forcing
     order = (~contexts.mask).long().argsort(dim=1, stable=True)
-    right = Contexts(contexts.tokens.gather(1, order), contexts.mask.gather(1, order), 2)
-    assert right.mask[:, 0].all()
+    right_padded = Contexts(contexts.tokens.gather(1, order), contexts.mask.gather(1, order), 2)
+    assert right_padded.mask[:, 0].all()
     with torch.no_grad():
-        actual = generator.logits(right, targets)
+        actual = generator.logits(right_padded, targets)
     torch.testing.assert_close(actual[expand_mask(targets)], logits[expand_mask(targets)], atol=1e-4, rtol=1e-4)
-    torch.testing.assert_close(generator.prefill(right)[0], logits.flatten(0, 1)[:, 0], atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(generator.prefill(right_padded)[0], logits.flatten(0, 1)[:, 0], atol=1e-4, rtol=1e-4)
 
 
 def expand_mask(targets: Targets) -> torch.Tensor:
@@ -109,8 +109,8 @@ def test_steps_equal_teacher_forcing(generator: CausalGenerator, teacher_forcing
     answers, mask = targets.tokens.repeat_interleave(2, 0), targets.mask.repeat_interleave(2, 0)
     current, state = generator.prefill(contexts)
     for step in range(answers.shape[1]):
-        real = mask[:, step]
-        torch.testing.assert_close(current[real], logits.flatten(0, 1)[real, step], atol=1e-4, rtol=1e-4)
+        is_token = mask[:, step]
+        torch.testing.assert_close(current[is_token], logits.flatten(0, 1)[is_token, step], atol=1e-4, rtol=1e-4)
         current, state = generator.step(state, answers[:, step])
 
 

@@ -31,10 +31,10 @@ def draw_priors(questions: int, k: int, seed: int) -> torch.Tensor:
 
 def sum_token_log_p(generator: TabledGenerator, contexts: Contexts, prior: Sequence[float], answer: Said) -> float:
     """Σ_i log Σ_z p(z|x) p(y_i | x, z, y_<i)."""
-    each = [generator.log_p(context, answer) for context in contexts]
+    token_log_p = [generator.log_p(context, answer) for context in contexts]
     return sum(
         math.log(sum(math.exp(log_p + step) for log_p, step in zip(prior, steps, strict=True)))
-        for steps in zip(*each, strict=True)
+        for steps in zip(*token_log_p, strict=True)
     )
 
 
@@ -93,18 +93,18 @@ def search_plainly(
     generator: TabledGenerator, contexts: Contexts, prior: Sequence[float], beams: int, max_tokens: int
 ) -> dict[Said, float]:
     """Return every answer that a beam search reaches, with its log p."""
-    live: dict[Said, float] = {(): 0.0}
+    unfinished: dict[Said, float] = {(): 0.0}
     finished: dict[Said, float] = {}
     for length in range(1, max_tokens + 1):
         words = range(1, generator.vocabulary_size)
-        answers = [(*prefix, word) for prefix in live for word in words]
+        answers = [(*prefix, word) for prefix in unfinished for word in words]
         extended = {y: sum_token_log_p(generator, contexts, prior, y) for y in answers}
         ranked = sorted(extended, key=lambda y: extended[y], reverse=True)
-        ended = [y for y in ranked[:beams] if y[-1] == END or length == max_tokens]
-        finished |= {y: extended[y] for y in ended}
-        if beams == 1 and ended:
+        ended_answers = [y for y in ranked[:beams] if y[-1] == END or length == max_tokens]
+        finished |= {y: extended[y] for y in ended_answers}
+        if beams == 1 and ended_answers:
             return finished
-        live = {y: extended[y] for y in [y for y in ranked[: 2 * beams] if y[-1] != END][:beams]}
+        unfinished = {y: extended[y] for y in [y for y in ranked[: 2 * beams] if y[-1] != END][:beams]}
     return finished
 
 
@@ -115,8 +115,8 @@ def test_thorough_and_fast_modes_follow_the_paper(seed: int, beams: int, k: int)
     log_prior = draw_priors(1, k, seed)
     prior = log_prior[0].tolist()
     # One beam is a greedy search; wider searches keep the best `beams` of the answers that they reach.
-    searched = [search_plainly(generator, [z], [0.0], beams, 4) for z in range(k)]
-    best = [dict(sorted(answers.items(), key=lambda item: -item[1])[:beams]) for answers in searched]
+    answer_lists = [search_plainly(generator, [z], [0.0], beams, 4) for z in range(k)]
+    best = [dict(sorted(answers.items(), key=lambda item: -item[1])[:beams]) for answers in answer_lists]
     union = {y for answers in best for y in answers}
     thorough = {y: sum_sequence_log_p(generator, range(k), prior, y) for y in union}
     fast = {y: math.log(sum(math.exp(prior[z] + best[z][y]) for z in range(k) if y in best[z])) for y in union}

@@ -76,7 +76,7 @@ def generate_with_transformers(
     shape = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
     encoder = DPRQuestionEncoder(DPRConfig(vocab_size=8, **shape))
     model = CLASSES[kind](question_encoder=encoder, generator=generator.module, n_docs=contexts.k)
-    model.config.bos_token_id = -1  # T5's config has none, but they read one
+    model.config.bos_token_id = -1  # T5's config has none, but both classes read it
     tokens = model.eval().generate(
         context_input_ids=contexts.tokens.where(contexts.mask, generator.pad_token),
         context_attention_mask=contexts.mask.long(),

@@ -272,14 +272,14 @@ def test_bench_maxsim_compares_codecs_and_candidates(tmp_path: Path) -> None:
     assert {"all", "dense alone", "depth 20, rounds 1"} < maxsim_report["candidates"].keys()
     assert maxsim_report["candidates"]["depth 20, rounds 1"]["of_the_best_10"] > 0.5
     assert 0.5 <= maxsim_report["pooled"]["2"]["vectors"] < 0.6
-    fixed = report("bench_muvera.py", *common_arguments, "--bits", "2", "--indexes", "Flat", "HNSW8")
-    assert fixed["components"] == 10 * 4 * 16
-    assert fixed["indexes"]["HNSW8"]["found_in_100"] == fixed["indexes"]["Flat"]["found_in_100"] == 1
+    muvera_report = report("bench_muvera.py", *common_arguments, "--bits", "2", "--indexes", "Flat", "HNSW8")
+    assert muvera_report["components"] == 10 * 4 * 16
+    assert muvera_report["indexes"]["HNSW8"]["found_in_100"] == muvera_report["indexes"]["Flat"]["found_in_100"] == 1
 
 
 def test_bench_sparse_compares_with_a_product_of_matrices(worker_threads: None) -> None:
-    few = ["--max-questions", "9", "--rounds", "1", "--parts", "3", "-k", "5"]
-    sparse_report = report("bench_sparse.py", "--count", "500", "--terms", "20", "--question-terms", "12", *few)
+    limits = ["--max-questions", "9", "--rounds", "1", "--parts", "3", "-k", "5"]
+    sparse_report = report("bench_sparse.py", "--count", "500", "--terms", "20", "--question-terms", "12", *limits)
     assert sparse_report["ratio"] > 0
     assert (sparse_report["n"], sparse_report["questions"], sparse_report["model"]) == (500, 9, False)
     assert sparse_report["scores_are_equal"]

@@ -50,7 +50,7 @@ def test_factory_has_a_structure(text: str, kind: str) -> None:
         "IVF64,RaBitQ,Refine(SQ8)",
     ],
 )
-def test_factory_round_trip_and_faiss_accepts_it(text: str) -> None:
+def test_factory_is_formatted_as_parsed_and_faiss_accepts_it(text: str) -> None:
     assert str(parse_factory(text)) == text
     assert faiss.index_factory(128, text).d == 128
 

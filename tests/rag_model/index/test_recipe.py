@@ -113,7 +113,7 @@ def test_indivisible_dimension_is_rotated() -> None:
     assert resolve(IndexRecipe("IVF,PQ"), 10_000, 97).factory == "OPQ24_96,IVF256,PQ24np"
 
 
-def test_plan_to_json_and_entry() -> None:
+def test_plan_is_json_and_its_entry_has_what_a_search_needs() -> None:
     recipe = IndexRecipe("IVF,PQ")
     plan = resolve(recipe, 5000, 384)
     assert json.loads(json.dumps(plan.to_json())) == plan.to_json()

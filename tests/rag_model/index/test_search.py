@@ -113,12 +113,12 @@ def test_l2_scores_are_negated_distances(
 def test_search_parameters_apply_to_one_call(make_vectors: Make, write_parts: Make, build_index: Make) -> None:
     path, _ = build_index(write_parts(make_vectors(3000)), IndexRecipe("IVF32,Flat"))
     index, queries = open_index(path), make_vectors(40, seed=5)
-    alone = {probes: index.search(queries, 10, nprobe=probes)[1] for probes in (1, 4, 32)}
-    assert not np.array_equal(alone[1], alone[32])
+    rows_by_probes = {probes: index.search(queries, 10, nprobe=probes)[1] for probes in (1, 4, 32)}
+    assert not np.array_equal(rows_by_probes[1], rows_by_probes[32])
     with ThreadPoolExecutor(4) as pool:
-        together = [(n, pool.submit(index.search, queries, 10, nprobe=n)) for n in (1, 32, 4) * 10]
-    for probes, future in together:
-        np.testing.assert_array_equal(future.result()[1], alone[probes])
+        futures = [(n, pool.submit(index.search, queries, 10, nprobe=n)) for n in (1, 32, 4) * 10]
+    for probes, future in futures:
+        np.testing.assert_array_equal(future.result()[1], rows_by_probes[probes])
 
 
 REFINED = ["IVF16,PQ8x4np,Refine(SQfp16)", "OPQ8,IVF16_HNSW8,PQ8x4np,Refine(SQ8)", "IVF16,RaBitQ,Refine(Flat)"]
@@ -257,8 +257,8 @@ def test_a_search_of_any_depth_is_full_and_has_the_recall_of_the_gate(
         assert np.all(np.diff(scores, axis=1) <= 0)
         if k >= 20:  # the depth of the gate
             recalls = compute_recall(rows, exact_rows, exact_scores, k)
-            passes = recalls.mean() >= floor.mean, compute_p5(recalls) >= floor.p5
-            assert passes == (True, True), (k, tuned, recalls.mean(), compute_p5(recalls))
+            reaches_floor = recalls.mean() >= floor.mean, compute_p5(recalls) >= floor.p5
+            assert reaches_floor == (True, True), (k, tuned, recalls.mean(), compute_p5(recalls))
 
 
 @pytest.mark.parametrize("factory", ["HNSW8", "IVF32,Flat", "IVF32,PQ8x4np,Refine(vectors)"])

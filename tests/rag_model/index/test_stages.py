@@ -49,7 +49,7 @@ def test_stages_run_from_files_alone_and_report_json_statistics(
 
 @pytest.mark.parametrize("n", [1, 2, 39, 300])
 @pytest.mark.parametrize("factory", ["HNSW32", "HNSW32_SQ8", "IVF1024,PQ8np", "OPQ8,IVF,PQ", "IVF,RaBitQ4", "Flat"])
-def test_build_of_tiny_corpora(factory: str, n: int, make_vectors: Make, write_parts: Make, build_index: Make) -> None:
+def test_tiny_corpus_is_indexed(factory: str, n: int, make_vectors: Make, write_parts: Make, build_index: Make) -> None:
     vectors = make_vectors(n)
     path, plan = build_index(write_parts(vectors, [n // 2]), IndexRecipe(factory, cells=8))
     scores, rows = open_index(path, defaults=plan.search).search(vectors, 1)

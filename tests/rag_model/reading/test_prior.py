@@ -41,15 +41,15 @@ def snapshot(encoder: Path, tmp_path_factory: pytest.TempPathFactory) -> Snapsho
 
 
 @pytest.fixture(scope="module")
-def asker(encoder: Path) -> Callable[[], TrainableEncoder]:
+def load_encoder(encoder: Path) -> Callable[[], TrainableEncoder]:
     return lambda: TrainableEncoder.load(encoder, "question", device="cpu")
 
 
 @pytest.mark.parametrize("retriever", ["hnsw", "exact", *INDEXES, "ivfpq(nprobe=1)", "rrf(pca, ivfpq, hnsw)"])
 def test_answers_weigh_passages_like_training(
-    retriever: str, snapshot: Snapshot, asker: Callable[[], TrainableEncoder], tmp_path: Path
+    retriever: str, snapshot: Snapshot, load_encoder: Callable[[], TrainableEncoder], tmp_path: Path
 ) -> None:
-    question = asker()
+    question = load_encoder()
     settings = RagSettings("sequence", k=4, temperature=0.05)
     rag = Rag(question, load_generator(save_bart(tmp_path / "bart"), device="cpu"), settings).eval()
     save_rag(rag, tmp_path / "rag", question.space())
@@ -71,9 +71,9 @@ def test_answers_weigh_passages_like_training(
 
 @pytest.mark.parametrize("index", ["ivfpq", "pca", "sq"])
 def test_scores_of_codes_are_not_the_inner_products(
-    index: str, snapshot: Snapshot, asker: Callable[[], TrainableEncoder]
+    index: str, snapshot: Snapshot, load_encoder: Callable[[], TrainableEncoder]
 ) -> None:
-    question = asker()
+    question = load_encoder()
     vectors = np.concatenate([snapshot.embeddings(part.name) for part in snapshot.parts]).astype(np.float32)
     query_vectors = question.encode_questions(QUESTIONS)
     results = open_retriever(snapshot, index, encoder=question, products=True).search(QUESTIONS, 4)

@@ -59,7 +59,7 @@ def build_auto_reader(route: Route, writer: Quoting | None = None) -> tuple[Auto
 
 
 @pytest.mark.parametrize(
-    ("route", "memories", "searched"),
+    ("route", "memories", "queries"),
     [
         (Route("weights", -1.0), ["weights", "passages"], QUESTIONS[1:]),
         (Route("weights", -9.0), ["weights", "weights"], []),
@@ -68,15 +68,15 @@ def build_auto_reader(route: Route, writer: Quoting | None = None) -> tuple[Auto
         (Route("difference", 0.1), ["passages", "passages"], QUESTIONS),
     ],
 )
-def test_likely_closed_book_answer_needs_no_passages(route: Route, memories: list[str], searched: list[str]) -> None:
+def test_likely_closed_book_answer_needs_no_passages(route: Route, memories: list[str], queries: list[str]) -> None:
     reader, retriever = build_auto_reader(route)
     texts: list[tuple[int, str]] = []
     hit_lists: list[list[list[Hit]]] = []
     callbacks = AnswerCallbacks(on_text=lambda row, text: texts.append((row, text)), on_hits=hit_lists.append)
     answers = reader.answer(QUESTIONS, callbacks=callbacks)
     assert [answer.memory for answer in answers] == memories
-    assert retriever.queries == searched
-    assert [bool(hits) for hits in hit_lists[0]] == [question in searched for question in QUESTIONS]
+    assert retriever.queries == queries
+    assert [bool(hits) for hits in hit_lists[0]] == [question in queries for question in QUESTIONS]
     expected = {"weights": "Rome", "passages": "Orwell [1]."}
     assert [answer.text for answer in answers] == [expected[memory] for memory in memories]
     assert sorted(texts) == [(row, answer.text) for row, answer in enumerate(answers)]
@@ -89,8 +89,8 @@ def test_likely_closed_book_answer_needs_no_passages(route: Route, memories: lis
         assert bool(answer.support) == (memory == "passages")
         assert json.loads(json.dumps(answer_json(answer)))["memory"] == memory
         assert answer.usage is not None
-        assert answer.usage.new_tokens == (2 if answer.question not in searched else 4)  # tokens of both answers
-        assert ("search" in answer.seconds) == (answer.question in searched)
+        assert answer.usage.new_tokens == (2 if answer.question not in queries else 4)  # tokens of both answers
+        assert ("search" in answer.seconds) == (answer.question in queries)
         assert "weights" in answer.seconds
 
 

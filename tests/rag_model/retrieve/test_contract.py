@@ -153,11 +153,11 @@ def test_the_needs_are_all_files_that_a_search_reads(
     dest = shutil.copytree(encoder_folder, tmp_path / "dest", symlinks=True, copy_function=os.link)
     pull(store, snapshot.id, dest, select=files.__contains__)
     with Snapshot.from_folder(dest) as pulled:
-        hits = open_retriever(pulled, text, products=products).search(QUERIES, 4)
-    assert hits == open_retriever(snapshot, text, encoder=encoder, products=products).search(QUERIES, 4)
+        results = open_retriever(pulled, text, products=products).search(QUERIES, 4)
+    assert results == open_retriever(snapshot, text, encoder=encoder, products=products).search(QUERIES, 4)
     assert needs.reads_vectors(snapshot.manifest.content) == any(path.startswith("embeddings/") for path in files)
     if products:
-        assert all(hit.inner_product is not None for line in hits for hit in line)
+        assert all(hit.inner_product is not None for hits in results for hit in hits)
 
 
 @pytest.mark.parametrize("expression", EXPRESSIONS)

@@ -66,8 +66,8 @@ def test_without_an_expression_the_default_index_is_opened(content: tuple[Store,
     assert lists.default_retriever == "ivfpq"
     assert replace(base_content, indexes={"b": {}, "a": {}}).default_retriever == "a"
     assert replace(base_content, indexes={}).default_retriever == "exact"
-    only = Snapshot.from_store(store, store.snapshots.publish(Manifest(lists)))
-    assert open_retriever(only).search(QUESTIONS, 1)[0][0].legs[0].leg == "ivfpq"
+    lists_snapshot = Snapshot.from_store(store, store.snapshots.publish(Manifest(lists)))
+    assert open_retriever(lists_snapshot).search(QUESTIONS, 1)[0][0].legs[0].leg == "ivfpq"
 
 
 def test_batch_is_encoded_once_for_all_legs(snapshot: Snapshot, encoder: Encoder) -> None:
@@ -90,11 +90,11 @@ def test_parts_of_a_batch_are_encoded_together(snapshot: Snapshot, encoder: Enco
 
 
 def test_invalid_expression_is_refused_before_an_encoder_is_loaded(snapshot: Snapshot, tmp_path: Path) -> None:
-    nowhere = str(tmp_path / "nowhere")
+    missing_folder = str(tmp_path / "nowhere")
     with pytest.raises(UsageError, match="'bm52'"):
-        open_retriever(snapshot, f"rerank(rrf(hnsw, bm52), {nowhere})", encoder=nowhere)
+        open_retriever(snapshot, f"rerank(rrf(hnsw, bm52), {missing_folder})", encoder=missing_folder)
     with pytest.raises(InputError, match="nowhere"):
-        open_retriever(snapshot, "hnsw", encoder=nowhere)
+        open_retriever(snapshot, "hnsw", encoder=missing_folder)
 
 
 def test_depth_limits_k_and_does_not_change_hits(snapshot: Snapshot, encoder: Encoder) -> None:

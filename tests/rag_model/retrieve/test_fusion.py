@@ -79,10 +79,10 @@ def test_interpolation_equals_pyserinis(normalize: bool) -> None:
         rows, scores = interpolate(*map(_build_rows, lists), alpha, normalize=normalize)
         for number, (first, second) in enumerate(zip(*lists, strict=True)):
             expected = _pyserini_scores(first, second, alpha, normalize)
-            in_order = sorted(expected, key=lambda row: (-expected[row], row))
-            assert rows[number, : len(in_order)].tolist() == in_order
-            assert (rows[number, len(in_order) :] == -1).all()
-            assert scores[number, : len(in_order)].tolist() == [expected[row] for row in in_order]
+            ranked_rows = sorted(expected, key=lambda row: (-expected[row], row))
+            assert rows[number, : len(ranked_rows)].tolist() == ranked_rows
+            assert (rows[number, len(ranked_rows) :] == -1).all()
+            assert scores[number, : len(ranked_rows)].tolist() == [expected[row] for row in ranked_rows]
 
 
 def _build_rows(lists: list[dict[int, float]]) -> RankedRows:

@@ -48,9 +48,9 @@ def test_condition_keeps_the_best_passages_of_the_kind(mixed_snapshot: Snapshot,
         retriever = open_retriever(mixed_snapshot, add_condition(inner, condition), encoder=encoder)
         for k in (1, 2, mixed_snapshot.n):
             expected = [[hit for hit in hits if hit.row in rows][:k] for hits in all_results]
-            hits = retriever.search(questions, k)
-            assert [[hit.row for hit in line] for line in hits] == [[hit.row for hit in line] for line in expected]
-            assert [[hit.rank for hit in line] for line in hits] == [[*range(1, len(line) + 1)] for line in expected]
+            results = retriever.search(questions, k)
+            assert [[hit.row for hit in hits] for hits in results] == [[hit.row for hit in hits] for hits in expected]
+            assert [[hit.rank for hit in hits] for hits in results] == [[*range(1, len(hits) + 1)] for hits in expected]
 
 
 @pytest.fixture

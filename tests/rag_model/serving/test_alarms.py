@@ -66,33 +66,33 @@ def test_healthy_service_fires_no_alert_and_exports_all_watched_metrics(service:
     panels = expressions_of(json.loads(DASHBOARD.read_text()))
     watched_metrics |= {name for expression in panels for name in metrics_in(expression)}
     absent = {name for name in watched_metrics if f"\n{name}" not in text}
-    of_models = {f"bookwheel_{name}_total" for name in MODEL_METRICS}  # No model is served here.
-    of_models |= {"bookwheel_probe_same_ratio", "bookwheel_probe_likelihood_difference_nats"}
+    model_metrics = {f"bookwheel_{name}_total" for name in MODEL_METRICS}  # No model is served here.
+    model_metrics |= {"bookwheel_probe_same_ratio", "bookwheel_probe_likelihood_difference_nats"}
     # Nothing was refused, and the snapshot has no builds before it.
-    assert absent == {"bookwheel_snapshot_refused_info", "bookwheel_builds_trend_ratio", *of_models}
+    assert absent == {"bookwheel_snapshot_refused_info", "bookwheel_builds_trend_ratio", *model_metrics}
 
 
-def test_service_without_a_snapshot(store: Store, tmp_path: Path) -> None:
+def test_service_without_a_snapshot_fires_an_alert(store: Store, tmp_path: Path) -> None:
     with serve_watched(store.url, tmp_path / "served", SETTINGS, ref="unknown", ready=False) as service:
         text = service.scrape()
         assert_firing(tmp_path, text, text, "BookwheelEmpty")
 
 
-def test_dead_thread(shared_service: Watched, tmp_path: Path) -> None:
+def test_dead_thread_fires_an_alert(shared_service: Watched, tmp_path: Path) -> None:
     first_scrape = shared_service.scrape()
     shared_service.service.observer.on_thread_death("follower")
     assert_firing(tmp_path, first_scrape, shared_service.scrape(), "BookwheelThreadDied")
 
 
-def test_slow_searches(shared_service: Watched, tmp_path: Path) -> None:
+def test_slow_searches_fire_an_alert(shared_service: Watched, tmp_path: Path) -> None:
     first_scrape = shared_service.scrape()
     for _ in range(20):
         shared_service.metrics.on_reply("search", 200, 1, 4.0)
     assert_firing(tmp_path, first_scrape, shared_service.scrape(), "BookwheelSlow")
 
 
-def test_full_queue(service: Watched, tmp_path: Path) -> None:
-    healthy = service.healthy()
+def test_full_queue_fires_alerts(service: Watched, tmp_path: Path) -> None:
+    first_scrape = service.healthy()
     service.metrics.gate.open.clear()
     sizes = (1, 60, 1, 1, 1, 1)
     clients = [threading.Thread(target=service.post, args=(LIVE[:size],)) for size in sizes]
@@ -105,36 +105,36 @@ def test_full_queue(service: Watched, tmp_path: Path) -> None:
     service.metrics.gate.open.set()
     for thread in clients:
         thread.join()
-    assert_firing(tmp_path, healthy, service.scrape(), "BookwheelQueueFull", "BookwheelRefusing")
+    assert_firing(tmp_path, first_scrape, service.scrape(), "BookwheelQueueFull", "BookwheelRefusing")
 
 
-def test_searches_that_time_out(store: Store, tmp_path: Path) -> None:
-    hasty = replace(SETTINGS, request_seconds=0.5)
-    with serve_watched(store.url, tmp_path / "served", hasty) as service:
+def test_searches_that_time_out_fire_an_alert(store: Store, tmp_path: Path) -> None:
+    short_deadline = replace(SETTINGS, request_seconds=0.5)
+    with serve_watched(store.url, tmp_path / "served", short_deadline) as service:
         first_scrape = service.scrape()
         service.metrics.gate.open.clear()
         until(lambda: service.post(LIVE[:1]) == 504)
         assert_firing(tmp_path, first_scrape, service.scrape(), "BookwheelFailing")
 
 
-def test_unreachable_store(service: Watched, tmp_path: Path, store: Store) -> None:
-    healthy = service.healthy()
+def test_unreachable_store_fires_an_alert(service: Watched, tmp_path: Path, store: Store) -> None:
+    first_scrape = service.healthy()
     (tmp_path / "store").rename(tmp_path / "gone")
     until(lambda: service.service.follower.problem)
     service.clock.later = 1800
     service.search(LIVE[:60])  # The service still answers.
-    assert_firing(tmp_path, healthy, service.scrape(), "BookwheelStoreUnreachable")
+    assert_firing(tmp_path, first_scrape, service.scrape(), "BookwheelStoreUnreachable")
 
 
-def test_old_snapshot(service: Watched, tmp_path: Path) -> None:
-    healthy = service.healthy()
+def test_old_snapshot_fires_an_alert(service: Watched, tmp_path: Path) -> None:
+    first_scrape = service.healthy()
     service.clock.later = 40 * 86400.0
     last_poll = service.metrics.store_seen_at
     until(lambda: service.metrics.store_seen_at != last_poll)
-    assert_firing(tmp_path, healthy, service.scrape(), "BookwheelStale")
+    assert_firing(tmp_path, first_scrape, service.scrape(), "BookwheelStale")
 
 
-def test_worse_builds(shared_service: Watched, tmp_path: Path) -> None:
+def test_worse_builds_fire_an_alert(shared_service: Watched, tmp_path: Path) -> None:
     first_scrape, served = shared_service.scrape(), shared_service.metrics.served
     assert served is not None
     shared_service.metrics.served = replace(served, trends=(Trend("recall", "hnsw", 0.98, 0.9),))
@@ -142,53 +142,53 @@ def test_worse_builds(shared_service: Watched, tmp_path: Path) -> None:
     shared_service.metrics.served = served
 
 
-def test_damaged_snapshot(service: Watched, tmp_path: Path, store: Store, bert: Path) -> None:
-    healthy = service.healthy()
+def test_damaged_snapshot_fires_an_alert(service: Watched, tmp_path: Path, store: Store, bert: Path) -> None:
+    first_scrape = service.healthy()
     damaged = publish_tiny(store, bert, {"a": "of a", "b": "of b"}, tmp_path)
     index_file = damaged.manifest.content.files["index/hnsw.faiss"]
     (tmp_path / "store" / index_file.path).write_bytes(b"x" * index_file.size)
     until(lambda: service.metrics.refusal)
     refused_scrape = service.scrape()
-    assert_firing(tmp_path, healthy, refused_scrape, "BookwheelSnapshotRefused")
+    assert_firing(tmp_path, first_scrape, refused_scrape, "BookwheelSnapshotRefused")
     assert service.post(LIVE[:1]) == 200
     tag(store, service.service.slot.served_ref.snapshot, "latest")  # type: ignore[union-attr]
     until(lambda: service.metrics.refusal is None)
-    assert_firing(tmp_path, healthy, service.scrape())
+    assert_firing(tmp_path, first_scrape, service.scrape())
 
 
-def test_collapsed_retrieval(service: Watched, tmp_path: Path) -> None:
-    healthy = service.healthy()
+def test_collapsed_retrieval_fires_alerts(service: Watched, tmp_path: Path) -> None:
+    first_scrape = service.healthy()
     long = " ".join(["who"] * 70)  # the encoder reads 64 tokens
     service.search([f"{long} {number}" for number in range(60)])
     until(lambda: service.value("bookwheel_question_drift_ratio") > 0.5)
-    assert_firing(tmp_path, healthy, service.scrape(), "BookwheelRetrievalCollapsed", "BookwheelQuestionsDrifted")
+    assert_firing(tmp_path, first_scrape, service.scrape(), "BookwheelRetrievalCollapsed", "BookwheelQuestionsDrifted")
 
 
-def test_drifted_questions(service: Watched, tmp_path: Path) -> None:
-    healthy = service.healthy()
+def test_drifted_questions_fire_an_alert(service: Watched, tmp_path: Path) -> None:
+    first_scrape = service.healthy()
     draw = random.Random(0)
     service.search([f"{draw.randrange(10**6)}.{draw.randrange(10**6)}" for _ in range(60)])
     until(lambda: service.value("bookwheel_question_drift_ratio") > 0.1)
-    assert_firing(tmp_path, healthy, service.scrape(), "BookwheelQuestionsDrifted")
+    assert_firing(tmp_path, first_scrape, service.scrape(), "BookwheelQuestionsDrifted")
 
 
 @pytest.mark.parametrize(
     ("text", "alarm"), [("a whale", "BookwheelUnsupported"), ("", "BookwheelUnanswered"), ("of", "BookwheelUncited")]
 )
-def test_answers_without_support(shared_service: Watched, tmp_path: Path, text: str, alarm: str) -> None:
+def test_answers_without_support_fire_an_alert(shared_service: Watched, tmp_path: Path, text: str, alarm: str) -> None:
     first_scrape = shared_service.scrape()
-    with shared_service.service.slot.acquire() as edition:
-        (hits,) = edition.search(Queries(LIVE[:1]), 1)
-        cites = alarm == "BookwheelUncited"
-        context = (ContextEntry(1, "", "", "", 0, (0,), hits[0].passage.text),) if cites else ()
-        answer_text = hits[0].passage.text.split()[0] if cites else text
+    with shared_service.service.slot.acquire() as snapshot:
+        (hits,) = snapshot.search(Queries(LIVE[:1]), 1)
+        has_citations = alarm == "BookwheelUncited"
+        context = (ContextEntry(1, "", "", "", 0, (0,), hits[0].passage.text),) if has_citations else ()
+        answer_text = hits[0].passage.text.split()[0] if has_citations else text
         answer = Answer("?", answer_text, None, (SupportingPassage(hits[0]),), context=context)
-        cited = [replace(answer, text=f"{answer_text} [1]")] * 40 if cites else []
-        shared_service.metrics.on_answer(edition, [answer] * 200 + cited)
+        cited = [replace(answer, text=f"{answer_text} [1]")] * 40 if has_citations else []
+        shared_service.metrics.on_answer(snapshot, [answer] * 200 + cited)
     assert_firing(tmp_path, first_scrape, shared_service.scrape(), alarm)
 
 
-def test_index_with_low_recall(bert: Path, tmp_path: Path) -> None:
+def test_index_with_low_recall_fires_alerts(bert: Path, tmp_path: Path) -> None:
     store = publish_watched(tmp_path, bert, blind=True)
     with serve_watched(store.url, tmp_path / "served", SETTINGS, EVALUATED) as service:
         text = service.healthy()

@@ -83,9 +83,9 @@ def compute_cached_share(path: Path) -> float:
 
 def test_free_memory_respects_the_limit_of_the_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loaded_snapshot, "_CGROUP", tmp_path)
-    machine = get_free_bytes()
-    assert machine is not None
-    assert machine > 1 << 20
+    machine_bytes = get_free_bytes()
+    assert machine_bytes is not None
+    assert machine_bytes > 1 << 20
     files = {"memory.max": "1000000\n", "memory.current": "600000\n", "memory.stat": "anon 1\ninactive_file 50000\n"}
     for name, text in files.items():
         (tmp_path / name).write_text(text)

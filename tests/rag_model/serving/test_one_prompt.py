@@ -141,9 +141,9 @@ def test_refusal_of_the_model_is_a_problem_in_the_reply(shared_library: Library,
 
 def test_unlikely_answers_of_an_endpoint_are_withheld(shared_library: Library, dest: Path, endpoint: Any) -> None:
     settings = ReaderSettings(threshold=Threshold("likelihood", -1.0))
-    sure, unsure = (streams(likely("two", likelihood), event("", "stop")) for likelihood in (-0.5, -1.5))
+    likely_answer, unlikely_answer = (streams(likely("two", log_p), event("", "stop")) for log_p in (-0.5, -1.5))
     with (
-        serve_script(sure, unsure) as server,
+        serve_script(likely_answer, unlikely_answer) as server,
         serving(shared_library.url, dest, reader_settings=settings, **endpoint(server)) as service,
     ):
         replies = [service.client.post("/answer", json={"questions": [question]}).json() for question in QUESTIONS]

@@ -108,9 +108,9 @@ def test_invalid_messagepack_gets_one_sentence(service: Serving, body: bytes) ->
 
 def test_requests_of_other_pages_are_refused(service: Serving) -> None:
     body = msgspec.msgpack.encode({"query": "a"})
-    declared = service.client.post("/retrieve", content=body, headers={"content-type": "text/plain"})
-    foreign = service.client.post("/retrieve", content=body, headers={"origin": "https://example.com"})
-    assert (declared.status_code, foreign.status_code) == (415, 403)
+    text_reply = service.client.post("/retrieve", content=body, headers={"content-type": "text/plain"})
+    foreign_reply = service.client.post("/retrieve", content=body, headers={"origin": "https://example.com"})
+    assert (text_reply.status_code, foreign_reply.status_code) == (415, 403)
 
 
 def test_a_body_of_ten_megabytes_is_refused(service: Serving) -> None:
@@ -159,13 +159,13 @@ def test_request_can_pin_a_snapshot_while_the_ref_moves(library: Library, dest: 
         assert ask(library.red).json()["snapshot"] == library.red
         library.move(library.blue)
         service.until_served(library.blue)
-        pinned = ask(library.red).json()
-        assert (pinned["snapshot"], collect_colours(pinned)) == (library.red, {"red"})
-        current = service.client.post("/retrieve", json={"queries": QUERIES[:10]}).json()
-        assert (current["snapshot"], collect_colours(current)) == (library.blue, {"blue"})
-        refused = ask(library.blue)
-        assert (refused.status_code, refused.headers["retry-after"]) == (503, "2")
-        assert library.red in refused.json()["detail"]
+        pinned_reply = ask(library.red).json()
+        assert (pinned_reply["snapshot"], collect_colours(pinned_reply)) == (library.red, {"red"})
+        current_reply = service.client.post("/retrieve", json={"queries": QUERIES[:10]}).json()
+        assert (current_reply["snapshot"], collect_colours(current_reply)) == (library.blue, {"blue"})
+        refused_reply = ask(library.blue)
+        assert (refused_reply.status_code, refused_reply.headers["retry-after"]) == (503, "2")
+        assert library.red in refused_reply.json()["detail"]
 
 
 def scrape_loaded_count(metrics: ServiceMetrics) -> float:

@@ -78,8 +78,8 @@ def test_answers_are_weighted_by_inner_products_for_every_retriever(
     with Snapshot.open(shared_library.url) as snapshot:
         _, reader = open_reader(snapshot, shared_library.url, str(model), expression or FUSED)
         assert reply["answers"] == round_floats([answer_json(answer) for answer in reader.answer(QUESTIONS, 4)])
-        _, plain = open_reader(snapshot, shared_library.url, str(model), "exact")
-        expected = {entry.hit.passage.id: entry.weight for entry in plain.answer(QUESTIONS[:1], snapshot.n)[0].support}
+        _, exact = open_reader(snapshot, shared_library.url, str(model), "exact")
+        expected = {entry.hit.passage.id: entry.weight for entry in exact.answer(QUESTIONS[:1], snapshot.n)[0].support}
     weights = {passage["id"]: passage["weight"] for passage in reply["answers"][0]["passages"]}
     total = sum(expected[passage] for passage in weights)
     assert weights == {passage: pytest.approx(expected[passage] / total, abs=1e-3) for passage in weights}
@@ -254,11 +254,11 @@ def test_the_index_with_the_most_recall_that_fits_into_the_allowed_memory_is_the
 
         sizes = {name: content.files[content.index_file(name)].size for name in ("hnsw", "flat", "bm25")}
         decoded = 15 * sizes["bm25"]
-        everything = base + sum(sizes.values()) + decoded
-        assert plan(everything).retrievers == ("hnsw", "bm25", "flat", "rrf(hnsw, bm25)")
-        assert "bm25" not in plan(everything - sizes["flat"] - 1).retrievers
-        assert plan(everything + base + decoded, processes=2).retrievers == plan(everything).retrievers
-        assert "bm25" not in plan(everything + base + decoded - sizes["flat"] - 1, processes=2).retrievers
+        total_bytes = base + sum(sizes.values()) + decoded
+        assert plan(total_bytes).retrievers == ("hnsw", "bm25", "flat", "rrf(hnsw, bm25)")
+        assert "bm25" not in plan(total_bytes - sizes["flat"] - 1).retrievers
+        assert plan(total_bytes + base + decoded, processes=2).retrievers == plan(total_bytes).retrievers
+        assert "bm25" not in plan(total_bytes + base + decoded - sizes["flat"] - 1, processes=2).retrievers
         small_plan = plan(base + sizes["hnsw"] - 1)
         assert small_plan.retrievers == ("flat", "bm25", "rrf(flat, bm25)")
         assert [re.sub(r"needs .* are allowed", "…", note) for note in small_plan.notes] == [

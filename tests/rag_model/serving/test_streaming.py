@@ -117,7 +117,7 @@ def test_accept_header_decides_about_streaming(accept: str, expected: bool) -> N
 def test_a_stream_that_fails_ends_with_an_error(
     service: Serving, monkeypatch: pytest.MonkeyPatch, replies: Replies
 ) -> None:
-    def fail(*given: Any) -> Any:
+    def fail(*arguments: Any) -> Any:
         raise MemoryError("a secret of the machine")
 
     monkeypatch.setattr(Seq2SeqGenerator, "step", fail)

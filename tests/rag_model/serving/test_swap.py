@@ -21,7 +21,7 @@ class Swaps(Observer):
     def __init__(self) -> None:
         self.count = 0
 
-    def on_swap(self, edition: object, seconds: float) -> None:
+    def on_swap(self, loaded_snapshot: object, seconds: float) -> None:
         self.count += 1
 
 
@@ -60,7 +60,7 @@ def test_no_request_fails_and_no_reply_mixes_snapshots(library: Library, dest: P
                 until(lambda change=number: swaps.count >= change + 2)
                 # The first reply to each client may still be one from the snapshot before.
                 expected = Counter(verb for verb, _ in replies) + Counter(answer=2, search=CLIENTS)
-                until(lambda least=expected: failures or Counter(verb for verb, _ in replies) >= least)
+                until(lambda min_counts=expected: failures or Counter(verb for verb, _ in replies) >= min_counts)
         finally:
             done.set()
             for client in clients:

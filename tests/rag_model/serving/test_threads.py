@@ -75,20 +75,20 @@ def test_dead_thread_is_reported_counted_and_restarted(shared_library: Library, 
     with serving(shared_library.url, dest, observer=metrics) as service:
         (thread,) = service.service._search_batcher.threads
         wait_for_batch = service.service._search_batcher._wait_for_batch
-        broken, messages = threading.Event(), []
+        is_broken, messages = threading.Event(), []
 
         def wait_or_die(sleeper: int, last: int) -> list[object]:
-            if broken.is_set():
+            if is_broken.is_set():
                 raise PanicError("out of luck")
             return wait_for_batch(sleeper, last)  # type: ignore[return-value]
 
         service.service._search_batcher._wait_for_batch = wait_or_die  # type: ignore[method-assign,assignment]
-        broken.set()
+        is_broken.set()
         service.search("who?")  # The thread dies in the next round.
         until(lambda: messages.append(service.client.get("/readyz")) or messages[-1].status_code == 503)  # type: ignore[func-returns-value]
         assert "the thread search died of PanicError" in messages[-1].json()["detail"]
         assert service.client.get("/healthz").status_code == 200
-        broken.clear()
+        is_broken.clear()
         until(lambda: service.client.get("/readyz").status_code == 200)
         service.search("who?")
         deaths = [line for line in service.client.get("/metrics").text.splitlines() if "thread_deaths_total" in line]
@@ -98,10 +98,10 @@ def test_dead_thread_is_reported_counted_and_restarted(shared_library: Library, 
 
 
 def test_thread_that_dies_at_shutdown_is_not_restarted() -> None:
-    ran, go = [], threading.Event()
+    runs, go = [], threading.Event()
 
     def run() -> None:
-        ran.append(go.wait(PATIENCE))
+        runs.append(go.wait(PATIENCE))
         raise PanicError
 
     thread = SupervisedThread("test", run)
@@ -110,7 +110,7 @@ def test_thread_that_dies_at_shutdown_is_not_restarted() -> None:
     thread._is_ending.set()
     go.set()
     thread.join()
-    assert ran == [True]
+    assert runs == [True]
     assert "has ended" in thread.problem or "died of PanicError" in thread.problem
 
 

@@ -108,9 +108,10 @@ def test_workers_swap_together_and_are_restarted(library: Library, dest: Path, t
                 until(lambda target=snapshot: fetch(f"{url}/snapshot").json()["snapshot"] == target)
                 count = len(clients.replies)
                 until(lambda before=count: len(clients.replies) > before + 4 * CLIENTS)
-            swapped, clients.pause = len(clients.replies), 0.25  # seconds; leaves the cores to the workers that start
+            reply_count = len(clients.replies)
+            clients.pause = 0.25  # seconds; leaves the cores to the workers that start
             assert get_metric(url, 'bookwheel_swaps_total{outcome="ok"}') == 2
-            assert get_metric(url, 'bookwheel_request_seconds_count{status="200",verb="search"}') >= swapped
+            assert get_metric(url, 'bookwheel_request_seconds_count{status="200",verb="search"}') >= reply_count
             until(lambda: get_metric(url, "bookwheel_ref_number") == 5)
 
             for deaths, index in enumerate((1, 0), start=1):
@@ -131,13 +132,13 @@ def test_workers_swap_together_and_are_restarted(library: Library, dest: Path, t
         finally:
             clients.end()
 
-    assert [status for _, _, status, *_ in clients.replies[:swapped] if status != 200] == []
+    assert [status for _, _, status, *_ in clients.replies[:reply_count] if status != 200] == []
     lost_replies = [reply for reply in clients.replies if reply[2] == 0]
     assert len(lost_replies) <= 2 * CLIENTS, "only the requests in progress at a killed worker may be lost"
     for _, _, status, snapshot, colours in clients.replies:
         assert status != 200 or colours == {library.colour(snapshot)}
     # No request that starts after the first reply from a new snapshot may be answered from the old one.
-    replies = [reply for reply in clients.replies[:swapped] if reply[2] == 200]
+    replies = [reply for reply in clients.replies[:reply_count] if reply[2] == 200]
     first_blue = min(end for _, end, _, snapshot, _ in replies if snapshot == library.blue)
     first_red_again = min(
         end for start, end, _, snapshot, _ in replies if snapshot == library.red and start > first_blue

@@ -179,19 +179,19 @@ def test_flat_index_with_ids_is_imported(store: Store, tmp_path: Path, metric: i
 
 
 @pytest.mark.parametrize(
-    ("names", "ids", "sentence"),
+    ("names", "ids", "message"),
     [
         (["id", "text"], ["a", "b", "a"], "the id 'a' occurs twice in the corpus"),
         (["id", "text", "text"], ["a", "b", "c"], "columns with the same name among id, text, text: write it again"),
     ],
 )
 def test_repeated_ids_and_columns_are_refused(
-    store: Store, tmp_path: Path, names: list[str], ids: list[str], sentence: str
+    store: Store, tmp_path: Path, names: list[str], ids: list[str], message: str
 ) -> None:
     pq.write_table(pa.Table.from_arrays([pa.array(ids)] * len(names), names), tmp_path / "passages.parquet")
     np.save(tmp_path / "vectors.npy", draw_vectors(3))
     for task in plan_import(store, f"{tmp_path}/passages.parquet", inspect_vectors([tmp_path / "vectors.npy"])):
-        with pytest.raises(InputError, match=sentence):
+        with pytest.raises(InputError, match=message):
             import_part(task, store)
 
 

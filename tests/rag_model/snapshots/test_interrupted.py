@@ -64,7 +64,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def read_state(store: Store) -> tuple[set[str], dict[str, list[str]]]:
     """Return the paths of all blobs, snapshots and records, and the histories of the refs."""
-    files = {file.path for top in ("blobs", "memo", "runs", "snapshots") for file in store.files.iter_tree(top)}
+    files = {file.path for folder in ("blobs", "memo", "runs", "snapshots") for file in store.files.iter_tree(folder)}
     return files, {ref: [move.snapshot for move in store.refs.read_history(ref)] for ref in store.refs.list_names()}
 
 

@@ -90,10 +90,10 @@ def test_metrics_include_the_repairs_of_the_merge(snapshot: Snapshot) -> None:
 def test_setting_of_the_manifest_is_measured_too(content: tuple[Store, Content]) -> None:
     store, base_content = content
     entry = {**base_content.indexes["hnsw"], "search": {"efSearch": 21}}
-    odd = Snapshot.from_manifest(
+    edited_snapshot = Snapshot.from_manifest(
         store, Manifest(replace(base_content, indexes={**base_content.indexes, "hnsw": entry}))
     )
-    assert measure(odd, RECIPE).operating_points["hnsw"].setting == "efSearch=21"
+    assert measure(edited_snapshot, RECIPE).operating_points["hnsw"].setting == "efSearch=21"
 
 
 def test_k_may_be_larger_than_the_corpus(snapshot: Snapshot) -> None:

@@ -42,11 +42,11 @@ def test_split_source_is_not_split_again(store: Store, small_dump: Path, tmp_pat
     assert count_plans(store, tmp_path) == 4  # Each plan is also recorded by its page ranges, for the next build.
 
 
-@pytest.mark.parametrize("plain", [True, False])
+@pytest.mark.parametrize("is_multistream", [False, True])
 def test_page_ranges_of_the_parent_are_kept(
-    store: Store, small_dump: Path, tmp_path: Path, make_multistream: Callable[..., str], plain: bool
+    store: Store, small_dump: Path, tmp_path: Path, make_multistream: Callable[..., str], is_multistream: bool
 ) -> None:
-    dump = str(small_dump) if plain else make_multistream(tmp_path, small_dump)
+    dump = make_multistream(tmp_path, small_dump) if is_multistream else str(small_dump)
     own_plan = plan_parts(store, dump, RECIPE)
     last, starts = own_plan.parts[-1].last_page, [0, 200, 210, 400]
     ends = [start - 1 for start in starts[1:]] + [last]
@@ -54,8 +54,8 @@ def test_page_ranges_of_the_parent_are_kept(
     def plan_ranges(recipe: Recipe = RECIPE, **corpus: str) -> list[tuple[int, int]]:
         ranges = zip(starts, ends, strict=True)
         entries = tuple(PartEntry(f"part-{i:05d}", *pages, rows=1) for i, pages in enumerate(ranges))
-        about = {"kind": "wiki", "dbname": "enwiki", **corpus}
-        parent = Parent(Manifest(Content(about, entries, {}, {"part_bytes": RECIPE.part_bytes})))
+        source = {"kind": "wiki", "dbname": "enwiki", **corpus}
+        parent = Parent(Manifest(Content(source, entries, {}, {"part_bytes": RECIPE.part_bytes})))
         parts = plan_parts(store, dump, recipe, parent=parent).parts
         return [(part.first_page, part.last_page) for part in parts]
 

@@ -88,5 +88,5 @@ def test_concurrent_publishers_lose_nothing(store: Store, round_: int) -> None:
     assert published_days == sorted(published_days)  # The ref never moves to an older dump.
     assert published_days[-1] == PUBLISHERS
     assert set(store.snapshots.list_ids()) == {manifest.id for manifest in manifests.values()}
-    assert all("newest revision" in why for _, number, why in outcomes if not number)
+    assert all("newest revision" in reason for _, number, reason in outcomes if not number)
     assert all(later.previous == earlier.snapshot for earlier, later in pairwise(history))

@@ -66,18 +66,18 @@ def create_manifest(store: Store, pages: dict[int, str], dbname: str = "enwiki",
     return Manifest(Content({"kind": "wiki", "dbname": dbname}, tuple(parts), blobs, {}))
 
 
-def build(store: Store, pages: dict[int, str], ref: str = "latest", **more: Any) -> str:
-    return publish(store, create_manifest(store, pages, **more), ref, lambda parent: GateVerdict(True, ())).snapshot
+def build(store: Store, pages: dict[int, str], ref: str = "latest", **options: Any) -> str:
+    return publish(store, create_manifest(store, pages, **options), ref, lambda parent: GateVerdict(True, ())).snapshot
 
 
 def redact_snapshot(store: Store, affected: AffectedSnapshot) -> Manifest | None:
     """Redact the parts of a snapshot as the flow does, without indexes."""
-    old = affected.manifest.content
+    old_content = affected.manifest.content
     results = {}
     for part in list_parts_to_redact(affected):
-        task = RedactTask(affected.pages, tuple(list_part_blobs(old, part).items()))
+        task = RedactTask(affected.pages, tuple(list_part_blobs(old_content, part).items()))
         results[part.name] = from_table(RedactResult, redact(task, store), "a report")
-    content = replace_redacted_parts(old, results)
+    content = replace_redacted_parts(old_content, results)
     return Manifest(content) if content.parts else None
 
 
@@ -196,11 +196,11 @@ def test_ref_of_an_empty_snapshot_is_deleted(store: Store) -> None:
     assert take_down(store, REMOVED_PAGE)[single] == ""
     assert store.refs.find_current("alone") is None
     assert store.refs.list_names() == ["first", "latest"]
-    for name, why in (
+    for name, message in (
         (single, "was taken down: all its pages were taken down"),
         ("alone@1", "alone@1 in .* names no snapshot"),
     ):
-        with pytest.raises(StoreError, match=why):
+        with pytest.raises(StoreError, match=message):
             store.snapshots.resolve(name)
     assert single not in store.snapshots.list_ids()
     collect_garbage(store, 0.0)

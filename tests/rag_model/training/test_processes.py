@@ -284,7 +284,7 @@ def prepare_moving_index(folder: Path) -> list[str]:
 def record_moves(folder: Path, inputs: Path) -> list[list[Any]]:
     """Return the searched snapshot, its age and the number of failed rebuilds of this process after each step.
 
-    The first process' rebuilds end in steps 5, 7 and 9; the second process cannot open the snapshot of the second one.
+    Rebuilds of the first process end in steps 5, 7 and 9; the second process cannot open the snapshot of step 7.
     """
     first_process = PartialState().is_main_process
     store, opened_snapshots = Store.open(str(inputs / "store")), list[str]()
@@ -375,5 +375,5 @@ def test_two_processes_train_like_one(tiny: Path, tmp_path: Path) -> None:
     assert [snapshot for snapshot, *_ in first] == [snapshots[0]] * 4 + [snapshots[1]] * 4 + [snapshots[0]] * 2
     assert [failed for *_, failed in first] == [0] * 6 + [1] * 4
     refusals = {(tmp_path / "two" / f"poisoned-{rank}").read_text() for rank in (0, 1)}
-    (sentence,) = refusals
-    assert "p3" in sentence.partition(" of examples ")[2].partition(":")[0].split(", ")
+    (message,) = refusals
+    assert "p3" in message.partition(" of examples ")[2].partition(":")[0].split(", ")

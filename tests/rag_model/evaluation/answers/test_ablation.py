@@ -52,18 +52,15 @@ def test_conditions_show_where_answers_are_lost(outcomes: list[RetrievalResult])
         for condition in iter_conditions(outcomes, 2, AblationSettings(sweep=(1, 2, 3, 9)))
     }
     assert open_book.metrics["EM"].value == pytest.approx(3 / 5)
-    assert rows[CLOSED_BOOK].metrics["EM"].value == pytest.approx(1 / 5)  # it believes in Rome
+    assert rows[CLOSED_BOOK].metrics["EM"].value == pytest.approx(1 / 5)  # without passages, the reader answers Rome
     assert rows[CLOSED_BOOK].differences["EM"].value == pytest.approx(-2 / 5)
-    assert (rows[GOLD_PASSAGE].metrics["EM"].value, rows[GOLD_PASSAGE].metrics["EM"].n) == (1, 4)  # the fifth has none
-    assert rows[GOLD_PASSAGE].differences["EM"].value == pytest.approx(1 / 4)  # over the four questions of both
+    # The fifth question has no gold passage, so the difference is that of four questions.
+    assert (rows[GOLD_PASSAGE].metrics["EM"].value, rows[GOLD_PASSAGE].metrics["EM"].n) == (1, 4)
+    assert rows[GOLD_PASSAGE].differences["EM"].value == pytest.approx(1 / 4)
     assert rows[SHUFFLED_PASSAGES].metrics["EM"].value == 0
-    assert list(rows) == [
-        CLOSED_BOOK,
-        GOLD_PASSAGE,
-        SHUFFLED_PASSAGES,
-        f"{OPEN_BOOK}, k = 1",
-        f"{OPEN_BOOK}, k = 3",
-    ]  # 2 is the open_book, 9 too deep
+    # With k = 2 it is the open book itself, and 9 passages were not retrieved.
+    names = [CLOSED_BOOK, GOLD_PASSAGE, SHUFFLED_PASSAGES, f"{OPEN_BOOK}, k = 1", f"{OPEN_BOOK}, k = 3"]
+    assert list(rows) == names
     assert open_book.differences == {}
 
 
@@ -73,7 +70,7 @@ def test_shuffled_passages_change_the_answers_of_a_reader(outcomes: list[Retriev
         [reading.answer for reading in read_condition(condition)]
         for condition in (build_open_book(outcomes, 2), by_name[SHUFFLED_PASSAGES])
     ]
-    assert measure_unchanged(*answers) <= 1 / 5  # "far" may meet "far"
+    assert measure_unchanged(*answers) <= 1 / 5  # a wrong answer may be "far" again
 
 
 def test_shuffled_passages_belong_to_another_question_and_repeat(outcomes: list[RetrievalResult]) -> None:
@@ -100,14 +97,14 @@ def test_evidence_selects_the_gold_passage(outcomes: list[RetrievalResult]) -> N
     (gold_condition,) = [
         condition for condition in iter_conditions([outcome], 2, AblationSettings()) if condition.name == GOLD_PASSAGE
     ]
-    assert gold_condition.hits[0][0].passage.page_id == "02"  # and not "00", which holds the answer
+    assert gold_condition.hits[0][0].passage.page_id == "02"  # "00" has the answer, but is not evidence
 
 
 def test_conditions_without_enough_passages_are_left_out(outcomes: list[RetrievalResult]) -> None:
-    assert [condition.name for condition in iter_conditions(outcomes[4:], 2, AblationSettings(sweep=()))] == [
-        CLOSED_BOOK
-    ]  # no gold, none to swap with
-    assert build_open_book(outcomes, 50).k == 4  # the corpus has no more
+    # The fifth question has no gold passage, and here no other question to swap passages with.
+    (condition,) = iter_conditions(outcomes[4:], 2, AblationSettings(sweep=()))
+    assert condition.name == CLOSED_BOOK
+    assert build_open_book(outcomes, 50).k == 4  # a question has four hits
 
 
 def test_closed_book_has_no_passages(outcomes: list[RetrievalResult]) -> None:
@@ -122,7 +119,7 @@ def test_a_result_is_written_as_json(outcomes: list[RetrievalResult]) -> None:
     assert record["metrics"]["EM"]["value"] == open_book.metrics["EM"].value
 
 
-def test_search_depths() -> None:
+def test_search_depth_covers_k_gold_and_sweep() -> None:
     assert AblationSettings().search_depth(5) == 100
     assert AblationSettings(sweep=(), gold_depth=3).search_depth(5) == 5
     with pytest.raises(UsageError, match="at least 1"):

@@ -1,4 +1,4 @@
-"""Answers are recorded by their inputs, so that no run generates them again, also after one that was killed."""
+"""Answers are recorded by their inputs, so that no later run generates them again, even after a killed run."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -73,7 +73,7 @@ def test_only_batches_with_changed_inputs_are_answered_again(store: Store, condi
     AnswerCache(store, LastWord(), INPUTS)(condition)
     reader = LastWord()
     AnswerCache(store, reader, INPUTS)(change(condition))
-    assert reader.n_questions == 32  # its batch
+    assert reader.n_questions == 32  # the batch of the changed question
     other_reader = LastWord()
     AnswerCache(store, other_reader, {**INPUTS, "decoding": {"beams": 4}})(condition)
     assert other_reader.n_questions == N

@@ -49,7 +49,7 @@ def read_answer(make_hits):
         ("August 1945 [1]. Born in Burma [2].", 0.5, 0.5),
     ],
 )
-def test_recall_and_precision(read_answer, text: str, recall: float, precision: float) -> None:
+def test_citation_measures_are_those_of_alce(read_answer, text: str, recall: float, precision: float) -> None:
     measures = measure_citations(QUESTION, read_answer(text))
     assert measures == {"cited": 1, "citation-recall": recall, "citation-precision": precision}
 

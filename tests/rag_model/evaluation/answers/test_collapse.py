@@ -38,8 +38,8 @@ def test_spread_is_between_0_and_1(passages: list[list[str]]) -> None:
 
 
 def test_nothing_has_collapsed_if_there_is_no_choice_of_passages() -> None:
-    all_passages = measure_collapse([["a", "b"]] * 50, corpus_size=2)  # k is the corpus
-    closed_book = measure_collapse([[]] * 50, corpus_size=100)  # closed book
+    all_passages = measure_collapse([["a", "b"]] * 50, corpus_size=2)  # k is the size of the corpus
+    closed_book = measure_collapse([[]] * 50, corpus_size=100)
     assert (all_passages.spread, all_passages.describe_collapse()) == (1, "")
     assert (closed_book.spread, closed_book.describe_collapse()) == (1, "")
     assert measure_collapse([], corpus_size=0).describe_collapse() == ""
@@ -48,7 +48,7 @@ def test_nothing_has_collapsed_if_there_is_no_choice_of_passages() -> None:
 def test_a_collapse_is_refused() -> None:
     with pytest.raises(RefusedError, match=r"20 questions got 2 distinct passages .*learning rate"):
         measure_collapse([["a", "b"]] * 20, corpus_size=100).check_limits()
-    measure_collapse([["a", "b"]] * 19, corpus_size=100).check_limits()  # too few to say
+    measure_collapse([["a", "b"]] * 19, corpus_size=100).check_limits()  # too few questions
     measure_collapse([["a", "b"]] * 50, corpus_size=100).check_limits(CollapseLimits(least_spread=0))
 
 

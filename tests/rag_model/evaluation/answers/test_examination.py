@@ -46,7 +46,7 @@ def evaluate(make_hits, tmp_path: Path) -> Evaluate:
     hits = make_hits([(str(n), f"it was {1900 + n}") for n in range(N)])
     store = Store.open(str(tmp_path / "store"), create=True)
 
-    def make(
+    def evaluate_questions(
         questions: Sequence[Question], settings: EvaluationSettings, k: int = 2, has_collapsed: bool = False
     ) -> AnswerEvaluation:
         retriever, answer_cache = (
@@ -59,7 +59,7 @@ def evaluate(make_hits, tmp_path: Path) -> Evaluate:
             evaluation.answer_condition(condition)
         return evaluation
 
-    return make
+    return evaluate_questions
 
 
 def create_questions(*golds: str) -> list[Question]:
@@ -87,7 +87,7 @@ def test_an_evaluation_shows_a_collapsed_retriever(evaluate: Evaluate) -> None:
         create_questions(), EvaluationSettings(ablations=AblationSettings(sweep=())), has_collapsed=True
     )
     assert evaluation.collapse.spread == pytest.approx(0)
-    assert evaluation.collapse.unchanged == 1  # another question's passages are the same
+    assert evaluation.collapse.unchanged == 1  # shuffled passages are the same ones
     assert "retrieval has collapsed" in evaluation.collapse.describe_collapse()
 
 
@@ -113,7 +113,7 @@ def test_labels_are_not_searched_in_passages(evaluate: Evaluate) -> None:
     evaluation = evaluate(claims, EvaluationSettings(kind="labels", depth=5, ablations=AblationSettings(sweep=())))
     assert evaluation.retrieval == {}
     assert evaluation.ranks == {"R-precision": 1, "recall@5": 1, "nDCG@10": 1, "Article@1": 1, "Article@10": 1}
-    assert evaluation.results[2].name == GOLD_PASSAGE  # by its page
+    assert evaluation.results[2].name == GOLD_PASSAGE  # found by its page
     assert evaluation.results[0].metrics["R-precision"].value == 1
     assert evaluation.results[0].metrics["KILT-AC"].value == 0
 

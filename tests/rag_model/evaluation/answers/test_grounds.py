@@ -21,10 +21,10 @@ def create_reading(answer: str, *texts: str) -> Reading:
     ("answer", "texts", "expected"),
     [
         ("1945", ["out in 1945."], {"override": 0, "supported": 1}),
-        ("It was 1945", ["out in 1945."], {"override": 0, "supported": 1}),  # it gives the answer, in other words
+        ("It was 1945", ["out in 1945."], {"override": 0, "supported": 1}),  # contains the gold answer
         ("1946", ["out in 1945."], {"override": 1, "supported": 0}),
         ("1946", ["no year", "in 1945, and 1946"], {"override": 1, "supported": 1}),
-        ("1945", ["no year"], {"EM-unheld": 1, "supported": 0}),  # titles hold nothing
+        ("1945", ["no year"], {"EM-unheld": 1, "supported": 0}),  # titles do not count
         ("no", ["no year"], {"EM-unheld": 0, "supported": 1}),
         ("", ["in 1945"], {"override": 1}),
         ("1945", [], {}),  # closed book
@@ -42,10 +42,10 @@ def test_grounding_measures_compare_an_answer_with_its_passages(
 @pytest.mark.parametrize(
     ("answer", "with_passages", "closed_book", "expected"),
     [
-        ("1946", -2.0, -1.0, {"from-passages": 0, "override-live": 1}),  # from memory, over the passages
+        ("1946", -2.0, -1.0, {"from-passages": 0, "override-live": 1}),  # from memory, against the passages
         ("1946", -1.0, -1.0, {"from-passages": 0, "override-live": 1}),
-        ("1946", -1.0, -2.0, {"from-passages": 1, "override-live": 0}),  # read wrongly
-        ("1945", -2.0, -1.0, {"from-passages": 0, "override-live": 0}),  # known, and held
+        ("1946", -1.0, -2.0, {"from-passages": 1, "override-live": 0}),  # from the passages, misread
+        ("1945", -2.0, -1.0, {"from-passages": 0, "override-live": 0}),  # from memory, and the passages support it
         ("", -2.0, -1.0, {"from-passages": 0}),
         ("1946", -1.0, None, {}),
     ],

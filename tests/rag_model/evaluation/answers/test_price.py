@@ -18,13 +18,13 @@ N = 40
 
 
 def create_result(
-    name: str, right: int, seconds: float = 0.25, tokens: int = 100, open_book: AblationResult | None = None
+    name: str, n_right: int, seconds: float = 0.25, tokens: int = 100, open_book: AblationResult | None = None
 ) -> AblationResult:
-    """Return a condition of 40 questions whose first `right` answers are right."""
+    """Return a condition of 40 questions whose first `n_right` answers are right."""
     scored = tuple(
         score_answer(
             Question(str(n), f"{n}?", ("yes",)),
-            Reading(str(n), "yes" if n < right else "no", None, (), usage=TokenUsage(tokens, 2), seconds=seconds),
+            Reading(str(n), "yes" if n < n_right else "no", None, (), usage=TokenUsage(tokens, 2), seconds=seconds),
         )
         for n in range(N)
     )

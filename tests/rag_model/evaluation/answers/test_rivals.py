@@ -37,7 +37,7 @@ ARTICLES = {"Farm": "a novel by Orwell", "Nile": "it flows to the Mediterranean"
 QUESTIONS = [
     Question("a", "Who wrote the novel?", ("Orwell",)),
     Question("b", "Which city lies on the Tiber?", ("Rome",)),
-    Question("c", "zzz", ("x",)),  # no passage has its word
+    Question("c", "zzz", ("x",)),  # occurs in no passage
 ]
 
 
@@ -64,7 +64,8 @@ def test_other_retrievers_are_those_that_the_snapshot_has(store: Store, snapshot
     assert all(
         hit.inner_product is not None for retriever in retrievers.values() for hit in retriever.search(["novel"], 1)[0]
     )
-    assert list(open_other_retrievers(snapshot, store, "bm25", None)) == []  # its own, and passages are not weighed
+    # This reader searches with BM25 itself, and has no encoder.
+    assert list(open_other_retrievers(snapshot, store, "bm25", None)) == []
     assert list(open_other_retrievers(snapshot, store, None, None)) == [BM25]
 
 
@@ -80,7 +81,7 @@ def test_only_a_reader_with_one_prompt_reads_the_whole_corpus(store: Store, snap
     retriever = open_retriever(snapshot, "bm25")
     questions = [question.text for question in QUESTIONS]
     concat_reader = ConcatReader(retriever, Quoting())
-    abstaining = AbstainingReader(concat_reader, Threshold("retrieval", 0.0))  # reads no prompt of its own
+    abstaining = AbstainingReader(concat_reader, Threshold("retrieval", 0.0))
     whole_corpus = prepare_whole_corpus({"marginal": abstaining, "concat": concat_reader}, retriever, questions)
     assert (whole_corpus.reader, len(whole_corpus.hits), whole_corpus.missing) == ("concat", snapshot.n, "")
     first_cache = AnswerCache(store, abstaining, {"test": "places", "place": 0})
@@ -126,9 +127,10 @@ def test_every_condition_has_metrics_and_costs(store: Store, snapshot: Snapshot)
     assert {OPEN_BOOK, CLOSED_BOOK, GOLD_PASSAGE, SHUFFLED_PASSAGES, BM25, WHOLE_CORPUS} <= set(rows)
     assert rows[OPEN_BOOK].metrics["EM"].value == rows[BM25].metrics["EM"].value == pytest.approx(1 / 3)
     assert rows[WHOLE_CORPUS].k == snapshot.n
-    assert rows[WHOLE_CORPUS].metrics["citation-precision"].value == pytest.approx(1)  # it says what the entry says
+    # This writer quotes the passage that it cites.
+    assert rows[WHOLE_CORPUS].metrics["citation-precision"].value == pytest.approx(1)
     cited = rows[OPEN_BOOK].metrics["cited"]
-    assert (cited.value, cited.n) == (1, 2)  # of the third question nothing was found, and it alone is closed book
+    assert (cited.value, cited.n) == (1, 2)  # the third question has no hits, so it is answered closed book
     assert list(evaluation.search_milliseconds) == ["bm25(k1=1.2)", "reading of passages"]
     assert "EM is 0.000 higher than closed book" in evaluation.retrieval_worth
     assert evaluation.retrieval_worth.endswith("tokens more per question")

@@ -17,7 +17,7 @@ from tests.rag_model.reading.test_routing import RecordingRetriever
 
 QUESTIONS = tuple(Question(str(n), f"who is {n}?", (f"name {n}",)) for n in range(4))
 HITS = tuple(tuple(hits) for hits in RecordingRetriever().search([question.text for question in QUESTIONS], 1))
-BOOK = EvalCondition("open book", 1, QUESTIONS, HITS)
+OPEN_BOOK = EvalCondition("open book", 1, QUESTIONS, HITS)
 
 
 def create_reader(likelihoods: tuple[list[float | None], list[float | None]]) -> Callable[..., list[Reading]]:
@@ -72,7 +72,7 @@ def test_both_answers_are_used_only_if_that_is_better() -> None:
 
 def test_a_route_is_chosen_and_used_for_every_condition() -> None:
     routed_answers = RoutedAnswers(create_reader(LIKELIHOODS), None, ("sha256:1", "concat"))
-    readings = routed_answers(BOOK, lambda done, total: None)
+    readings = routed_answers(OPEN_BOOK, lambda done, total: None)
     assert [reading.answer for reading in readings] == [f"name {n}" for n in range(4)]
     assert [reading.memory for reading in readings] == ["weights", "weights", "passages", "passages"]
     assert routed_answers.report is not None
@@ -104,7 +104,7 @@ def test_a_route_is_chosen_and_used_for_every_condition() -> None:
 )
 def test_a_given_route_is_measured(route: Route, share: float, skipped: float, value: float) -> None:
     routed_answers = RoutedAnswers(create_reader(LIKELIHOODS), route)
-    routed_answers(BOOK, lambda done, total: None)
+    routed_answers(OPEN_BOOK, lambda done, total: None)
     assert routed_answers.report is not None
     assert routed_answers.report.route == route
     assert (routed_answers.report.point.weights_share, routed_answers.report.skipped_retrieval_share) == (
@@ -123,4 +123,4 @@ def test_no_route_is_chosen_without_passages() -> None:
 
 def test_a_model_without_likelihoods_has_no_route() -> None:
     with pytest.raises(UsageError, match="does not give the likelihood of its answers"):
-        RoutedAnswers(create_reader(([None] * 4, [None] * 4)), None)(BOOK, lambda done, total: None)
+        RoutedAnswers(create_reader(([None] * 4, [None] * 4)), None)(OPEN_BOOK, lambda done, total: None)

@@ -53,7 +53,7 @@ def test_two_way_accuracy_is_of_the_decided_claims() -> None:
     )
     assert (metrics["Acc-3way"].value, metrics["Acc-3way"].n) == (pytest.approx(2 / 3), 3)
     assert (metrics["Acc-2way"].value, metrics["Acc-2way"].n) == (0.5, 2)
-    assert metrics["AC"].value == 0  # letter by letter
+    assert metrics["AC"].value == 0  # exact match of every letter
 
 
 def test_texts_have_the_bleu_of_the_set() -> None:
@@ -114,7 +114,7 @@ def test_gold_answers_of_another_kind_are_refused() -> None:
         estimate_measures([])
 
 
-@pytest.mark.parametrize("likelihood", [-1.25, None])  # None: not known, or of a probability of 0
+@pytest.mark.parametrize("likelihood", [-1.25, None])  # None if it is unknown or minus infinity
 def test_a_reading_is_read_back_from_json(likelihood: float | None) -> None:
     original = Reading(
         "q", "Zürich \u2028 𝔘", likelihood, create_reading("q", "", "1").passages, ended=likelihood is None

@@ -77,11 +77,11 @@ def test_measures_without_gold_answers_are_0() -> None:
     assert bleu(bleu_counts("x", [])) == 0
 
 
-def test_labels() -> None:
+def test_label_match_is_none_for_a_gold_label_outside_of_the_set() -> None:
     assert label_match("supports.", ["SUPPORTS"], FEVER_3WAY) == 1
     assert label_match("not enough info", ["NOT ENOUGH INFO"], FEVER_3WAY) == 1
     assert label_match("maybe", ["REFUTES"], FEVER_3WAY) == 0
-    assert label_match("SUPPORTS", ["NOT ENOUGH INFO"], FEVER_2WAY) is None  # no claim of the two-way set
+    assert label_match("SUPPORTS", ["NOT ENOUGH INFO"], FEVER_2WAY) is None  # the two-way set has no such claim
     assert label_match("NOT ENOUGH INFO", ["SUPPORTS"], FEVER_2WAY) == 0
 
 
@@ -155,12 +155,12 @@ QUESTIONS = [
 
 
 def compute_ratio(texts: list[str], order: int) -> float:
-    grams = [
+    ngrams = [
         tuple(words[start : start + order])
         for words in (text.lower().split() for text in texts)
         for start in range(len(words) - order + 1)
     ]
-    return len(set(grams)) / len(grams)
+    return len(set(ngrams)) / len(ngrams)
 
 
 @pytest.mark.parametrize("order", [1, 2, 3])
@@ -168,8 +168,8 @@ def test_distinct_ngrams_and_their_jackknife_are_counted_one_by_one(order: int) 
     estimate = distinct_ngram_ratio(QUESTIONS, order)
     assert estimate is not None
     assert estimate.value == pytest.approx(compute_ratio(QUESTIONS, order))
-    without = [compute_ratio([*QUESTIONS[:n], *QUESTIONS[n + 1 :]], order) for n in range(len(QUESTIONS))]
-    width = 1.959964 * ((len(QUESTIONS) - 1) * statistics.pvariance(without)) ** 0.5
+    jackknife_ratios = [compute_ratio([*QUESTIONS[:n], *QUESTIONS[n + 1 :]], order) for n in range(len(QUESTIONS))]
+    width = 1.959964 * ((len(QUESTIONS) - 1) * statistics.pvariance(jackknife_ratios)) ** 0.5
     assert (estimate.low, estimate.high) == pytest.approx(
         (max(0, estimate.value - width), min(1, estimate.value + width))
     )

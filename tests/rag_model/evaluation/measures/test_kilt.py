@@ -60,7 +60,7 @@ def test_provenance_scores_are_those_of_kilt(ranked: list[str], evidence: list[f
 
 def test_an_evidence_set_has_the_rank_of_its_last_page() -> None:
     both = [frozenset({"1", "2"})]
-    assert [recall_at(["1", "9", "2"], both, k) for k in (1, 2, 3)] == [0, 1, 1]  # "1" leaves its place
+    assert [recall_at(["1", "9", "2"], both, k) for k in (1, 2, 3)] == [0, 1, 1]  # only "9" precedes the set
     assert [recall_at(["9", "1", "2"], both, k) for k in (1, 2)] == [0, 1]
     assert r_precision(["1", "1", "2"], both) == 1  # two passages of a page are one page
 
@@ -76,8 +76,8 @@ def test_accuracy_is_strict() -> None:
     assert strict_match("", [""]) == 0
 
 
-def line(outputs: Any, **more: Any) -> str:
-    return json.dumps({"id": "q1", "input": "who?", "output": outputs, **more}) + "\n"
+def build_line(outputs: Any, **fields: Any) -> str:
+    return json.dumps({"id": "q1", "input": "who?", "output": outputs, **fields}) + "\n"
 
 
 def test_kilts_files_are_question_files(tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ def test_kilts_files_are_question_files(tmp_path: Path) -> None:
         {"answer": "Paris"},
         {"provenance": [{"wikipedia_id": 14, "title": "X"}]},
     ]
-    path.write_text(line(outputs))
+    path.write_text(build_line(outputs))
     (question,) = read_questions(path).questions
     assert (question.id, question.text, question.answers) == ("q1", "who?", ("Paris",))
     assert question.evidence == (frozenset({"12", "13"}), frozenset({"14"}))
@@ -102,6 +102,6 @@ def test_a_test_file_of_kilt_has_no_outputs(tmp_path: Path) -> None:
 @pytest.mark.parametrize("outputs", [5, [5], [{"provenance": [{"title": "X"}]}], [{"answer": 5}], [{"answer": ["x"]}]])
 def test_malformed_outputs_are_named(outputs: Any, tmp_path: Path) -> None:
     path = tmp_path / "kilt.jsonl"
-    path.write_text(line([]) + line(outputs, id="q2"))
+    path.write_text(build_line([]) + build_line(outputs, id="q2"))
     with pytest.raises(InputError, match=r"kilt\.jsonl, line 2"):
         read_questions(path)

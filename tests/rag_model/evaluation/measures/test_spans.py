@@ -21,17 +21,17 @@ def list_characters(spans: list[Span]) -> set[int]:
 
 
 @given(SPANS, SPANS)
-def test_measures_of_spans_are_those_of_sets_of_characters(read: list[Span], wanted: list[Span]) -> None:
-    merged = merge_spans(read)
-    assert list_characters(merged) == list_characters(read)
+def test_measures_of_spans_are_those_of_sets_of_characters(read_spans: list[Span], gold_spans: list[Span]) -> None:
+    merged = merge_spans(read_spans)
+    assert list_characters(merged) == list_characters(read_spans)
     assert all(current[1] < following[0] for current, following in pairwise(merged))
-    n_shared = len(list_characters(read) & list_characters(wanted))
-    assert count_shared(read, wanted) == n_shared
-    measures = measure_spans(read, wanted)
-    n_read, n_wanted = sum(end - start for start, end in read), len(list_characters(wanted))
-    assert measures.recall == (n_shared / n_wanted if n_wanted else 1.0)
+    n_shared = len(list_characters(read_spans) & list_characters(gold_spans))
+    assert count_shared(read_spans, gold_spans) == n_shared
+    measures = measure_spans(read_spans, gold_spans)
+    n_read, n_gold = sum(end - start for start, end in read_spans), len(list_characters(gold_spans))
+    assert measures.recall == (n_shared / n_gold if n_gold else 1.0)
     assert measures.precision == (n_shared / n_read if n_read else 0.0)
-    assert measures.iou == pytest.approx(n_shared / max(1, n_read + n_wanted - n_shared))
+    assert measures.iou == pytest.approx(n_shared / max(1, n_read + n_gold - n_shared))
 
 
 def test_an_answer_in_two_overlapping_passages_counts_once() -> None:

@@ -94,8 +94,8 @@ def test_earlier_builds_are_shown_as_curves_and_as_a_table(report: BuildReport) 
     assert "Warning: the recall of hnsw is 0.920 in the last builds and was 0.970 before" in page.text
     assert html.count("<code>000000000000</code>") == 7
     assert "The last builds" not in parse_balanced(render_build_report(replace(report, history=history[:1]))).text
-    no_cpu = render_build_report(replace(report, history=[replace(build, cpu={}) for build in history]))
-    assert "<desc>cost from 1.5 to 1.5</desc>" in no_cpu
+    html_without_cpu = render_build_report(replace(report, history=[replace(build, cpu={}) for build in history]))
+    assert "<desc>cost from 1.5 to 1.5</desc>" in html_without_cpu
 
 
 def test_the_page_fetches_and_runs_nothing(report: BuildReport) -> None:
@@ -281,12 +281,12 @@ def test_a_line_chart_shows_its_points_and_their_intervals() -> None:
     label_x = read_x_labels(html)
     marks = read_attributes(html, "circle")
     assert [mark["cx"] for mark in marks] == pytest.approx([label_x["1"], label_x["2"], label_x["4"]], abs=0.1)
-    assert label_x["2"] - label_x["1"] == pytest.approx(label_x["4"] - label_x["2"], abs=0.1)  # it doubles
+    assert label_x["2"] - label_x["1"] == pytest.approx(label_x["4"] - label_x["2"], abs=0.1)  # a logarithmic axis
     levels = {float(label): y for label, y in read_y_labels(html).items()}
-    per_unit = (levels[0.2] - levels[0.4]) / 0.2  # downwards
-    assert marks[1]["cy"] - marks[2]["cy"] == pytest.approx(0.2 * per_unit, abs=0.2)
+    pixels_per_unit = (levels[0.2] - levels[0.4]) / 0.2  # y grows downwards
+    assert marks[1]["cy"] - marks[2]["cy"] == pytest.approx(0.2 * pixels_per_unit, abs=0.2)
     whisker = read_attributes(html, "line")[-2]  # the axis comes last
-    assert whisker["y1"] - whisker["y2"] == pytest.approx(0.2 * per_unit, abs=0.2)
+    assert whisker["y1"] - whisker["y2"] == pytest.approx(0.2 * pixels_per_unit, abs=0.2)
 
 
 @pytest.mark.parametrize(

@@ -29,8 +29,8 @@ def outcomes(make_hits) -> list[RetrievalResult]:
 def test_trec_run_is_read_by_ir_measures(tmp_path: Path, outcomes: list[RetrievalResult]) -> None:
     measures = pytest.importorskip("ir_measures")
     write_trec(outcomes, tmp_path / "run.trec")
-    read = [(d.query_id, d.doc_id, d.score) for d in measures.read_trec_run(str(tmp_path / "run.trec"))]
-    assert read == [("q%201", "1-1", 1.0), ("q%201", "2-2", 0.5)]
+    rows = [(d.query_id, d.doc_id, d.score) for d in measures.read_trec_run(str(tmp_path / "run.trec"))]
+    assert rows == [("q%201", "1-1", 1.0), ("q%201", "2-2", 0.5)]
 
 
 def test_dpr_json_has_the_reader_s_fields(tmp_path: Path, outcomes: list[RetrievalResult]) -> None:

@@ -106,7 +106,7 @@ def test_the_page_shows_every_retriever_stage_and_group(snapshot: Snapshot, metr
     for piece in ("by its id", "<take> exact.", "a note.", "Stages of rrf(hnsw, exact)", "source one", LOW_OVERLAP):
         assert piece in text
     circles = [attributes for name, attributes in parse_balanced(html).seen if name == "circle"]
-    assert len(circles) == 8  # in two charts: one of ivfpq, three of the fused one
+    assert len(circles) == 8  # each of two charts has one point of ivfpq and three of the fusion
 
 
 def build_stage(name: str, milliseconds: float, values: list[float]) -> StageMetrics:

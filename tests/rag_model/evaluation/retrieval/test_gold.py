@@ -30,7 +30,7 @@ def test_ids_of_another_corpus_are_refused(snapshot: Snapshot) -> None:
 
 
 @pytest.mark.parametrize(
-    ("question", "low"),
+    ("question", "is_low"),
     [
         ("Who developed a martial art?", False),  # develop, martial, art
         ("Who was developing such an art?", True),  # develop, art: inflected forms are one stem
@@ -39,15 +39,15 @@ def test_ids_of_another_corpus_are_refused(snapshot: Snapshot) -> None:
         ("soroban", True),
     ],
 )
-def test_a_question_with_up_to_two_shared_stems_has_low_overlap(question: str, low: bool) -> None:
+def test_a_question_with_up_to_two_shared_stems_has_low_overlap(question: str, is_low: bool) -> None:
     texts = {"8-0": ["Aikido Aikido is a modern Japanese martial art developed by Morihei Ueshiba."]}
     questions = [Question("q", question)]
-    assert find_low_overlap(questions, {"q": {"8-0": 1}}, texts) == ([0] if low else [])
+    assert find_low_overlap(questions, {"q": {"8-0": 1}}, texts) == ([0] if is_low else [])
 
 
 def test_one_relevant_passage_with_many_shared_words_is_high_overlap() -> None:
     texts = {"a": ["red green blue"], "b": ["black white"]}
     questions = [Question("q", "red green blue paint"), Question("lost", "red")]
     grades = {"q": {"a": 1, "b": 1}, "lost": {"c": 1}}
-    assert find_low_overlap(questions, grades, texts) == []  # and what is not known is in no group
+    assert find_low_overlap(questions, grades, texts) == []  # "lost" names no passage of the corpus
     assert find_low_overlap(questions, grades | {"q": {"a": 0, "b": 1}}, texts) == [0]

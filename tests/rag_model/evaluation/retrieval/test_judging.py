@@ -46,7 +46,7 @@ def test_questions_with_relevance_judgements_are_measured_by_page(make_hits) -> 
 
 
 def test_passages_are_judged_by_their_ids(make_hits) -> None:
-    question = Question("q", "Q", ("b",), passages=("1-3", "2-4"))  # the conftest names page 1's third hit 1-3
+    question = Question("q", "Q", ("b",), passages=("1-3", "2-4"))  # a page and a rank
     hits = make_hits([("9", "a"), ("1", "b"), ("1", "c"), ("2", "d")])
     judge = RetrievalJudge.for_questions(QuestionSet((question,)))
     assert judge.judged_by == "passages"
@@ -99,17 +99,17 @@ def test_evidence_of_kilt_judges_by_pages(make_hits) -> None:
 
 def test_rank_metrics_use_answers_and_evidence(make_hits) -> None:
     hits = make_hits([("9", "a"), ("1", "Paris"), ("1", "c"), ("2", "d")])
-    plain, with_evidence = Question("a", "Q", ("Paris",)), Question("b", "Q", ("Rome",), (frozenset({"1", "2"}),))
-    outcomes = [match_hits(plain, hits), match_hits(with_evidence, hits)]
+    questions = Question("a", "Q", ("Paris",)), Question("b", "Q", ("Rome",), (frozenset({"1", "2"}),))
+    outcomes = [match_hits(question, hits) for question in questions]
     metrics = rank_metrics(outcomes, 4)
     assert metrics["RR@4"] == pytest.approx((1 / 2 + 0) / 2)
     assert (metrics["Article@1"], metrics["Article@10"]) == (0, 1)
-    assert (metrics["R-precision"], metrics["recall@5"]) == (0.5, 1)  # of the one question with evidence: pages 9, 1, 2
+    assert (metrics["R-precision"], metrics["recall@5"]) == (0.5, 1)  # of the question with evidence
     ideal = sum(1 / math.log2(rank + 1) for rank in (1, 2))
     assert metrics["nDCG@10"] == pytest.approx((1 / math.log2(3) + 1 / math.log2(4)) / ideal, abs=1e-4)
     assert rank_metrics(outcomes[:1], 4) == {"RR@4": 0.5}
     assert rank_metrics([], 4) == {"RR@4": 0}
-    assert rank_metrics(outcomes, 1) == {  # of the first alone
+    assert rank_metrics(outcomes, 1) == {  # at the first rank alone
         **dict.fromkeys(("RR@1", "R-precision", "recall@5", "nDCG@10", "Article@1", "Article@10"), 0)
     }
 
@@ -139,9 +139,9 @@ def test_every_metric_is_within_its_interval(make_hits) -> None:
         match_hits(Question(name, "Q", ("Paris",)), make_hits([(str(n), text) for n, text in enumerate(page_texts)]))
         for name, page_texts in texts.items()
     ]
-    plain = RetrievalJudge("answers")
+    answer_judge = RetrievalJudge("answers")
     for judge, ranks in (
-        (plain, rank_metrics(outcomes, 2)),
+        (answer_judge, rank_metrics(outcomes, 2)),
         (RetrievalJudge("pages", {name: {"0": 1} for name in texts}), {}),
     ):
         estimates = judge.estimate_measures(outcomes, 2)
@@ -151,4 +151,4 @@ def test_every_metric_is_within_its_interval(make_hits) -> None:
         assert all(
             estimate.low <= estimate.value <= estimate.high and estimate.n == 4 for estimate in estimates.values()
         )
-    assert plain.estimate_measures(outcomes, 2)["RR@2"].value == (0.5 + 1 + 0 + 0.5) / 4
+    assert answer_judge.estimate_measures(outcomes, 2)["RR@2"].value == (0.5 + 1 + 0 + 0.5) / 4

@@ -12,7 +12,7 @@ def test_the_title_is_not_searched(make_hits) -> None:
 
 
 @pytest.mark.parametrize(("k", "depths"), [(1, [1]), (5, [1, 5]), (20, [1, 5, 20]), (30, [1, 5, 20, 30])])
-def test_report_cutoffs(k: int, depths: list[int]) -> None:
+def test_report_cutoffs_end_with_k(k: int, depths: list[int]) -> None:
     assert report_cutoffs(k) == depths
 
 

@@ -38,20 +38,20 @@ def split(intake: VectorInput, part_bytes: int = 16 * 8, invalid: Any = "refuse"
 
 
 @pytest.mark.parametrize(("dtype", "part_dtype"), [("f2", "f2"), ("f4", "f4"), ("f8", "f4"), (">f4", "f4")])
-def test_inspect_npy_of_any_float_dtype(dtype: str, part_dtype: str, tmp_path: Path) -> None:
+def test_npy_of_any_float_dtype_is_read(dtype: str, part_dtype: str, tmp_path: Path) -> None:
     parts, _ = split(inspect_vectors([save_array(tmp_path / "v.npy", ROWS.astype(dtype))]))
     assert all(part.dtype == part_dtype for part in parts)
     np.testing.assert_array_equal(np.concatenate(parts), ROWS.astype(dtype).astype(part_dtype))
 
 
-def test_inspect_fortran_order(tmp_path: Path) -> None:
+def test_npy_in_fortran_order_is_read(tmp_path: Path) -> None:
     parts, _ = split(inspect_vectors([save_array(tmp_path / "v.npy", np.asfortranarray(ROWS.astype("f4")))]))
     np.testing.assert_array_equal(np.concatenate(parts), ROWS.astype("f4"))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("floats", ["f2", "f4", "f8"])
-def test_parquet_lists(kind: str, floats: str, tmp_path: Path) -> None:
+def test_lists_of_a_parquet_file_are_read(kind: str, floats: str, tmp_path: Path) -> None:
     rows = ROWS.astype(floats)
     path = write_parquet(
         tmp_path / "v.parquet", list(rows), KINDS[kind](pa.from_numpy_dtype(rows.dtype)), id=pa.array(range(50))

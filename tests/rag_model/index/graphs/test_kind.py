@@ -192,9 +192,9 @@ def test_unpack_slices_in_row_order(make_vectors: Make, write_parts: Make, tmp_p
 @pytest.mark.parametrize("head", [(2, 1, 4), (3, -1, 4), (-1, 3, 4), (1, 1, 8), (1, 1, 2), (2**62, 2, 4)])
 def test_unpack_refuses_invalid_slices(head: tuple[int, int, int]) -> None:
     """The head contradicts the two vectors of three float32 and their digests, or is incomplete."""
-    sound = np.array([1, 1, 4]).tobytes() + np.ones(6, np.float32).tobytes() + bytes(16)
-    assert [len(part.vectors) for part in unpack_slices([sound], 3)] == [1, 1]
-    for data in (np.array(head).tobytes() + sound[24:], sound[:23], sound[:-1]):
+    valid_slice = np.array([1, 1, 4]).tobytes() + np.ones(6, np.float32).tobytes() + bytes(16)
+    assert [len(part.vectors) for part in unpack_slices([valid_slice], 3)] == [1, 1]
+    for data in (np.array(head).tobytes() + valid_slice[24:], valid_slice[:23], valid_slice[:-1]):
         with pytest.raises(InputError, match="does not hold vectors of 3 dimensions"):
             unpack_slices([data], 3)
 
@@ -217,15 +217,15 @@ def test_bytes_do_not_depend_on_the_threads_of_the_merge(
     vectors = make_vectors(1500) * np.random.default_rng(0).exponential(size=(1500, 1)).astype(np.float32)
     vectors[::50] = vectors[0]  # threads could process equal vectors in any order
     parts, plan = write_parts(vectors), resolve(IndexRecipe("HNSW8", metric, cells=3), 1500, 32)
-    repaired = set()
+    repaired_counts = set()
     monkeypatch.setattr(hnsw, "_THREAD_NODES", 1)
     for count in (1, 3, 8):
         monkeypatch.setattr(hnsw, "_count_merge_threads", lambda count=count: count)
         (merged,) = run_stages(plan, parts, tmp_path / str(count), tmp_path)["merge"]
-        repaired.add(merged["unreachable_repaired"])
+        repaired_counts.add(merged["unreachable_repaired"])
     assert len({(tmp_path / str(count)).read_bytes() for count in (1, 3, 8)}) == 1
-    assert len(repaired) == 1
-    assert (repaired.pop() > 100) == (metric == "ip")
+    assert len(repaired_counts) == 1
+    assert (repaired_counts.pop() > 100) == (metric == "ip")
     assert faiss.omp_get_max_threads() == 1, "other stages use one thread"
 
 
@@ -237,7 +237,7 @@ def test_merge_threads_follow_the_cores(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.parametrize("spread", [0.05, 0.5])
-def test_recall_with_varying_norms(
+def test_recall_with_varying_norms_is_that_of_a_single_graph(
     spread: float, make_vectors: Make, write_parts: Make, build_index: Make, tmp_path: Path
 ) -> None:
     """By inner product, a single graph leaves small vectors unreachable; merging must not make that worse."""
@@ -282,13 +282,13 @@ def test_a_cell_that_has_grown_is_split_and_the_others_stay(make_vectors: Make) 
 
 
 @pytest.mark.parametrize(
-    ("n", "old", "fixed", "cells", "linked"),
+    ("n", "old_cells", "recipe_cells", "cells", "linked"),
     [
-        (250_000, 7, None, 7, 1.2),  # 4 cells would do
+        (250_000, 7, None, 7, 1.2),  # unchanged, although 4 cells are enough
         (250_000, 12, None, 8, 1.2),  # merged
         (250_000, 17, None, 4, 1.2),  # too many, so they are trained again
         (250_000, 3, None, 4, 1.2),  # split
-        (60_000, 3, None, 2, 1.2),  # one would do
+        (60_000, 3, None, 2, 1.2),  # merged, although one cell is enough
         (60_000, 5, None, 1, 0.0),
         (100, 3, None, 1, 0.0),
         (250_000, 1, None, 4, 1.2),
@@ -296,13 +296,13 @@ def test_a_cell_that_has_grown_is_split_and_the_others_stay(make_vectors: Make) 
     ],
 )
 def test_cells_follow_a_corpus_that_grows_or_shrinks(
-    n: int, old: int, fixed: int | None, cells: int, linked: float
+    n: int, old_cells: int, recipe_cells: int | None, cells: int, linked: float
 ) -> None:
-    recipe = IndexRecipe("HNSW32", cells=fixed)
-    inputs = {**resolve(replace(recipe, cells=max(2, old)), 10**6, 32).piece_inputs(), "cells": old}
+    recipe = IndexRecipe("HNSW32", cells=recipe_cells)
+    inputs = {**resolve(replace(recipe, cells=max(2, old_cells)), 10**6, 32).piece_inputs(), "cells": old_cells}
     plan = KIND.steady(recipe, resolve(recipe, n, 32), inputs)
     assert (plan.cells, plan.linked) == (cells, linked)
-    assert KIND.can_follow(plan, inputs) == (old != cells and min(old, cells) > 1 and old < 2 * cells + 1)
+    assert KIND.can_follow(plan, inputs) == (cells != old_cells <= 2 * cells and min(old_cells, cells) > 1)
 
 
 def test_merged_cells_are_as_good_as_new_ones_at_equal_distances(

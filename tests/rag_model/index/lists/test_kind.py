@@ -123,7 +123,7 @@ def _merge(plan: VectorPlan, parts: list[Path], pieces: list[Path], out: Path) -
     return kind.KIND.merge(plan, pieces[0].parent / "trained", parts, [path_opener(piece) for piece in pieces], [], out)
 
 
-def test_stats_of_the_stages(make_vectors: Make, write_parts: Make, tmp_path: Path) -> None:
+def test_stages_report_the_stats_of_their_files(make_vectors: Make, write_parts: Make, tmp_path: Path) -> None:
     parts = write_parts(make_vectors(1200), [500])
     plan = resolve(IndexRecipe("IVF16,PQ4x4np"), 1200, 32)
     assert kind.KIND.train(plan, parts, tmp_path / "trained")["sample"] == 1200

@@ -205,9 +205,9 @@ def test_lucene_terms_are_short_utf8_and_reproducible(text: str) -> None:
 def test_an_analyzer_is_chosen_by_name_or_fingerprint() -> None:
     lucene = choose_analyzer({"analyzer": "lucene"})
     assert isinstance(lucene, LuceneAnalyzer)
-    restated = {"language": "english", "analyzer": lucene.fingerprint}
-    assert isinstance(load_analyzer(restated), LuceneAnalyzer)
-    assert isinstance(choose_analyzer(restated), LuceneAnalyzer)
+    recorded_settings = {"language": "english", "analyzer": lucene.fingerprint}
+    assert isinstance(load_analyzer(recorded_settings), LuceneAnalyzer)
+    assert isinstance(choose_analyzer(recorded_settings), LuceneAnalyzer)
     assert choose_analyzer({}).fingerprint == Analyzer().fingerprint != lucene.fingerprint
     with pytest.raises(UsageError, match="there is no analyzer 'whoosh': choose lucene"):
         choose_analyzer({"analyzer": "whoosh"})

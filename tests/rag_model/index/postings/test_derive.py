@@ -70,7 +70,7 @@ def find_old_rows(corpus: Sequence[Passage], new_corpus: Sequence[Passage]) -> R
 def derive(
     path: Path, old: list[Passage], passages: list[Passage], out: Path, analyzer: str = "english", max_new: int = 1000
 ) -> IndexStats | None:
-    """Derive the index of the passages `new` from that of `old`."""
+    """Derive the index of `passages` from that of the passages `old`."""
 
     def count(rows: Rows) -> PartPostings:
         batches = [

@@ -59,10 +59,10 @@ def test_similar_vectors_fit_and_rotated_ones_do_not(
 
 def test_few_outliers_are_no_drift_and_many_are(train_and_fit: Callable[..., FitResult], make_vectors: Make) -> None:
     rotated_vectors = rotate(make_vectors(100, seed=11))
-    few = train_and_fit("HNSW8", rotated_vectors, n_unchanged=6000)
-    many = train_and_fit("HNSW8", rotated_vectors, n_unchanged=200)
-    assert few.explain_misfit(1.2) is None, few
-    assert str(many.explain_misfit(1.2)).startswith("the loss of cells is "), many
+    few_fit = train_and_fit("HNSW8", rotated_vectors, n_unchanged=6000)
+    many_fit = train_and_fit("HNSW8", rotated_vectors, n_unchanged=200)
+    assert few_fit.explain_misfit(1.2) is None, few_fit
+    assert str(many_fit.explain_misfit(1.2)).startswith("the loss of cells is "), many_fit
 
 
 def test_fit_of_lists_compares_recall_of_new_and_old_vectors(

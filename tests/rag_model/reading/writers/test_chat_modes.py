@@ -134,12 +134,12 @@ def test_reasoning_is_removed_and_a_missing_answer_has_a_problem(name: str, stre
 
 
 def test_refusal_and_tool_call_are_quoted() -> None:
-    refused = write(stream_mode(MODES["refusal"])).problem
-    assert refused
-    assert refused.message == "the model refused to answer (I can't help with that)"
-    called = write(stream_mode(MODES["tool"])).problem
-    assert called
-    assert called.message == "the model called a tool (search) instead of answering"
+    refusal = write(stream_mode(MODES["refusal"])).problem
+    assert refusal
+    assert refusal.message == "the model refused to answer (I can't help with that)"
+    tool_call = write(stream_mode(MODES["tool"])).problem
+    assert tool_call
+    assert tool_call.message == "the model called a tool (search) instead of answering"
 
 
 def test_streams_are_closed_if_a_reply_ends_early() -> None:
@@ -172,12 +172,12 @@ def test_data_after_the_finish_reason_is_ignored(rest: bytes) -> None:
 
 def test_answer_with_reasoning_has_no_likelihood() -> None:
     settings = ChatSettings(logprobs=True)
-    plain = write(streams(likely("George", -0.5), event("", "stop")), settings=settings)
-    assert plain.log_likelihood == -0.5
-    thought = write(
+    completion = write(streams(likely("George", -0.5), event("", "stop")), settings=settings)
+    assert completion.log_likelihood == -0.5
+    with_reasoning = write(
         streams(likely("<think>", -0.1), likely("</think>Orwell", -0.2), event("", "stop")), settings=settings
     )
-    assert (thought.text, thought.log_likelihood) == ("Orwell", None)
+    assert (with_reasoning.text, with_reasoning.log_likelihood) == ("Orwell", None)
 
 
 @pytest.mark.parametrize("log_p", ["-1e400", str(-(10**400)), '"low"', "[]"])

@@ -83,7 +83,7 @@ def test_answers_of_a_server_equal_those_of_its_model(server_url: str, model: Pa
         assert sum(writer.count_tokens([prompt.system, prompt.user])) <= prompt_tokens <= writer.max_prompt_tokens
 
 
-def test_request_and_reply() -> None:
+def test_request_has_the_settings_and_the_reply_is_read() -> None:
     usage = {"prompt_tokens": 7, "completion_tokens": 2}
     events = likely("two", -0.5), likely(" words", -0.25)
     with serve_script(streams(b": hello\r\n\r\n", *events, event("", "length", usage=usage))) as server:

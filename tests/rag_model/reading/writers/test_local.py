@@ -1,6 +1,6 @@
 """A generator in memory, compared with `apply_chat_template` and `generate` of transformers."""
 
-from itertools import pairwise
+from itertools import compress, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -97,12 +97,12 @@ def test_likelihood_of_a_written_answer_is_that_of_decoding(tmp_path: Path) -> N
     writer = load_writer(save_t5(tmp_path))
     completions = writer.write(PROMPTS)
     likelihoods = writer.log_likelihood(PROMPTS, [each.text for each in completions])
-    canonical = [
+    is_canonical = [
         writer.count_tokens([each.text])[0] + 1 == each.usage.new_tokens and each.ended for each in completions
     ]  # a model can write a text with other tokens than its tokenizer
-    for is_canonical, likelihood, completion in zip(canonical, likelihoods, completions, strict=True):
-        if is_canonical:
-            assert likelihood == pytest.approx(completion.log_likelihood, abs=1e-3)
+    assert any(is_canonical)
+    for likelihood, completion in compress(zip(likelihoods, completions, strict=True), is_canonical):
+        assert likelihood == pytest.approx(completion.log_likelihood, abs=1e-3)
 
 
 @pytest.mark.parametrize("save", [save_bart, save_llama])

@@ -36,12 +36,12 @@ class EventLog(Observer):
         self.problems: list[str] = []
         self.priorities: list[int] = []  # the priority of the follower's thread at each swap
 
-    def on_swap(self, edition: object, seconds: float) -> None:
+    def on_swap(self, loaded_snapshot: object, seconds: float) -> None:
         self.priorities.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
-        self.events.append(f"serves {edition.id}")  # type: ignore[attr-defined]
+        self.events.append(f"serves {loaded_snapshot.id}")  # type: ignore[attr-defined]
 
-    def on_ref_moved(self, edition: object, named: object) -> None:
-        self.events.append(f"renamed {named.number}")  # type: ignore[attr-defined]
+    def on_ref_moved(self, loaded_snapshot: object, served_ref: object) -> None:
+        self.events.append(f"renamed {served_ref.number}")  # type: ignore[attr-defined]
 
     def on_freed(self, snapshot: str) -> None:
         self.events.append(f"freed {snapshot}")
@@ -156,21 +156,21 @@ BAD_MOVES: list[tuple[Callable[[Library], None], str, bool]] = [
 
 
 @pytest.mark.parametrize(
-    ("make_bad_move", "words", "final"), BAD_MOVES, ids=lambda value: getattr(value, "__name__", None)
+    ("make_bad_move", "words", "is_final"), BAD_MOVES, ids=lambda value: getattr(value, "__name__", None)
 )
 def test_bad_move_is_refused_and_the_old_snapshot_stays_current(
-    make_bad_move: Callable[[Library], None], words: str, final: bool, library: Library, dest: Path
+    make_bad_move: Callable[[Library], None], words: str, is_final: bool, library: Library, dest: Path
 ) -> None:
     log = EventLog()
     with serving(library.url, dest, with_limits(retrievers=("hnsw",)), log) as service:
         make_bad_move(library)
         refusal = service.until_refused(words)
-        assert (refusal["final"], "\n" in refusal["reason"]) == (final, False)
+        assert (refusal["final"], "\n" in refusal["reason"]) == (is_final, False)
         assert service.client.get("/readyz").status_code == 200
         assert collect_colours(service) == {"red"}
         poll_count = len(log.problems)
         until(lambda: len(log.problems) > poll_count + 3)
-        assert (len(log.refusals) == 1) == final
+        assert (len(log.refusals) == 1) == is_final
         assert not list(dest.parent.rglob("escaped"))
         if make_bad_move is write_invalid_move:
             next(iter(sorted(Path(library.url, "refs", "latest").iterdir(), reverse=True))).unlink()

@@ -84,16 +84,16 @@ def test_freed_snapshot_leaves_the_memory(shared_library: Library, dest: Path, d
     """
     slot = SnapshotSlot()
     slot.swap(open_mapped(shared_library, dest, shared_library.red, dtype))
-    with slot.acquire() as edition:
-        edition.warm_up()
-        edition_reference, question_encoder = weakref.ref(edition), edition.question_encoder
+    with slot.acquire() as red:
+        red.warm_up()
+        red_reference, question_encoder = weakref.ref(red), red.question_encoder
         assert list_inodes(dest / shared_library.red / "index") & list_mapped_inodes(dest)
-    blue = open_snapshot(shared_library, dest, shared_library.blue, edition)
+    blue = open_snapshot(shared_library, dest, shared_library.blue, red)
     assert blue.question_encoder is question_encoder
     slot.swap(blue)
-    del edition
+    del red
     gc.collect()
-    assert edition_reference() is None
+    assert red_reference() is None
     assert list_mapped_inodes(dest / shared_library.red) <= list_inodes(dest / shared_library.blue / QUESTION_ENCODER)
     pull(shared_library.store, shared_library.blue, dest, keep=1)
     assert not (dest / shared_library.red).exists()

@@ -293,7 +293,7 @@ def test_citation_links_to_the_cited_revision(page: Page, service: Serving) -> N
 
 
 def check_token_notes(page: Page, answer_tokens: list[dict[str, Any]]) -> None:
-    """The note of a token that is selected with the keyboard names the passage with the highest posterior."""
+    """Check that the note of each token, selected with the keyboard, names the passage with the highest posterior."""
     token_elements, note = page.locator(".token"), page.locator(".token-note")
     assert token_elements.all_text_contents() == [token["text"] for token in answer_tokens]
     for position, token in enumerate(answer_tokens):

@@ -27,7 +27,7 @@ SERVED_REF = ServedRef("latest", 7, "0" * 64, "2026-11-01T00:00:00+00:00")
 
 
 def read_metrics(metrics: ServiceMetrics) -> dict[str, float]:
-    """Return the value of each sample by its name and the sorted values of its labels."""
+    """Return the value of each sample by its name and its label values, in the order of the label names."""
     families = text_string_to_metric_families(metrics.render_exposition().decode())
     samples = [sample for family in families for sample in family.samples]
     return {
@@ -166,8 +166,8 @@ def test_answers_are_counted_by_their_origin_and_support(library: Library, dest:
         replace(answer, text=" "),
         Answer("who?", "Huxley", -1.0, (SupportingPassage(CLOSED_BOOK, 1.0, 1.0),)),  # It has no passages to override.
     ]
-    with serving(library.url, dest, observer=metrics) as service, service.service.slot.acquire() as edition:
-        metrics.on_answer(edition, answers)
+    with serving(library.url, dest, observer=metrics) as service, service.service.slot.acquire() as snapshot:
+        metrics.on_answer(snapshot, answers)
     samples = {name: value for name, value in read_metrics(metrics).items() if name.startswith("bookwheel_answers")}
     assert {name: value for name, value in samples.items() if "created" not in name} == {
         "bookwheel_answers_total given": 3,

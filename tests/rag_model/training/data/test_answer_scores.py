@@ -75,7 +75,7 @@ def test_recorded_block_is_not_scored_again(store: Store, llama: Path) -> None:
     generator: Any = load_generator(llama, device="cpu")
     readings = [replace(READING, id=f"q{n}", text=f"who was king {n}?") for n in range(BLOCK + 3)]
     messages = list[tuple[int, int]]()
-    scores = score_answers(store, lambda: generator, "a", readings, on_progress=lambda *both: messages.append(both))
+    scores = score_answers(store, lambda: generator, "a", readings, on_progress=lambda *counts: messages.append(counts))
     assert messages == [(1, 2), (2, 2)]
     assert scores == [score_example(generator, reading) for reading in readings]
 
@@ -98,7 +98,7 @@ def test_given_scorer_computes_the_blocks(store: Store, llama: Path) -> None:
     generator: Any = load_generator(llama, device="cpu")
     calls = list[ScoreBlock]()
 
-    def scorer(tasks: Sequence[ScoreBlock], tell: OnProgress) -> list[Mapping[str, Any]]:
+    def scorer(tasks: Sequence[ScoreBlock], on_progress: OnProgress) -> list[Mapping[str, Any]]:
         calls.extend(tasks)
         return [compute_once(task, store) for task in tasks]
 

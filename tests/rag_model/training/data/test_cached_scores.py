@@ -39,7 +39,7 @@ def test_killed_process_loses_at_most_one_block(tmp_path: Path) -> None:
     killed = subprocess.run([sys.executable, __file__, tmp_path, "7"], check=False)
     assert killed.returncode == -signal.SIGKILL
     teacher, messages = LengthTeacher(), list[tuple[int, int]]()
-    scores = CachedPairScorer(teacher, "a", tmp_path, lambda *both: messages.append(both), BLOCK).scores(
+    scores = CachedPairScorer(teacher, "a", tmp_path, lambda *counts: messages.append(counts), BLOCK).scores(
         QUESTIONS, TITLES, TEXTS
     )
     assert teacher.read == 10 - 2 * BLOCK, "the killed process recorded two blocks"

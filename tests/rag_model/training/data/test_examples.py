@@ -115,7 +115,7 @@ def test_reads_beir_folders(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "sentence"),
+    ("text", "message"),
     [
         (lines(TRIPLE, TRIPLE) + '{"question": \n', r"line 3: not a JSON value"),
         (lines(TRIPLE) + "\n\n" + lines({"question": "q"}), r"line 4 does not match the first .*\(it has no"),
@@ -134,8 +134,8 @@ def test_reads_beir_folders(tmp_path: Path) -> None:
         ("", "contains no questions"),
     ],
 )
-def test_malformed_file_is_refused_with_the_line(tmp_path: Path, text: str, sentence: str) -> None:
-    with pytest.raises(InputError, match=sentence):
+def test_malformed_file_is_refused_with_the_line(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
         read_examples(write_text(tmp_path / "train.jsonl", text))
 
 

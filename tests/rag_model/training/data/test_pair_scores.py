@@ -57,7 +57,7 @@ from rag_model.store.recorded_tasks import compute_once
 from rag_model.retrieve.models import PairScorerCache
 from rag_model.training.data.pair_scores import WorkerPairScorer
 store = Store.open(sys.argv[1], create=True)
-workers = lambda blocks, tell: [compute_once(block, store) for block in blocks]
+workers = lambda blocks, on_progress: [compute_once(block, store) for block in blocks]
 pairs = ["who?"], ["york"], ["the king"]
 print(WorkerPairScorer(store, Path(sys.argv[2]), "a", workers, onnx=True).scores(*pairs).tolist()[0])
 print(PairScorerCache().load(sys.argv[2]).scores(*pairs).tolist()[0])
@@ -91,16 +91,16 @@ class Workers:
     def __init__(self, store: Store) -> None:
         self.store, self.blocks = store, list[ScoreBlock]()
 
-    def __call__(self, blocks: Sequence[ScoreBlock], tell: OnProgress) -> list[Mapping[str, Any]]:
+    def __call__(self, blocks: Sequence[ScoreBlock], on_progress: OnProgress) -> list[Mapping[str, Any]]:
         self.blocks += blocks
         for done, _ in enumerate(blocks, start=1):
-            tell(done, len(blocks))
+            on_progress(done, len(blocks))
         return [compute_once(block, self.store) for block in blocks]
 
 
 def test_scores_of_workers_equal_the_cross_encoder(store: Store, teacher: Path) -> None:
     workers, messages = Workers(store), list[tuple[int, int]]()
-    scorer = WorkerPairScorer(store, teacher, "a", workers, lambda *both: messages.append(both), cpu=True, block=4)
+    scorer = WorkerPairScorer(store, teacher, "a", workers, lambda *counts: messages.append(counts), cpu=True, block=4)
     scores = scorer.scores(*PAIRS)
     expected = CrossEncoder.load(teacher, device="cpu").scores(*PAIRS)
     assert scores.dtype == np.float32

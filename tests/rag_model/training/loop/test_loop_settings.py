@@ -49,17 +49,17 @@ def test_number_of_steps_follows_from_epochs_and_batches() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "sentence"),
+    ("changes", "message"),
     [
         ({"epochs": 0}, "epochs of a training is 0: use 1 or more"),
         ({"learning_rate": 0.0}, "learning_rate of a training is 0.0: use more than 0"),
         ({"warmup_share": 2.0}, "warmup_share of a training is 2.0: use 1 or less"),
     ],
 )
-def test_setting_out_of_range_is_refused(changes: dict[str, Any], sentence: str) -> None:
+def test_setting_out_of_range_is_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError) as error:
         LoopSettings(**changes)
-    assert str(error.value) == sentence
+    assert str(error.value) == message
 
 
 def test_nan_is_never_better_and_any_number_is_better_than_nan() -> None:

@@ -31,12 +31,12 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return prepare(tmp_path_factory.mktemp("given"))
 
 
-def build_job(given: Path, **changes: Any) -> Job[End2EndTraining]:
-    store = Store.open(str(given / "store"))
+def build_job(folder: Path, **changes: Any) -> Job[End2EndTraining]:
+    store = Store.open(str(folder / "store"))
     snapshot = Snapshot.from_store(store)
-    origins = END2END.origins(store, snapshot, NamedModels(generator=str(given / "bart")))
+    origins = END2END.origins(store, snapshot, NamedModels(generator=str(folder / "bart")))
     examples = {"train": EXAMPLES, "dev": DEV}
-    return Job(store, snapshot, origins, replace(SETTINGS, **changes), examples, work=given / "training")
+    return Job(store, snapshot, origins, replace(SETTINGS, **changes), examples, work=folder / "training")
 
 
 def test_estimate_includes_the_rebuilds(inputs: Path) -> None:

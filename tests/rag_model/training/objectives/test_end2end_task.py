@@ -140,7 +140,7 @@ def test_scores_use_the_current_passage_encoder_and_its_gradient(inputs: Path, t
     index_scores = np.einsum("bd,bkd->bk", query_vectors.detach().numpy(), retrieved.vectors)
     assert np.allclose(
         task._compute_logits(query_vectors, retrieved).detach().numpy(), index_scores, rtol=1e-3, atol=1e-3
-    ), "none has learned"
+    ), "the passage encoder is still that of the index"
     with torch.no_grad():
         for parameter in passage.parameters():
             parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
@@ -166,11 +166,11 @@ def test_candidates_are_reranked_by_the_current_passage_encoder(inputs: Path, tm
     candidates = task._memory.retrieve(questions, query_vectors.detach().numpy(), SETTINGS.n_candidates)
     scores = np.einsum("bd,bcd->bc", query_vectors.detach().numpy(), encode_lists(task, candidates))
     reranked = [
-        [passage[row] for row in np.argsort(-passage_scores)[:3]]
-        for passage, passage_scores in zip(candidates.passages, scores, strict=True)
+        [passages[row] for row in np.argsort(-passage_scores)[:3]]
+        for passages, passage_scores in zip(candidates.passages, scores, strict=True)
     ]
     retrieved = task._retrieve_batch(batch, query_vectors)
-    assert retrieved.passages == reranked != [passage[:3] for passage in candidates.passages]
+    assert retrieved.passages == reranked != [passages[:3] for passages in candidates.passages]
     assert np.allclose([[hit.score for hit in hits] for hits in retrieved.hits], -np.sort(-scores)[:, :3], rtol=1e-4)
 
 

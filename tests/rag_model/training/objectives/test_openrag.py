@@ -96,8 +96,8 @@ def test_temporary_bags_score_as_a_dense_product(folders: dict[str, Path], snaps
     with torch.no_grad():
         bags = pair.embed_passages(all_passages)[1].numpy()
     question_weights = np.zeros((len(questions), bags.shape[1]))
-    for row, passage_scores in enumerate(query_vectors):
-        question_weights[row, passage_scores[:, 0].astype(int)] += passage_scores[:, 1]
+    for row, weighted_terms in enumerate(query_vectors):
+        question_weights[row, weighted_terms[:, 0].astype(int)] += weighted_terms[:, 1]
     scores = question_weights @ bags.T
     for passage_scores, proposed in zip(scores, memory.propose(query_vectors, 5), strict=True):
         best = np.lexsort((np.arange(snapshot.n), -passage_scores))[:5]
@@ -121,7 +121,7 @@ def test_pools_agree_with_the_judge(build_job: Any, folders: dict[str, Path]) ->
 
 
 def label_naively(
-    task: OpenRagTask, judge: PassageJudge, example: Any, ranked: Sequence[Passage], *, closed: bool
+    task: OpenRagTask, judge: PassageJudge, example: Any, ranked: Sequence[Passage], *, has_choices: bool
 ) -> tuple[Any, Any]:
     """Return the positive and the negative of one question, as the paper describes the online step."""
     positive = None
@@ -132,7 +132,7 @@ def label_naively(
         verdict = judge_passages(judge, example.question, [passage])[0]
         if passage.hash in labels:
             label: bool | None = labels[passage.hash]
-        elif closed:
+        elif has_choices:
             label = verdict.right
         else:
             above_negatives = verdict.log_p > example.best_negative_log_p
@@ -145,16 +145,16 @@ def label_naively(
     return positive, None
 
 
-@pytest.mark.parametrize("closed", [True, False])
+@pytest.mark.parametrize("has_choices", [True, False])
 def test_passages_are_judged_in_order_until_the_first_negative(
-    build_job: Any, folders: dict[str, Path], closed: bool
+    build_job: Any, folders: dict[str, Path], has_choices: bool
 ) -> None:
     job = prepare(build_job())
     task = OPENRAG.task(job)
     task.module.eval()
     pools = job.examples["train"]
     judge = load_judge(folders)
-    if not closed:  # The pools get bounds with which the scores decide both ways.
+    if not has_choices:  # These bounds of the pools let scores make some passages positive and others negative.
         judge = load_judge(folders, JudgeSettings())
         task._online = replace(task._online, judge=judge, settings=JudgeSettings())
         scores = [judge_passages(judge, pool.question, pool.positives)[0].log_p for pool in pools]
@@ -169,7 +169,7 @@ def test_passages_are_judged_in_order_until_the_first_negative(
         scores = pair.scores(pair.encode_questions([pool.question]), passages)[0][0]
         assert (scores.diff() <= 1e-4).all(), "passages are in the order of the encoder"
         assert task._label_examples([pool], [passages]) == [label], "labels do not depend on other questions"
-        expected = label_naively(task, judge, pool, passages, closed=closed)
+        expected = label_naively(task, judge, pool, passages, has_choices=has_choices)
         assert (label.positive, label.negative) == expected
         assert label.judged <= len(passages)
         outcomes.add((label.positive is not None, label.negative is not None))
@@ -238,7 +238,7 @@ def compute_loss(task: OpenRagTask, batch: DprBatch, judge: PassageJudge, all_pa
     for example, bag_scores, weight_scores in zip(batch.examples, by_bags, by_weights, strict=True):
         proposed = sorted(range(len(all_passages)), key=bag_scores.__getitem__, reverse=True)[: RECIPE.proposed]
         ranked = [all_passages[row] for row in sorted(proposed, key=weight_scores.__getitem__, reverse=True)]
-        labels = label_naively(task, judge, example, ranked, closed=True)
+        labels = label_naively(task, judge, example, ranked, has_choices=True)
         positives.append(all_passages.index(labels[0] or example.positives[0]))
         negatives.append(all_passages.index(labels[1] or example.negatives[0]))
     rows = list(dict.fromkeys([*positives, *negatives]))
@@ -344,12 +344,12 @@ def test_invalid_inputs_are_refused(build_job: Any, folders: dict[str, Path], sn
     with pytest.raises(UsageError, match="have no pools"):
         OPENRAG.task(build_job())
     store = Store.open(str(snapshot.location))
-    for names, sentence in (
+    for names, message in (
         (NamedModels(encoder=str(folders["sidr"])), "there is no generator"),
         (NamedModels(generator=str(folders["generator"])), "there is no SiDR to train"),
         (NamedModels(encoder=str(folders["encoder"]), generator="x"), "is not a SiDR: train one with `finetune sidr`"),
     ):
-        with pytest.raises(UsageError, match=sentence):
+        with pytest.raises(UsageError, match=message):
             OPENRAG.origins(store, snapshot, names)
 
 

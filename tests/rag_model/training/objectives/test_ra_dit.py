@@ -70,9 +70,9 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
 @pytest.fixture
 def read_only_store(store: Store) -> Store:
     """Return the store with a memo that computes nothing."""
-    store_ = Store.open(store.url)
-    store_.memo = replace(store_.memo, can_produce=False)
-    return store_
+    read_only = Store.open(store.url)
+    read_only.memo = replace(read_only.memo, can_produce=False)
+    return read_only
 
 
 @pytest.fixture(scope="module")
@@ -259,7 +259,7 @@ def test_scores_and_lists_are_computed_once(build_job: Any, read_only_store: Sto
     """Other settings of the training reuse them; other lists do not."""
     task_counts = list[int]()
 
-    def scorer(tasks: Sequence[ScoreBlock], tell: OnProgress) -> list[Mapping[str, Any]]:
+    def scorer(tasks: Sequence[ScoreBlock], on_progress: OnProgress) -> list[Mapping[str, Any]]:
         task_counts.extend([len(tasks)] if isinstance(tasks[0], ScoreBlock) else [])
         return [compute_once(task, read_only_store) for task in tasks]
 
