@@ -24,7 +24,7 @@ from types import ModuleType
 from typing import Any, NamedTuple, Protocol, Self
 
 import fsspec
-from fsspec.core import url_to_fs
+from fsspec.core import has_magic, url_to_fs
 
 from rag_model.corpus import sevenzip
 from rag_model.corpus.records import Compression, Slice, is_wiki_site
@@ -80,6 +80,8 @@ def expand_pattern(pattern: str) -> list[str]:
         fs, path = _open_filesystem(pattern)
         paths = [path] if fs.isfile(path) else fs.glob(path)
         urls = [fs.unstrip_protocol(file) for file in paths if fs.isfile(file)]
+        if not urls and "http" in fs.protocol and not has_magic(path):
+            fs.info(path)  # raises the error of the connection, which `isfile` hides
     except Exception as error:
         raise _read_error(pattern, error) from error
     if not urls:
@@ -246,6 +248,9 @@ def _build_natural_key(url: str) -> list[tuple[int, str]]:
 
 
 def _read_error(url: str, error: Exception) -> InputError:
+    cause = error.__cause__  # fsspec reports each error of an HTTP server as a missing file
+    if isinstance(error, FileNotFoundError) and isinstance(cause, Exception) and _comes_from_network(cause):
+        error = cause
     error_type = InputError if _is_permanent(error) else UnreachableError
     return error_type(f"cannot read {url} ({format_error(error)}): check that it exists and that you may read it")
 
@@ -256,8 +261,12 @@ def _is_permanent(error: Exception) -> bool:
     if isinstance(http_status, int):
         return 400 <= http_status < 500 and http_status not in _TEMPORARY_STATUSES
     if not isinstance(error, OSError):
-        return type(error).__module__.partition(".")[0] not in _NETWORK_MODULES
+        return not _comes_from_network(error)
     return isinstance(error, _PERMANENT_ERRORS) or error.errno in _PERMANENT_ERRNOS
+
+
+def _comes_from_network(error: Exception) -> bool:
+    return isinstance(error, TimeoutError) or type(error).__module__.partition(".")[0] in _NETWORK_MODULES
 
 
 class _Decoder(Protocol):

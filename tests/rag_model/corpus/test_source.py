@@ -3,6 +3,7 @@ import errno
 import functools
 import gzip
 import random
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -115,6 +116,14 @@ def test_missing_file_size_is_reported(tmp_path, make_multistream, plan, serve) 
 def test_missing_file_on_a_server_is_reported(plan, serve) -> None:
     with pytest.raises(InputError, match=r"^[^\n]*(no file matches|cannot read)[^\n]*$"):
         plan(f"{serve(ranges=True)}/none.xml.bz2")
+
+
+@pytest.mark.parametrize("file_name", ["x.xml.bz2", "*.bz2"])
+def test_unreachable_host_is_not_reported_as_a_missing_file(file_name: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as unused_server:
+        url = f"http://127.0.0.1:{unused_server.getsockname()[1]}/{file_name}"
+    with pytest.raises(UnreachableError, match=r"^cannot read .*\(Cannot connect to host "):
+        expand_pattern(url)
 
 
 class TestS3:
