@@ -1,17 +1,20 @@
-# make demo   a real library built, searched and measured      make test   every test (test-near: of what changed)      make lint   style, types, layers
-# make docs   the documentation as a site, in docs/_build
-# make up     a Prefect server, workers and an object store here, with every flow deployed      make down   stops exactly those
-# make release   wheel, source and bill of materials in dist/, tried in a bare environment      make lock   renew requirements.lock
-# Each target makes the environment it needs in .venv; PYTHON=python3.12 chooses the interpreter, LOCKED=1 the versions of
-# requirements.lock instead of the newest that pyproject.toml allows. UV=1 installs with uv, which takes a third of the time
-# but reads no settings of pip.
+# make demo       Build a small library from a real dump, search it and measure it.
+# make test       Run all tests. `make test-near` runs those of the changed modules.
+# make lint       Check style, types and the layers of packages.
+# make docs       Build the documentation in docs/_build.
+# make up         Start a local Prefect server, workers and an object store, and deploy all flows. `make down` stops them.
+# make release    Build the wheel, the source archive and the bill of materials in dist/, and try them in a new environment.
+# make lock       Update requirements.lock.
+#
+# Each target creates the environment that it needs in .venv. PYTHON=python3.12 chooses the interpreter. LOCKED=1 installs the
+# versions of requirements.lock instead of the newest that pyproject.toml allows. UV=1 installs with uv in a third of the time;
+# uv ignores pip's settings.
 PYTHON ?= python3
 TORCH := torch>=2.6,<2.14
 BIN := .venv/bin
 COMMA := ,
-# Processes of one thread each: threads that wait for a core that another process has do nothing but spin. Three times as many
-# as the smallest machine has cores, because tests wait: for a disk, a server, a process that starts. With four, a fifth of two
-# cores' time was idle.
+# Each process has one thread, because more threads than cores spin while they wait. There are three processes per core of the
+# smallest machine, because tests wait for disks, servers and new processes: with two per core, a fifth of the time was idle.
 WORKERS ?= 6
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 
@@ -26,22 +29,22 @@ demo: .venv/demo
 test: .venv/dev
 	$(PYTEST) $(ARGS)
 
-# On a new checkout each worker of `make test` would compile the loops over postings to machine code at the same time, which takes
-# half a minute. All tests are collected, which compiles what they import to bytecode, and those of postings run.
+# In a new checkout each worker of `make test` would compile the loops over postings at the same time, which takes half a minute.
+# This target runs their tests, and compiles the modules of all tests to bytecode as it collects them.
 compile-tests: .venv/dev
 	OMP_NUM_THREADS=1 $(BIN)/pytest -k 'postings and rag_model'
 
-# Near what changed since a commit (SINCE=main), by the mirrored layout of the tests.
+# Run the tests of the modules that changed since a commit (SINCE=main); the layout of tests mirrors that of the packages.
 test-near: .venv/dev
 	$(PYTEST) $$($(BIN)/python tests/near.py $(SINCE)) $(ARGS)
 
-# Mutated files of every kind that is read: ARGS="10000 passages" tries 10,000 of one kind. `make test` tries a few of each.
+# Read mutated files of each format. ARGS="10000 passages" tries 10,000 files of one format; `make test` tries a few of each.
 fuzz: .venv/dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz.campaign $(ARGS)
 
-# As a processor with AVX2 alone computes: with other kernels, and its encoders in float32. These files compare what torch
-# computes with another implementation, order or batch; everything else about models does not depend on the kernels. As
-# nothing waits in them, two processes keep two cores busy.
+# Run with the kernels of a processor that has AVX2 but not AVX512, where encoders compute in float32. These test files compare
+# results of torch with another implementation, order or batch size; other tests of models do not depend on the kernels. Two
+# processes keep two cores busy, because none of these tests waits.
 AVX2_TESTS := $(addprefix encoders/test_,bert cross_encoder embed encoder max_products room sidr_model sparse_encoder static \
     token_encoder trainable) \
   $(addprefix generate/test_,decoder_only decoding_exact decoding_families decoding_peers encoder_decoder likelihood rag) \
@@ -64,21 +67,22 @@ style: .venv/dev
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
 
-# A warning is an error. BUILDER=dummy checks all pages and writes none, which takes half of the time.
+# Warnings are errors. BUILDER=dummy checks all pages without writing them, in half of the time.
 BUILDER ?= html
 docs: .venv/dev
 	$(BIN)/sphinx-build --builder $(BUILDER) --quiet --jobs 2 --fail-on-warning --keep-going docs docs/_build
 
-# Those that train and answer want data and a generator, and Flink its jars, named by hand: `--help` says which.
+# Run the benchmarks that need no arguments. The others need data, a generator or Flink's jars; see their `--help`.
 bench: .venv/bench
 	set -e; for bench in $(filter-out $(addprefix tests/benchmarks/bench_,cited.py dpr.py rag_finetune.py flink.py), \
 	  $(wildcard tests/benchmarks/bench_*.py)); do echo "== $$bench"; $(BIN)/python $$bench; done
 
-# Every benchmark of a GPU, recorded in gpu-day/ and resumed by the same command; on tiny sizes without a GPU. ARGS="--list".
+# Run all benchmarks of a GPU and record them in gpu-day/; the same command resumes them. Without a GPU the inputs are tiny.
+# ARGS=--list lists the benchmarks.
 gpu-day: .venv/bench
 	$(BIN)/python tests/benchmarks/gpu_day.py $(ARGS)
 
-# The wheel is built of the source archive, so that one must be whole. The demo runs outside of this folder.
+# The wheel is built from the source archive, so a file that the archive lacks is noticed. The demo runs outside of this folder.
 release: .venv/dev
 	rm -rf dist .venv/release
 	$(BIN)/python -m build --outdir dist
@@ -91,7 +95,8 @@ release: .venv/dev
 	.venv/release/bin/pip check
 	cd .venv/release && bin/bookwheel demo
 
-# ARGS=--upgrade takes newer versions. torch, faiss-gpu and what they alone want stay out: the machine decides between builds.
+# ARGS=--upgrade takes newer versions. torch, faiss-gpu and their own requirements are not locked, because their builds depend on
+# the machine.
 lock: .venv/dev
 	$(BIN)/pip install --quiet uv
 	printf '%s\n' torch faiss-gpu | $(BIN)/uv pip compile --quiet pyproject.toml --all-extras --universal --generate-hashes --no-annotate \
@@ -103,7 +108,7 @@ up: .venv/dev
 down: .venv/dev
 	$(BIN)/python -m flows.machine.local down
 
-# numba keeps compiled code by file: needed after a change of a function that another file calls.
+# numba caches compiled code by file, so run this after changing a compiled function that another file calls.
 clean-compiled:
 	find rag_model -name '*.nb[ci]' -delete
 
@@ -128,13 +133,13 @@ clean:
 
 install_into = $(if $(UV),$(1)/bin/uv pip install --python $(1)/bin/python,$(1)/bin/pip install) --quiet
 
-# Install this project, editable, with these extras; the lock holds what all extras want.
+# Install this project, editable, with these extras; the lock file holds the requirements of all extras.
 define packages
 $(if $(LOCKED),$(call install_into,.venv) --require-hashes --no-deps --requirement requirements.lock)
 $(call install_into,.venv) $(if $(LOCKED),--no-deps )--editable '.[$(1)]'
 endef
 
-# Without a GPU the CPU build of torch will do: where pip would bring CUDA's libraries (gigabytes), uv knows the CPU builds.
+# Without a GPU the CPU build of torch suffices. Where pip would download CUDA's libraries (gigabytes), uv finds the CPU build.
 define environment
 $(PYTHON) -m venv $(1)
 $(1)/bin/pip install --quiet --upgrade pip $(if $(UV),uv)

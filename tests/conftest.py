@@ -10,6 +10,7 @@ import secrets
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -27,11 +28,11 @@ from rag_model.process import ChildWorker
 from rag_model.store.objects.s3 import S3
 from tests.benchmarks.s3_server import environment_of, run_seaweed
 
-settings.register_profile("bookwheel", deadline=None)  # no test is about time
+settings.register_profile("bookwheel", deadline=None)  # the machine's pace does not matter
 settings.load_profile("bookwheel")
 
-# rouge-score logs through absl, whose handler keeps the stderr that it was imported under, pytest's, and closes it when
-# Prefect sets up its logging: the worker's output is gone, and all its later tests fail.
+# rouge-score logs through absl, whose handler keeps the stderr of the import, which is pytest's, and closes it when
+# Prefect configures logging. The worker would have no output, and all its later tests would fail.
 absl_logging.get_absl_handler().python_handler.stream = sys.__stderr__
 
 pytest_plugins = [
@@ -46,26 +47,32 @@ ROOT = Path(__file__).parents[1]
 DUMP = "test/test_data/enwiki-latest-pages-articles1.xml-p000000010p000030302-shortened.bz2"
 
 
-def pytest_configure() -> None:
-    """Look for garbage seldom: to read all tests and what they import makes millions of objects, and drops few."""
+def pytest_configure(config: pytest.Config) -> None:
+    """Collect garbage rarely, since collecting the tests creates millions of objects and drops few, and keep the
+    results of flow runs out of the user's home.
+    """
     gc.set_threshold(50_000)
+    if not hasattr(config, "workerinput"):  # workers inherit the variable
+        prefect_home = tempfile.TemporaryDirectory(prefix="prefect-home-")
+        os.environ["PREFECT_HOME"] = prefect_home.name
+        config.add_cleanup(prefect_home.cleanup)
 
 
 def pytest_make_parametrize_id(val: Any, argname: str) -> str | None:
-    """Name a long text by its argument: each worker sends the names of all tests, and one text has nine megabytes."""
+    """Name a long text by its argument, because each worker sends all names and a text may have 9 MB."""
     return argname if isinstance(val, str | bytes) and len(val) > 500 else None
 
 
 def pytest_collection_finish() -> None:
-    """Leave what was made by then, which stays to the end, out of every later look, and of those at the end."""
+    """Exclude the objects that exist by now, which live until the end, from later garbage collections."""
     gc.freeze()
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep the tests of a file on one worker, which then makes the file's fixtures once; long files come first.
+    """Run the tests of a file on one worker, so that the file's fixtures are created once; long files come first.
 
-    A worker that is free takes the next file or group: a long one among the last would leave the other workers idle.
+    A free worker takes the next file or group, so a long one at the end would leave the other workers idle.
     """
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     tests = Counter(item.path for item in items)
@@ -73,7 +80,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: (item.path not in slow, -tests[item.path]))
     for item in items:
         if item.get_closest_marker("xdist_group") is None:
-            has_server = "prefect_url" in getattr(item, "fixturenames", ())  # it takes seconds to start: once is enough
+            has_server = "prefect_url" in getattr(item, "fixturenames", ())  # the server takes seconds to start
             item.add_marker(pytest.mark.xdist_group("server" if has_server else groups[item.path]))
 
 
@@ -85,12 +92,14 @@ def _package_folder(name: str) -> Path:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def hurried(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Time each search of a measured index once, and probe a bucket with one race of two writers, not with more.
+def shorten_waits(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Leave out repetitions and waits that most tests do not need.
 
-    SeaweedFS lets each writer that lost a race wait for a second; one test probes it with all writers. Nothing that is
-    written here has to outlive the machine, and a build waits for the disk a hundred times. Each new HTTP client reads
-    all trusted certificates, which takes 30 ms; here one is trusted.
+    * SeaweedFS makes each writer that loses a race wait for a second, so a bucket is probed with one race of two
+      writers. One test probes it with all of them.
+    * A build calls `fsync` a hundred times, but files of tests need not survive a power failure.
+    * A new HTTP client reads all trusted certificates in 30 ms, so only one is trusted.
+    * Each search of a measured index is timed once.
     """
     certificate = tmp_path_factory.mktemp("trust") / "one.pem"
     certificate.write_text("".join(Path(certifi.where()).read_text().partition("END CERTIFICATE-----\n")[:2]))
@@ -109,7 +118,7 @@ _template_child = ChildWorker(chat_template.__name__, None, memory=chat_template
 
 
 def _call_shared_child(module: str, value: Any, *, seconds: float, memory: int) -> Any:
-    """Render a chat template in one child for all of them, because the start of each takes most of a second."""
+    """Render all chat templates in one child process, because each start takes most of a second."""
     return _template_child.call(value, seconds)
 
 
@@ -124,17 +133,17 @@ def mini_dump(demo_dump: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
     """The first 40 pages of the real extract: 3 articles, 37 redirects, 247 passages in 2 parts."""
     path = tmp_path_factory.mktemp("mini") / "mini.xml.bz2"
     with bz2.open(demo_dump) as dump:
-        pages = dump.read(500_000).split(b"</page>\n")[:40]  # the whole has 6 MB
+        pages = dump.read(500_000).split(b"</page>\n")[:40]  # the whole extract has 6 MB
     path.write_bytes(bz2.compress(b"</page>\n".join([*pages, b"</mediawiki>\n"])))
     return path
 
 
 @pytest.fixture(scope="session")
 def make_multistream(demo_dump: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
-    """Return a function that writes a dump as Wikimedia does: bz2 streams end to end, an offset index beside.
+    """Return a function that writes a dump as Wikimedia does: concatenated bz2 streams and an offset index.
 
-    `make(folder, source=demo_dump, pages_a_stream=20, copies=1, files=1)` returns the path of the dump, or of
-    several `files` a glob. `copies` repeats the pages under new ids, for a larger dump.
+    `make(folder, source=demo_dump, pages_a_stream=20, copies=1, files=1)` returns the path of the dump, or a glob
+    if there are several `files`. `copies` repeats the pages under new ids, for a larger dump.
     """
     folder_by_settings: dict[tuple[int, int, int, int], Path] = {}  # compressing is slow, copying is not
 
@@ -186,7 +195,7 @@ def _write_multistream(
 
 
 def _cut_export(source: Path, copies: int) -> tuple[bytes, list[tuple[int, str, bytes]], bytes]:
-    """Return what stands before the pages, the pages as (id, title, XML), and what stands after them."""
+    """Return the XML before the pages, the pages as (id, title, XML), and the XML after them."""
     xml = bz2.decompress(source.read_bytes()) if source.suffix == ".bz2" else source.read_bytes()
     pattern = re.compile(rb"\s*<page>\s*<title>(.*?)</title>.*?<id>(\d+)</id>.*?</page>\n?", re.DOTALL)
     matches = list(pattern.finditer(xml))
@@ -216,14 +225,14 @@ def s3_endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def s3_bucket() -> Callable[[str], AbstractContextManager[str]]:
-    """Give an unused `s3://` URL on an endpoint; within the block this process and its children reach it."""
+    """Return a context manager that yields an unused `s3://` URL and sets the endpoint in the environment."""
 
     @contextmanager
     def bucket(endpoint: str) -> Iterator[str]:
         with pytest.MonkeyPatch.context() as environment:
             for name, value in environment_of(endpoint).items():
                 environment.setenv(name, value)
-            S3.clear_instance_cache()  # it remembers clients of other endpoints
+            S3.clear_instance_cache()  # it holds clients of other endpoints
             s3fs.S3FileSystem.clear_instance_cache()
             s3fs.S3FileSystem().makedirs("bookwheel-tests", exist_ok=True)
             yield f"s3://bookwheel-tests/{secrets.token_hex(4)}"
@@ -235,21 +244,21 @@ def s3_bucket() -> Callable[[str], AbstractContextManager[str]]:
 
 @pytest.fixture(scope="class")
 def s3_store_url(s3_endpoint: str, s3_bucket: Callable[[str], AbstractContextManager[str]]) -> Iterator[str]:
-    """An unused `s3://` URL on the real server, the environment set so that it is reached."""
+    """An unused `s3://` URL on the real server, with the endpoint set in the environment."""
     with s3_bucket(s3_endpoint) as url:
         yield url
 
 
 @pytest.fixture
 def on_a_disk_of() -> Callable[[str, Path], list[str]]:
-    """Return the words before a command that give it a disk of a size at a folder, in a namespace of its own."""
+    """Return a function that returns the prefix of a command which mounts a small disk at a folder for it alone."""
 
-    def within(size: str, folder: Path) -> list[str]:
+    def build_prefix(size: str, folder: Path) -> list[str]:
         folder.mkdir(exist_ok=True)
-        mounted = f"mount -t tmpfs -o size={size} none '{folder}' && "
-        words = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c"]
-        if not shutil.which("unshare") or subprocess.run([*words, f"{mounted} true"], check=False).returncode:
-            pytest.skip("this kernel gives no namespace to mount a small disk in; another test still runs")
-        return [*words, mounted + 'exec "$0" "$@"']
+        mount_disk = f"mount -t tmpfs -o size={size} none '{folder}' && "
+        prefix = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c"]
+        if not shutil.which("unshare") or subprocess.run([*prefix, f"{mount_disk} true"], check=False).returncode:
+            pytest.skip("this kernel has no user namespaces, in which a small disk could be mounted")
+        return [*prefix, mount_disk + 'exec "$0" "$@"']
 
-    return within
+    return build_prefix

@@ -75,7 +75,11 @@ def test_workers_score_as_one_process_does(store: Store, generator: Any) -> None
     messages = list[tuple[int, int]]()
     worker_runner = partial(corpus.run, launch=Launch.new(store.url, ["--runner=FnApiRunner"]))
     scores = score_answers(store, lambda: generator, "a", EXAMPLES, worker_runner, lambda *step: messages.append(step))
-    assert scores == [score_example(generator, example) for example in EXAMPLES]
+    expected = [score_example(generator, example) for example in EXAMPLES]
+    for example_scores, expected_scores in zip(scores, expected, strict=True):
+        assert example_scores.tokens == expected_scores.tokens
+        # The last digits depend on how memory is aligned.
+        assert example_scores.log_p == pytest.approx(expected_scores.log_p, 1e-5)
     assert messages[-1] == (2, 2)
     store.memo = replace(store.memo, can_produce=False)
     assert score_answers(store, lambda: generator, "a", EXAMPLES) == scores
@@ -131,7 +135,10 @@ def test_workers_judge_as_one_process_does(store: Store, generator: Any, choices
     assert [(example, passages) for example, passages, _ in judged] == pairs
     for (example, passages), (_, _, verdicts) in zip(pairs, judged, strict=True):
         batches = passages[:8], passages[8:]
-        assert verdicts == [verdict for batch in batches for verdict in judge_passages(judge, example.question, batch)]
+        expected = [verdict for batch in batches for verdict in judge_passages(judge, example.question, batch)]
+        assert [verdict.right for verdict in verdicts] == [verdict.right for verdict in expected]
+        # The last digits depend on how memory is aligned.
+        assert [verdict.log_p for verdict in verdicts] == pytest.approx([verdict.log_p for verdict in expected], 1e-5)
     assert len([*store.files.list_names("memo/judge")]) == 2
     store.memo = replace(store.memo, can_produce=False)
     assert [*iter_judged_examples(store, pairs, gold, settings, lambda: generator, block)] == judged
