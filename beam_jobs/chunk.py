@@ -340,7 +340,7 @@ def plan_chunk_tasks(
             part,
             plan.siteinfo,
             chunker.recipe,
-            parent.find_chunked(part),
+            parent.find_chunked_parts(part),
             select_pages(part.kind, part.first_page, part.last_page, removed_pages),
             chunker.files,
             tables,

@@ -169,7 +169,9 @@ def explain(
         for task in plan_chunk_tasks(store, plan, chunker, parent, tables):
             chunk_result = lookup.look_up_passages(task, load_page_table(scratch_store, task))
             for name, stored_encoder in encoders.items():
-                lookup.look_up_vectors(name, chunk_result, parent.find_encoded(task.part, stored_encoder.space.digest))
+                lookup.look_up_vectors(
+                    name, chunk_result, parent.find_encoded_parts(task.part, stored_encoder.space.digest)
+                )
     dimension_by_representation = {name: stored_encoder.space.dim for name, stored_encoder in encoders.items()}
     plans = plan_indexes(
         recipe.index, lookup.chunk_results, dimension_by_representation, worker_memory(beam_options), parent

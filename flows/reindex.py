@@ -28,8 +28,8 @@ from rag_model.snapshots.content import assemble_content, build_commits_provenan
 from rag_model.snapshots.encoding import StoredChunker, StoredEncoder, store_chunker, store_encoder
 from rag_model.snapshots.parent import Parent
 from rag_model.snapshots.planning import (
-    describe_missing_items,
     describe_missing_prose,
+    describe_missing_wikidata,
     plan_dry_run,
     plan_indexes,
     plan_parts,
@@ -168,7 +168,7 @@ def read_tables(
     """Read the wiki's templates, with which articles are expanded, and the redirects and Wikidata
     items that the recipe requests.
     """
-    if advice := describe_missing_items(dump, plan, recipe):
+    if advice := describe_missing_wikidata(dump, plan, recipe):
         on_progress.say(advice)
     return chunk.run_table_jobs(store, plan, dump, recipe.chunk.metadata, launch, on_progress)
 
@@ -202,7 +202,7 @@ def embed_parts(
 ) -> list[EmbedResult]:
     """Encode the passages of every part; unchanged passages keep the vectors of the parent."""
     tasks = [
-        EmbedTask.of(chunk_result, encoder, dtype, parent.find_encoded(part, encoder.space.digest))
+        EmbedTask.of(chunk_result, encoder, dtype, parent.find_encoded_parts(part, encoder.space.digest))
         for part, chunk_result in zip(plan.parts, passages, strict=True)
     ]
     if sentence := embed.describe_requests(encoder, passages, sum(task.new_passages for task in tasks)):

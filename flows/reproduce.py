@@ -58,7 +58,7 @@ from rag_model.process import format_bytes, temporary_folder
 from rag_model.reading.model import resolve_model_id
 from rag_model.resources import PASSAGE_TOKENS, PROMPT_TOKENS, QUESTION_TOKENS, WorkEstimate
 from rag_model.resources.estimates import (
-    estimate_build_of,
+    estimate_build_for_architecture,
     estimate_passages,
     estimate_query_seconds,
     estimate_row_bytes,
@@ -204,7 +204,11 @@ def estimate_library(plan: ReproductionPlan, name: str) -> WorkEstimate:
     library, n_passages = plan.reproduction.library[name], _count_passages(plan, name)
     architecture, d = _read_encoder_sizes(plan, library)
     indexes = plan.reproduction.select_indexes(name, plan.rows)
-    estimate = estimate_build_of(n_passages, architecture, d, indexes, None) if d else WorkEstimate({}, {"chunk": 0})
+    estimate = (
+        estimate_build_for_architecture(n_passages, architecture, d, indexes, None)
+        if d
+        else WorkEstimate({}, {"chunk": 0})
+    )
     operations, row_bytes = estimate.operations, estimate_row_bytes("text", 0) + estimate_row_bytes("vectors", d)
     representation_names = library.recipe.list_representations()
     for representation, extra_representation in library.recipe.represent.items():

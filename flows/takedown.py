@@ -64,7 +64,7 @@ from rag_model.snapshots.takedown import (
     choose_wiki,
     list_part_blobs,
     list_parts_to_redact,
-    list_unsigned,
+    list_unsigned_replacements,
     replace_redacted_parts,
     take_down_everywhere,
 )
@@ -110,7 +110,7 @@ def takedown(
         replacements,
         result.moves,
         tuple(sorted(waiting_ids)),
-        list_unsigned(opened_store, replacements.values()),
+        list_unsigned_replacements(opened_store, replacements.values()),
         result.evaluations,
     )
 

@@ -151,8 +151,9 @@ class Client:
         return self._request("search", SearchReply, _encode_body(questions, k, retriever))
 
     def answer(self, questions: Sequence[str], k: int | None = None, retriever: str | None = None) -> AnswerReply:
-        """Let the service's model answer each question from its best `k` passages; None: as in
-        training.
+        """Let the service's model answer each question from its best `k` passages.
+
+        If `k` is None, it is the number of passages that the model was trained with.
 
         Raises:
             UsageError: The service has no model, or refuses the request or the token.
@@ -161,7 +162,7 @@ class Client:
         return self._request("answer", AnswerReply, _encode_body(questions, k, retriever))
 
     def snapshot(self) -> SnapshotReply:
-        """Return which snapshot is served, and which version was refused, if any.
+        """Return the served snapshot, and the version that was refused, if any.
 
         Raises:
             UsageError: The service refuses the token.
@@ -236,8 +237,9 @@ class Client:
             return UsageError(f"{url} requires one of its tokens: give Client a token, or set {TOKEN_VARIABLE}")
         if detail and status in _CLIENT_ERRORS:
             return UsageError(detail)
-        tries = f" in {_format_tries(attempts)}" if status in RETRY_STATUSES else ""
-        return ServiceError(f"{url} replied with {status}{tries}: {detail or 'it gives no reason; check the address'}")
+        tries_text = f" in {_format_tries(attempts)}" if status in RETRY_STATUSES else ""
+        reason = detail or "it gives no reason; check the address"
+        return ServiceError(f"{url} replied with {status}{tries_text}: {reason}")
 
     def _create_connection_error(self, error: httpx.RequestError, attempts: int) -> ServiceError:
         if isinstance(error, httpx.ReadTimeout):

@@ -19,7 +19,7 @@ from rag_model.retrieve.hits import (
 )
 
 _Record = TypeVar("_Record")
-_ONE_PROMPT = "If the model reads all passages in one prompt."
+_ONE_PROMPT = "Only if the model reads all passages in one prompt."
 _OMITTABLE = "omittable"  # marks a field that some replies omit
 
 
@@ -59,10 +59,10 @@ class AnswerToken:
 class AnswerUsage:
     """The cost of an answer."""
 
-    prompt_tokens: Annotated[int, "Tokens read; of all contexts if passages are marginalised."]
-    new_tokens: Annotated[int, "Tokens written."]
-    cost: Annotated[float | None, "In the currency of the given prices; null: no prices are known."]
-    estimated: Annotated[bool, "The endpoint reported no tokens, so they were counted here."]
+    prompt_tokens: Annotated[int, "Number of tokens read, in all contexts if passages are marginalised."]
+    new_tokens: Annotated[int, "Number of tokens written."]
+    cost: Annotated[float | None, "Cost in the currency of the given prices; null: no prices are known."]
+    estimated: Annotated[bool, "Whether the service counted the tokens, because the endpoint did not."]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +73,11 @@ class AnswerExcerpt:
     title: str
     section: str
     url: Annotated[str, "Address of the article's revision."]
-    places: Annotated[tuple[int, ...], "Indexes of its passages in the answer's `passages`, from 0."]
-    text: Annotated[str, "As the model read it."]
-    revision: Annotated[int, "Of the article; 0 if the source has none."] = 0
+    places: Annotated[tuple[int, ...], "Positions of its passages in the answer's `passages`, from 0."]
+    text: Annotated[str, "The text, as the model read it."]
+    revision: Annotated[int, "Id of the article's revision; 0 if the source has none."] = 0
     revised: Annotated[str | None, "Time of the revision, ISO 8601 in UTC; null: unknown."] = None
-    cut: Annotated[bool, "Its end was cut off, to fit into the prompt."] = False
+    cut: Annotated[bool, "Whether the end of the text was cut off, to fit into the prompt."] = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +85,8 @@ class AnswerStatement:
     """One sentence of an answer."""
 
     text: str
-    cited: Annotated[tuple[int, ...], "Numbers of the context."]
-    unknown: Annotated[tuple[int, ...], "Cited numbers that the context does not have."]
+    cited: Annotated[tuple[int, ...], "Numbers of the excerpts that the sentence cites."]
+    unknown: Annotated[tuple[int, ...], "Cited numbers that no excerpt has."]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class AnswerConfidence:
     """The confidence of an answer."""
 
     signal: Annotated[str, "The kind of score: likelihood, retrieval or passages."]
-    score: Annotated[float | None, "Larger is surer; null: minus infinity."]
+    score: Annotated[float | None, "A larger score is more confident; null: minus infinity."]
     least: Annotated[float, "The threshold; below it no answer is given."]
 
 
@@ -103,7 +103,7 @@ class AnswerRoute:
     """The score by which the reader `auto` chose between the model's weights and the passages."""
 
     signal: Annotated[str, "The kind of score: weights or difference."]
-    score: Annotated[float | None, "Nats a token; null: an answer is empty, or its probability is 0."]
+    score: Annotated[float | None, "Score in nats per token; null: an answer is empty, or its probability is 0."]
     least: Annotated[float | None, "The weights answer if the score is at least this; null: never."]
 
 
@@ -111,8 +111,8 @@ class AnswerRoute:
 class ReportedProblem:
     """The reason why a model gave no answer, or a doubtful one."""
 
-    kind: Annotated[str, "reasoning, refused, filtered, tool_call, empty or prompt_truncated."]
-    message: Annotated[str, "One sentence."]
+    kind: Annotated[str, "One of reasoning, refused, filtered, tool_call, empty and prompt_truncated."]
+    message: Annotated[str, "The problem, in one sentence."]
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,25 +120,25 @@ class AnsweredQuestion:
     """One question and its answer."""
 
     question: str
-    answer: Annotated[str, "May be empty."]
-    ended: Annotated[bool, "False: truncated at the maximum length."]
+    answer: Annotated[str, "The answer; it may be empty."]
+    ended: Annotated[bool, "Whether the answer is complete; false: truncated at the maximum length."]
     log_likelihood: Annotated[float | None, "log p(y|x) in nats; null: not finite or unknown."]
     passages: tuple[ReadHit, ...]
-    context: Annotated[tuple[AnswerExcerpt, ...], _ONE_PROMPT, _OMITTABLE] = ()
+    context: Annotated[tuple[AnswerExcerpt, ...], "The excerpts in the prompt. " + _ONE_PROMPT, _OMITTABLE] = ()
     citations: Annotated[
-        tuple[int, ...], "Numbers of the context that the answer cites. " + _ONE_PROMPT, _OMITTABLE
+        tuple[int, ...], "Numbers of the excerpts that the answer cites. " + _ONE_PROMPT, _OMITTABLE
     ] = ()
-    tokens: Annotated[tuple[AnswerToken, ...], "Of a RAG-Token model."] = ()
-    statements: Annotated[tuple[AnswerStatement, ...], _ONE_PROMPT, _OMITTABLE] = ()
-    usage: Annotated[AnswerUsage | None, "If tokens were counted.", _OMITTABLE] = None
-    confidence: Annotated[AnswerConfidence | None, "If the service has a threshold.", _OMITTABLE] = None
-    abstained: Annotated[bool | None, "The confidence is below the service's threshold.", _OMITTABLE] = None
+    tokens: Annotated[tuple[AnswerToken, ...], "The answer's tokens, of a RAG-Token model."] = ()
+    statements: Annotated[tuple[AnswerStatement, ...], "The sentences of the answer. " + _ONE_PROMPT, _OMITTABLE] = ()
+    usage: Annotated[AnswerUsage | None, "The cost of the answer, if tokens were counted.", _OMITTABLE] = None
+    confidence: Annotated[AnswerConfidence | None, "Only if the service has a threshold.", _OMITTABLE] = None
+    abstained: Annotated[bool | None, "Whether the confidence is below the service's threshold.", _OMITTABLE] = None
     problem: Annotated[ReportedProblem | None, "Why the answer is empty or doubtful.", _OMITTABLE] = None
     memory: Annotated[str | None, "The answer is from `weights` or `passages`; null: no answer.", _OMITTABLE] = None
-    route: Annotated[AnswerRoute | None, "If the reader chooses the memory.", _OMITTABLE] = None
-    closed_book_log_likelihood: Annotated[float | None, "Of the same answer without passages, in nats.", _OMITTABLE] = (
-        None
-    )
+    route: Annotated[AnswerRoute | None, "Only if the reader chooses the memory.", _OMITTABLE] = None
+    closed_book_log_likelihood: Annotated[
+        float | None, "Log-likelihood of the same answer without passages, in nats.", _OMITTABLE
+    ] = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,10 +156,10 @@ class RefusedVersion:
 
     number: int
     snapshot: str
-    reason: Annotated[str, "One sentence."]
-    at: Annotated[str, "ISO 8601 in UTC."]
+    reason: Annotated[str, "Why it was refused, in one sentence."]
+    at: Annotated[str, "Time of the refusal, ISO 8601 in UTC."]
     tries: int
-    final: Annotated[bool, "No retry before the ref moves."]
+    final: Annotated[bool, "Whether the service tries it again only after the ref has moved."]
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,8 +175,8 @@ class SnapshotReply:
     retrievers: Annotated[tuple[str, ...], "Configured retrievers; the first is the default."]
     model: str | None
     refused: RefusedVersion | None
-    store_problem: Annotated[str | None, "Why the last poll of the store failed."]
-    explanations: Annotated[tuple[str, ...], "One line on each of the retrievers."] = ()
+    store_problem: Annotated[str | None, "Why the last poll of the store failed; null: it succeeded."]
+    explanations: Annotated[tuple[str, ...], "A description of each retriever, in one line."] = ()
     kinds: Annotated[tuple[str, ...], "Kinds of passages, for `where`; empty: only prose."] = ()
     notes: Annotated[tuple[str, ...], "Indexes that do not fit into the service's memory, with the recall lost."] = ()
 

@@ -38,7 +38,7 @@ class BookwheelRetriever(BaseRetriever):
     retriever: str | None = Field(None, description="Retriever expression, such as `rrf(hnsw, bm25)`.")
     encoder: str | None = Field(None, description="Question encoder instead of the snapshot's.")
     k: int | None = Field(
-        None, ge=1, description="Passages a query; by default 5, or all passages of a smaller snapshot."
+        None, ge=1, description="Passages per query; by default 5, or all passages of a smaller snapshot."
     )
     search_metadata: bool = Field(
         False,
@@ -52,7 +52,7 @@ class BookwheelRetriever(BaseRetriever):
             UsageError: For the same reasons as `SourceSettings`.
         """
         super().model_post_init(context)
-        _ = self.source
+        _ = self.source  # creating the settings checks them
 
     @cached_property
     def source(self) -> LazySource:

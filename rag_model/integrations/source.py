@@ -7,7 +7,6 @@ the first query. Heavy modules (faiss, torch, httpx) are imported only when a so
 import threading
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
     from rag_model.retrieve.retriever import SnapshotRetriever
 
 _SEARCH_METADATA = ("rank", "score", "legs")  # fields that differ between searches
+# The sources to which a setting applies.
 _SOURCES_BY_SETTING = {"ref": ["store"], "dest": ["store"], "token": ["service"], "encoder": ["store", "folder"]}
 
 
@@ -185,10 +185,7 @@ def open_source(settings: SourceSettings) -> PassageSource:
 
         return ServiceSource(Client(settings.service, settings.token), settings.retriever)
     if settings.dest:
-        # imports faiss and torch, and this module
-        source_module: Any = import_module("rag_model.integrations.source")
-        passage_source: PassageSource = source_module.open_following_source(settings)
-        return passage_source
+        return open_following_source(settings)
     return _open_snapshot_source(settings)
 
 

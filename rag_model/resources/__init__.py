@@ -59,7 +59,7 @@ class WorkEstimate:
     """The estimated work of a run."""
 
     sizes: Mapping[str, str]  # sizes of the inputs by name, as text for users
-    stages: Mapping[str, int]  # bytes of one task by stage, without the process itself
+    stages: Mapping[str, int]  # memory of one task in bytes, by stage, without the process itself
     operations: float = 0.0  # floating-point operations that a GPU can execute
     seconds: float = 0.0  # seconds of one core for all other work
     disk: int = 0  # bytes on disk, without the store
@@ -68,7 +68,7 @@ class WorkEstimate:
     workers: bool = False
 
     def compute_stage_memory(self, cores: int) -> dict[str, int]:
-        """Return the bytes of each stage on `cores` cores, including the flow's process."""
+        """Return the memory of each stage in bytes on `cores` cores, with the flow's process."""
         n_tasks = cores if self.workers else 1
         return {
             stage: PROCESS_BYTES + stage_bytes * (1 if stage in _SINGLE_TASK_STAGES else n_tasks)
@@ -86,13 +86,13 @@ class WorkEstimate:
 
 @dataclass(frozen=True, slots=True)
 class RunResources:
-    """The resources of a run, and its work."""
+    """The resources of a run, with its work and its duration."""
 
     work: WorkEstimate
     memory: int  # bytes of launcher and workers together
     cores: int
     gpus: int
-    hours: float
+    hours: float  # estimated duration
 
 
 def choose_resources(work: WorkEstimate, limits: RunLimits, hours: float) -> RunResources:

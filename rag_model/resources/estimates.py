@@ -35,7 +35,7 @@ from rag_model.resources import (
 )
 from rag_model.retrieve.expression import Call, Node, Word
 from rag_model.retrieve.factory import plan_retriever
-from rag_model.retrieve.rerank import MAX_MAXSIM_DEPTH, MAXSIM_DEPTH
+from rag_model.retrieve.rerank import DEFAULT_MAXSIM_DEPTH, MAX_MAXSIM_DEPTH
 from rag_model.store.store import Store
 from rag_model.store.versions.manifest import EXACT
 from rag_model.store.versions.model_manifest import GENERATOR, QUESTION
@@ -66,12 +66,12 @@ _COMPARE_RATE, _DECODE_SECONDS = 7e10, 1e-4
 _REMOTE_GENERATOR = Architecture(parameters=0, layers=0, hidden=0, heads=0, vocabulary=0)
 
 
-def estimate_passages(dump: str, words: int, limit: int | None = None) -> int:
+def estimate_passages(dump: str, max_words: int, limit: int | None = None) -> int:
     """Return an approximate upper bound of the number of passages.
 
     Args:
         dump: URL, path or glob, as for `reindex`.
-        words: maximum words of a passage.
+        max_words: maximum words of a passage.
         limit: maximum number of articles.
 
     Raises:
@@ -88,7 +88,7 @@ def estimate_passages(dump: str, words: int, limit: int | None = None) -> int:
     )
     if limit is not None:
         n_passages = min(n_passages, limit * _PASSAGES_PER_ARTICLE)
-    return max(1, ceil(n_passages * DEFAULT_MAX_WORDS / words))
+    return max(1, ceil(n_passages * DEFAULT_MAX_WORDS / max_words))
 
 
 def estimate_row_bytes(represents: str, d: int) -> int:
@@ -111,13 +111,18 @@ SECONDS_ERROR = {"hnsw": 0.12}
 
 
 def estimate_stage_seconds(plan: IndexPlan, d: int = 0) -> dict[str, float]:
-    """Return the seconds of one core by stage, for vectors of `d` components (0 for text indexes).
+    """Return the seconds that each stage takes on one core, for vectors of `d` components (0 for
+    text indexes).
 
     The rates were measured on one processor with AVX512; other processors may need twice the time.
     """
     kind, tasks_by_stage = get_kind(plan.kind), {"train": 1, "scatter": 1, "shard": plan.shards, "merge": 1}
     input_bytes = plan.n * estimate_row_bytes(kind.represents, d)
-    return {stage: n * kind.seconds(plan, stage, plan.n // n, input_bytes) for stage, n in tasks_by_stage.items() if n}
+    return {
+        stage: n_tasks * kind.seconds(plan, stage, plan.n // n_tasks, input_bytes)
+        for stage, n_tasks in tasks_by_stage.items()
+        if n_tasks
+    }
 
 
 def estimate_query_seconds(tree: Node, n_passages: int, d: int, token_indexes: Collection[str]) -> float:
@@ -134,19 +139,20 @@ def estimate_query_seconds(tree: Node, n_passages: int, d: int, token_indexes: C
     Raises:
         UsageError: the number of passages of a `maxsim` call is invalid.
     """
-    n_scored_passages, passage_operations = 0, QUESTION_TOKENS * TOKENS_PER_PASSAGE * 2.0 * DIM
+    n_scored_passages = 0
+    maxsim_operations = QUESTION_TOKENS * TOKENS_PER_PASSAGE * 2.0 * DIM  # per passage
     if isinstance(tree, Word):
         name = tree.split_depth()[0]
         if name in token_indexes:
-            return n_passages * passage_operations / _COMPARE_RATE
+            return n_passages * maxsim_operations / _COMPARE_RATE
         return 2.0 * d * n_passages / _COMPARE_RATE if name == EXACT else 0.0
     if not isinstance(tree, Call):
         return 0.0
     child_nodes = tree.arguments
     if tree.name == "maxsim":
-        n_scored_passages = min(n_passages, tree.get_int(2, MAXSIM_DEPTH, 1, MAX_MAXSIM_DEPTH))
+        n_scored_passages = min(n_passages, tree.get_int(2, DEFAULT_MAXSIM_DEPTH, 1, MAX_MAXSIM_DEPTH))
         child_nodes = child_nodes[:1]
-    seconds = n_scored_passages * (passage_operations / _COMPARE_RATE + _DECODE_SECONDS)
+    seconds = n_scored_passages * (maxsim_operations / _COMPARE_RATE + _DECODE_SECONDS)
     return seconds + sum(estimate_query_seconds(child_node, n_passages, d, token_indexes) for child_node in child_nodes)
 
 
@@ -172,13 +178,13 @@ def estimate_build(
     """
     model = read_architecture(encoder)
     d = read_encoder_spec(encoder, settings).truncate_dim or (read_dim(encoder) if model.layers else model.hidden)
-    return estimate_build_of(n_passages, model, d, indexes, memory)
+    return estimate_build_for_architecture(n_passages, model, d, indexes, memory)
 
 
-def estimate_build_of(
+def estimate_build_for_architecture(
     n_passages: int, architecture: Architecture, d: int, indexes: Mapping[str, IndexRecipe], memory: int | None
 ) -> WorkEstimate:
-    """Estimate the work of a build with an encoder of these sizes and `d` dimensions.
+    """Estimate the work of a build with an encoder of the given architecture and `d` dimensions.
 
     Raises:
         ResourceError: An index does not fit into memory; the message proposes one that does.

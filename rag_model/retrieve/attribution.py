@@ -13,11 +13,11 @@ from urllib.parse import quote
 
 from rag_model.corpus.records import Passage
 
-UNKNOWN = "unknown"  # the licence if neither the wiki's host nor the user determines it
+UNKNOWN_LICENCE = "unknown"  # the licence if neither the wiki's host nor the user determines it
 _URL = re.compile(r"(https?://[\w.:-]+)((?:/[^\s?#]*)?)(?:[?#]\S*)?")
 # All other characters are escaped, so that a text shows where its URL ends.
 _UNESCAPED_PATH_CHARACTERS = "/%:@!$&*+,;=~"
-_DEED_URLS = {  # summary of each licence
+_DEED_URLS = {  # Creative Commons' summary of each licence
     "CC BY-SA 4.0": "https://creativecommons.org/licenses/by-sa/4.0/",
     "CC BY-SA 3.0": "https://creativecommons.org/licenses/by-sa/3.0/",
     "CC BY 4.0": "https://creativecommons.org/licenses/by/4.0/",
@@ -39,10 +39,10 @@ _WIKIMEDIA_HOST = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Attribution:
-    """The wiki that the passages of a snapshot come from."""
+    """The wiki that the passages of a snapshot come from, and its licence."""
 
     script: str  # URL such as https://en.wikipedia.org/w/index.php; empty if articles have no URL
-    licence: str  # licence, such as CC BY-SA 4.0, or `UNKNOWN`
+    licence: str  # licence, such as CC BY-SA 4.0, or `UNKNOWN_LICENCE`
 
     @classmethod
     def from_corpus(cls, corpus: Mapping[str, Any]) -> Self:
@@ -51,11 +51,11 @@ class Attribution:
         """
         return cls(find_script_url(str(corpus.get("base") or "")), str(corpus.get("licence") or ""))
 
-    def url(self, passage: Passage) -> str:
+    def build_url(self, passage: Passage) -> str:
         """Return the URL of the revision that the passage comes from, or an empty string."""
         return f"{self.script}?oldid={passage.rev_id}" if self.script and passage.rev_id else ""
 
-    def credit_line(self, passage: Passage) -> str:
+    def build_credit_line(self, passage: Passage) -> str:
         """Return a line with title, revision, authors, licence and changes; empty if there is no
         licence.
         """
@@ -63,7 +63,7 @@ class Attribution:
             return ""
         deed_url = _DEED_URLS.get(self.licence)
         licence = f"{self.licence} ({deed_url})" if deed_url else describe_licence(self.licence)
-        url = self.url(passage)
+        url = self.build_url(passage)
         if not url:
             return f"“{passage.title}”, {licence}; excerpt"
         history_url = f"{self.script}?curid={passage.page_id}&action=history"
@@ -73,13 +73,14 @@ class Attribution:
 
 def describe_licence(licence: str) -> str:
     """Return the name of a licence, or "licence unknown"."""
-    return "licence unknown" if licence == UNKNOWN else licence
+    return "licence unknown" if licence == UNKNOWN_LICENCE else licence
 
 
 def find_licence(base: str) -> str:
     """Return the licence of a wiki's articles, given the URL of its main page.
 
-    The result is `UNKNOWN` except for wikis of Wikimedia, since a dump does not name its licence.
+    The result is `UNKNOWN_LICENCE` except for wikis of Wikimedia, since a dump does not name its
+    licence.
 
     >>> find_licence("https://de.wikipedia.org/wiki/Wikipedia:Hauptseite")
     'CC BY-SA 4.0'
@@ -87,7 +88,7 @@ def find_licence(base: str) -> str:
     url_match = _URL.fullmatch(base)
     host = url_match[1].partition("://")[2].lower() if url_match else ""
     licences = (licence for host_pattern, licence in _WIKIMEDIA_LICENCES.items() if re.fullmatch(host_pattern, host))
-    return next(licences, UNKNOWN)
+    return next(licences, UNKNOWN_LICENCE)
 
 
 def find_script_url(base: str) -> str:

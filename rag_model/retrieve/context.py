@@ -33,7 +33,7 @@ from rag_model.retrieve.retriever import Queries, QuestionEncoder
 from rag_model.store.versions.manifest import EMBEDDINGS, Content, question_encoder_path
 from rag_model.store.versions.snapshot import Snapshot
 
-_ENCODED_KINDS = ("vectors", "sparse")  # index types that accept another encoder's queries
+_ENCODED_TYPES = ("vectors", "sparse")  # query types for which `use_encoder` sets an encoder
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,12 +200,12 @@ class RetrieverContext:
             RefusedError: the encoder's space differs from the space of the index.
         """
         if name not in self._index_encoders:
-            kind = get_representation_type(self.snapshot, name)
+            query_type = get_representation_type(self.snapshot, name)
             representation = self.snapshot.manifest.content.representation_of(name)
             encoder = None
-            if kind in _ENCODED_KINDS:
+            if query_type in _ENCODED_TYPES:
                 encoder = self.checked_encoder(representation)
-            elif kind == "tokens":
+            elif query_type == "tokens":
                 encoder = self.encoder(representation)
             self._index_encoders[name] = encoder
         return self._index_encoders[name]
@@ -218,20 +218,20 @@ class RetrieverContext:
             UsageError: none of the indexes is searched by vectors or terms.
         """
         content, snapshot = self.snapshot.manifest.content, self.snapshot
-        encoded_indexes = [name for name in indexes if get_representation_type(snapshot, name) in _ENCODED_KINDS]
+        encoded_indexes = [name for name in indexes if get_representation_type(snapshot, name) in _ENCODED_TYPES]
         representations = list(dict.fromkeys(map(content.representation_of, encoded_indexes)))
         if not representations:
             raise UsageError("the retriever searches no index by vectors or terms: omit the question encoder")
         question_space = encoder.space()
         space_by_representation = {name: content.space_of(name) for name in representations}
-        matching_names = [
+        matching_representations = [
             name
             for name, space in space_by_representation.items()
             if space and Space.from_json(space).accepts_queries_of(question_space)
         ]
-        if not matching_names:
+        if not matching_representations:
             check_question_encoder(encoder, snapshot, representations[0])
-        for name in matching_names:
+        for name in matching_representations:
             if name == EMBEDDINGS:
                 self._encoder = encoder
             else:

@@ -1,6 +1,6 @@
 """Retrieval by one index, which is searched by vectors, token vectors, weighted terms or text.
 
-Retrieval with given query vectors needs no encoder and no extra.
+Retrieval with given query vectors needs no encoder and none of the optional packages.
 `ProductRetriever` adds inner products to the hits of retrievers with other scores. A reader
 computes p(z|x) as a softmax over the inner products of the query's vector with the passages'
 vectors (Lewis et al. 2020, section 2.2). Fused or reranked scores cannot replace the inner
@@ -77,7 +77,7 @@ class DenseRetriever(IndexRetriever):
         super().__init__(context, name)
         if encoder is not None:
             context.use_encoder(encoder, [name])
-            context.index_encoder(name)  # checks its space
+            context.index_encoder(name)  # checks the encoder's space
         self._has_encoder = encoder is not None
         context.index(name)
 

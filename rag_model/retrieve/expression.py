@@ -87,7 +87,7 @@ class WordList(Node):
 
 @dataclass(frozen=True, slots=True)
 class Call(Node):
-    """`name(arguments, option=value):depth`."""
+    """A call: `name(arguments, option=value):depth`."""
 
     name: str
     arguments: tuple[Node, ...]
@@ -218,7 +218,7 @@ def choose_expression(index: str | None, retriever: str | None) -> str | None:
     The result is None if neither is given.
 
     Raises:
-        UsageError: both are given and differ, or it is not an expression.
+        UsageError: both are given and differ, or one is not an expression.
     """
     if index is None and retriever is None:
         return None
@@ -292,7 +292,7 @@ class _Parser:
     def __init__(self, text: str) -> None:
         self._text = text
         self._tokens = _tokenize(text)
-        self._next = 0  # index of the next token
+        self._next = 0  # position of the next token in `_tokens`
 
     def parse(self) -> Word | Call:
         node = self._parse_node(1)
@@ -316,19 +316,19 @@ class _Parser:
         return self._parse_call(word, nesting)
 
     def _parse_call(self, name: Word, nesting: int) -> Call:
-        bracket = self._next
+        bracket_position = self._next
         self._next += 1
         arguments: list[Node] = []
         options: dict[str, Node] = {}
         while not self._next_is(")"):
             if arguments or options:
-                self._skip_comma(bracket)
-            node = self._parse_argument(bracket, nesting)
+                self._skip_comma(bracket_position)
+            node = self._parse_argument(bracket_position, nesting)
             if isinstance(node, Word) and self._next_is("="):
                 self._next += 1
                 if node.text in options:
                     raise node.error(f"the option {node.text!r} is given twice: leave one out")
-                options[node.text] = self._parse_argument(bracket, nesting)
+                options[node.text] = self._parse_argument(bracket_position, nesting)
             elif options:
                 raise node.error("an argument follows an option: put options last")
             else:
@@ -336,20 +336,20 @@ class _Parser:
         self._next += 1
         return Call(self._text, name.offset, name.text, tuple(arguments), options, self._parse_call_depth(name))
 
-    def _parse_argument(self, bracket: int, nesting: int) -> Node:
+    def _parse_argument(self, bracket_position: int, nesting: int) -> Node:
         if self._next >= len(self._tokens):
-            raise self._create_unclosed_error(bracket)
+            raise self._create_unclosed_error(bracket_position)
         return self._parse_node(nesting + 1)
 
-    def _skip_comma(self, bracket: int) -> None:
+    def _skip_comma(self, bracket_position: int) -> None:
         if self._next >= len(self._tokens):
-            raise self._create_unclosed_error(bracket)
+            raise self._create_unclosed_error(bracket_position)
         if not self._next_is(","):
             raise self._create_error_at_next("a comma or a closing bracket is missing before this")
         self._next += 1
 
-    def _create_unclosed_error(self, bracket: int) -> UsageError:
-        offset, mark = self._tokens[bracket][:2]
+    def _create_unclosed_error(self, bracket_position: int) -> UsageError:
+        offset, mark = self._tokens[bracket_position][:2]
         return create_expression_error(
             self._text, offset, f"the bracket {mark!r} is not closed: add {')' if mark == '(' else ']'!r}"
         )
@@ -368,14 +368,14 @@ class _Parser:
         return None
 
     def _parse_list(self) -> WordList:
-        bracket, offset = self._next, self._tokens[self._next][0]
+        bracket_position, offset = self._next, self._tokens[self._next][0]
         self._next += 1
         list_items: list[Word] = []
         while not self._next_is("]"):
             if list_items:
-                self._skip_comma(bracket)
+                self._skip_comma(bracket_position)
             if self._next >= len(self._tokens):
-                raise self._create_unclosed_error(bracket)
+                raise self._create_unclosed_error(bracket_position)
             list_items.append(self._parse_word())
         self._next += 1
         return WordList(self._text, offset, tuple(list_items))

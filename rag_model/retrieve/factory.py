@@ -59,7 +59,7 @@ CALLS: Registry[RetrieverBuilder] = Registry(
         "interpolate": "rag_model.retrieve.fusion:build_interpolation",
         "maxsim": "rag_model.retrieve.rerank:build_maxsim",
         "rerank": "rag_model.retrieve.rerank:build_rerank",
-        "rrf": "rag_model.retrieve.fusion:build",
+        "rrf": "rag_model.retrieve.fusion:build_rrf",
         "where": "rag_model.retrieve.where:build",
     },
 )
@@ -116,20 +116,21 @@ def open_retrievers(
     Raises:
         BookwheelError: as for `open_retriever`.
     """
-    texts = [snapshot.manifest.content.default_retriever] if expressions is None else list(expressions)
+    checked_expressions = [snapshot.manifest.content.default_retriever] if expressions is None else expressions
     store_url = snapshot.location if isinstance(snapshot.location, str) else None
     context = RetrieverContext(snapshot, _get_encoder_loader(encoder), PairScorerCache(store or store_url))
-    built_retrievers = [build_retriever(context, text, products=products) for text in texts]
+    built_retrievers = [build_retriever(context, text, products=products) for text in checked_expressions]
     if isinstance(encoder, str):
-        names = RetrieverNeeds.merge(retriever.needs for retriever in built_retrievers).index_names
-        context.use_encoder(load_question_encoder(encoder), names)
+        index_names = RetrieverNeeds.merge(retriever.needs for retriever in built_retrievers).index_names
+        context.use_encoder(load_question_encoder(encoder), index_names)
     try:
         for retriever in built_retrievers:
             context.open(retriever.needs)
     except BookwheelError as error:
         if expressions is not None:
             raise
-        raise type(error)(f"the snapshot's default retriever {texts[0]} cannot be opened: {error}") from error
+        message = f"the snapshot's default retriever {checked_expressions[0]} cannot be opened: {error}"
+        raise type(error)(message) from error
     return tuple(retriever.retriever for retriever in built_retrievers)
 
 
@@ -161,7 +162,7 @@ class RequestLimits:
     """
 
     indexes: tuple[str, ...]  # names of the indexes that an expression may contain
-    max_depth: int | None = None  # maximum depth and search parameter; None: unlimited
+    max_depth: int | None = None  # maximum of depths and of search parameters; None: unlimited
 
 
 def build_retriever(
@@ -303,8 +304,8 @@ class RetrieverFactory:
     def graph(self, node: Node | None) -> IndexLinks | None:
         """Return a handle of the links of the HNSW index that `node` names.
 
-        Without `node` it is the first HNSW index that the expression has searched so far, or else
-        the first of the snapshot; None if there is none.
+        If `node` is None, the handle is for the first HNSW index that the expression has named so
+        far, or else for the first of the snapshot. Return None if the snapshot has no HNSW index.
 
         Raises:
             UsageError: the node is not an HNSW index, or its name is unknown.

@@ -22,7 +22,7 @@ from rag_model.retrieve.factory import RetrieverFactory
 from rag_model.retrieve.retriever import ChildRetriever, Queries, RankedRows, Scores, SnapshotRetriever
 
 RRF_K = 60  # Cormack et al. 2009, section 3
-DEPTH = 100  # default depth of a child retriever, as in DPR and BEIR
+DEFAULT_DEPTH = 100  # default depth of a child retriever, as in DPR and BEIR
 _MAX_K = 1_000_000
 _DIGITS = 10  # decimal digits of score / best score that are compared, to detect ties
 _MAX_WEIGHT = 1e6
@@ -51,7 +51,7 @@ class FusedRetriever(SnapshotRetriever):
 
     def find(self, queries: Queries, k: int) -> RankedRows:
         """Search every child retriever, and rank by the fused score; ties are ordered by row."""
-        child_rankings = tuple(child.find(queries, max(DEPTH, k)) for child in self._children)
+        child_rankings = tuple(child.find(queries, max(DEFAULT_DEPTH, k)) for child in self._children)
         fused_rows, scores = self._fuse_lists(child_rankings)
         passage_by_row = {row: passage for ranking in child_rankings for row, passage in ranking.passages.items()}
         return RankedRows(self.name, fused_rows, scores, legs=child_rankings, passages=passage_by_row).truncate(k)
@@ -135,12 +135,12 @@ def _pad_lists(row_lists: Sequence[Rows], score_lists: Sequence[Scores]) -> tupl
     """Return (rows, scores) as (q, m) arrays, padded with row -1 and score 0."""
     padded_rows = np.full((len(row_lists), max(map(len, row_lists), default=0)), -1, np.int64)
     scores = np.zeros(padded_rows.shape)
-    for query, (row_list, score_list) in enumerate(zip(row_lists, score_lists, strict=True)):
-        padded_rows[query, : len(row_list)], scores[query, : len(row_list)] = row_list, score_list
+    for i, (row_list, score_list) in enumerate(zip(row_lists, score_lists, strict=True)):
+        padded_rows[i, : len(row_list)], scores[i, : len(row_list)] = row_list, score_list
     return padded_rows, scores
 
 
-def build(call: Call, factory: RetrieverFactory) -> SnapshotRetriever:
+def build_rrf(call: Call, factory: RetrieverFactory) -> SnapshotRetriever:
     """Build `rrf(A, B, …, k=60, weights=[1, 1, …])`.
 
     Raises:

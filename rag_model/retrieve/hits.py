@@ -44,7 +44,9 @@ class Hit:
 
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any]) -> Self:
-        """Create a hit from the fields of its JSON and of a subclass; `legs` must contain `LegHit`.
+        """Create a hit from its JSON fields, in which `legs` are already `LegHit` objects.
+
+        Fields that are not in `HIT_JSON_FIELDS` are those of the subclass on which this is called.
 
         Raises:
             ValueError: `revised` is not a date.

@@ -27,12 +27,12 @@ class EncoderNames:
     passage: str | None  # None: the model was trained with the passage vectors frozen
 
 
-def resolve_encoders(store: Store, name: str, question: str = "") -> EncoderNames:
+def resolve_encoders(store: Store, name: str, question_encoder: str = "") -> EncoderNames:
     """Return the encoder names of a model: a folder, a hub name, or `model:` with a ref,
     ref@number, id or prefix of an id.
 
-    A DPR model has both encoders; a RAG model has only the question encoder. `question` names the
-    question encoder if it differs from the one that belongs to `name`.
+    A DPR model has both encoders; a RAG model has only the question encoder. `question_encoder` is
+    given if it differs from the one that belongs to the model `name`.
 
     Raises:
         StoreError: the store has no such model, or one of its files is damaged.
@@ -40,15 +40,16 @@ def resolve_encoders(store: Store, name: str, question: str = "") -> EncoderName
             passage encoder does not determine that of its question encoder.
     """
     if not name.startswith(MODEL_PREFIX):
-        return EncoderNames(question or derive_question_encoder_name(name), name)
+        return EncoderNames(question_encoder or derive_question_encoder_name(name), name)
     folder = store.get_model_folder(name.removeprefix(MODEL_PREFIX))
     question_folder, passage_folder = folder / QUESTION, folder / PASSAGE
     if not question_folder.is_dir():
         raise UsageError(f"{name} has no encoder in a folder {QUESTION}/: name a model that `finetune dpr` trained")
-    return EncoderNames(question or str(question_folder), str(passage_folder) if passage_folder.is_dir() else None)
+    passage_encoder = str(passage_folder) if passage_folder.is_dir() else None
+    return EncoderNames(question_encoder or str(question_folder), passage_encoder)
 
 
-_WITHOUT_PART = {  # by part: (error for a model without the part, kind of model that has the part)
+_PART_ERRORS = {  # by part: (error for a model without the part, kind of model that has the part)
     GENERATOR: (f"has no generator in a folder {GENERATOR}/", "model that answers questions"),
     COLBERT: ("is not a ColBERT", "model that `finetune colbert` trained"),
     MASKED_LM: ("has no masked language model", "model that `finetune realm` trained"),
@@ -72,7 +73,7 @@ def resolve_part(store: Store | None, name: str, part: str) -> str:
         raise UsageError(f"{name} is a model of a store, but no store is given: give the model's folder")
     folder = store.get_model_folder(name.removeprefix(MODEL_PREFIX)) / part
     if not folder.is_dir():
-        problem, advice = _WITHOUT_PART[part]
+        problem, advice = _PART_ERRORS[part]
         raise UsageError(f"{name} {problem}: name a {advice}")
     return str(folder)
 

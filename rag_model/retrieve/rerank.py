@@ -5,9 +5,9 @@ query and passage together (a cross-encoder) ranks similar passages better than 
 costs one forward pass per pair. So a cross-encoder reads only the best hits of a cheaper retriever.
 
 `maxsim(A, INDEX, 500)` is late interaction: it reranks up to 500 passages by MaxSim over token
-vectors. The first candidates are the hits of A. In one or more rounds, the neighbours of the best
-candidates in the bottom layer of an HNSW graph are added: a neighbour of a relevant passage is
-often relevant, even if A has missed it (MacAvaney and Tonellotto 2024, "A Reproducibility Study of
+vectors. The candidates are the hits of A and, added in one or more rounds, the neighbours of the
+best candidates in the bottom layer of an HNSW graph: a neighbour of a relevant passage is often
+relevant, even if A has missed it (MacAvaney and Tonellotto 2024, "A Reproducibility Study of
 PLAID", arXiv 2404.14989: better than PLAID at every cost). Each candidate is scored once.
 """
 
@@ -25,18 +25,20 @@ from rag_model.retrieve.indexes import get_index_sizes
 from rag_model.retrieve.models import PairScorer, list_model_files
 from rag_model.retrieve.retriever import ChildRetriever, Queries, RankedRows, SnapshotRetriever
 
-_RERANK_DEPTH = 50  # default number of passages to score; beyond 100 the quality grows little
+_DEFAULT_RERANK_DEPTH = 50  # passages to score; beyond 100 the quality grows little
 _MAX_RERANK_DEPTH = 1_000
-MAXSIM_DEPTH = 500  # default number of passages to score, about 60,000 tokens
+DEFAULT_MAXSIM_DEPTH = 500  # passages to score, about 60,000 tokens
 MAX_MAXSIM_DEPTH = 10_000
-_ROUNDS = 1  # default number of rounds that add neighbours; a second round adds little
+_DEFAULT_ROUNDS = 1  # rounds that add neighbours; a second round adds little
 _MAX_ROUNDS = 4
 
 
 class RerankedRetriever(SnapshotRetriever):
     """A `Retriever` that reranks the first `depth` hits of a child retriever with a model."""
 
-    def __init__(self, child: ChildRetriever, scorer: PairScorer, model: str, depth: int = _RERANK_DEPTH) -> None:
+    def __init__(
+        self, child: ChildRetriever, scorer: PairScorer, model: str, depth: int = _DEFAULT_RERANK_DEPTH
+    ) -> None:
         """Score the first `depth` hits of `child` with `scorer`, which an expression names
         `model`.
         """
@@ -81,9 +83,12 @@ class RerankedRetriever(SnapshotRetriever):
             )
         scores = np.full(candidates.rows.shape, -np.inf, np.float32)
         scores[is_hit] = pair_scores
-        columns = np.lexsort((candidates.rows, -scores), axis=1)
-        products = None if candidates.products is None else np.take_along_axis(candidates.products, columns, 1)
-        rows, scores = np.take_along_axis(candidates.rows, columns, 1), np.take_along_axis(scores, columns, 1)
+        sorted_columns = np.lexsort((candidates.rows, -scores), axis=1)
+        products = None if candidates.products is None else np.take_along_axis(candidates.products, sorted_columns, 1)
+        rows, scores = (
+            np.take_along_axis(candidates.rows, sorted_columns, 1),
+            np.take_along_axis(scores, sorted_columns, 1),
+        )
         return RankedRows(self.name, rows, scores, products, (child_ranking,), passages).truncate(k)
 
 
@@ -99,7 +104,7 @@ def build_rerank(call: Call, factory: RetrieverFactory) -> SnapshotRetriever:
             "rerank takes a retriever, a model and the number of passages to score: rerank(hnsw, MODEL, 50)"
         )
     child = factory.leg(call.arguments[0])
-    depth = call.get_int(2, _RERANK_DEPTH, 1, _MAX_RERANK_DEPTH)
+    depth = call.get_int(2, _DEFAULT_RERANK_DEPTH, 1, _MAX_RERANK_DEPTH)
     scorer = factory.scorer(call.arguments[1])
     return RerankedRetriever(child, scorer, str(call.arguments[1]), depth)
 
@@ -114,20 +119,20 @@ class MaxSimRetriever(SnapshotRetriever):
         child: ChildRetriever,
         tokens: IndexTokens,
         graph: IndexLinks | None = None,
-        depth: int = MAXSIM_DEPTH,
-        n_rounds: int = _ROUNDS,
+        depth: int = DEFAULT_MAXSIM_DEPTH,
+        n_rounds: int = _DEFAULT_ROUNDS,
     ) -> None:
         """Create a retriever that scores at most `depth` passages per query.
 
         Args:
-            child: child retriever of the first candidates; it is searched to its own depth, or else
+            child: the retriever whose hits are reranked; it is searched to its own depth, or else
                 to half of `depth`, but at least to `k`.
             tokens: the index of token vectors, with its question encoder.
             graph: the graph whose neighbours are added to the candidates; None: no neighbours are
                 added.
             depth: passages scored per query.
-            n_rounds: number of times that neighbours of the best candidates are added; the rounds
-                share the passages that remain of `depth` after the first candidates.
+            n_rounds: number of times that neighbours of the best candidates are added; together,
+                the rounds add up to `depth` minus the number of hits of `child`.
         """
         super().__init__(child.retriever.snapshot, f"maxsim({child.name}, {tokens.name})")
         self._child, self._tokens, self._depth = child, tokens, depth
@@ -141,7 +146,7 @@ class MaxSimRetriever(SnapshotRetriever):
 
     @property
     def files(self) -> Mapping[str, int]:
-        """The files of the token index and of the graph, in bytes by path."""
+        """The sizes in bytes, by path, of the files of the token index and of the graph."""
         size_by_path = get_index_sizes(self.snapshot, self._tokens.name)
         return size_by_path if self._graph is None else size_by_path | get_index_sizes(self.snapshot, self._graph.name)
 
@@ -167,33 +172,35 @@ class MaxSimRetriever(SnapshotRetriever):
         return _rank_rows(self.name, scored_candidates, tuple(child_rankings)).truncate(k)
 
     def _score_candidates(self, query: Vectors, candidates: Rows) -> tuple[Rows, Vectors]:
-        """Return (candidates, scores) of an (l, d) query, with neighbours after the first
-        candidates.
+        """Add neighbours to the candidates of an (l, d) query, and score all of them.
+
+        Returns:
+            (rows, scores): the given candidates in their order, and then the added neighbours.
         """
         scores = self._tokens.score(query, candidates)
         for rounds_left in range(self._rounds, 0, -1):
-            capacity = (self._depth - len(candidates)) // rounds_left
-            neighbours = self._find_neighbours(candidates[np.lexsort((candidates, -scores))], candidates, capacity)
+            max_neighbours = (self._depth - len(candidates)) // rounds_left
+            ranked_rows = candidates[np.lexsort((candidates, -scores))]
+            neighbours = self._find_new_neighbours(ranked_rows, max_neighbours)
             if not len(neighbours):
                 break
             scores = np.concatenate([scores, self._tokens.score(query, neighbours)])
             candidates = np.concatenate([candidates, neighbours])
         return candidates, scores
 
-    def _find_neighbours(self, ranked_rows: Rows, candidates: Rows, capacity: int) -> Rows:
-        """Return up to `capacity` neighbours of the `ranked_rows` rows that are not in
-        `candidates`.
+    def _find_new_neighbours(self, ranked_rows: Rows, max_neighbours: int) -> Rows:
+        """Return up to `max_neighbours` neighbours of `ranked_rows` that are not among these rows.
 
         The neighbours of the best row come first.
         """
-        if self._graph is None or capacity < 1:
+        if self._graph is None or max_neighbours < 1:
             return np.empty(0, np.int64)
         # (m, w) -> (m * w,)
-        neighbour_rows = self._graph.read_links(ranked_rows[:capacity]).reshape(-1).astype(np.int64)
+        neighbour_rows = self._graph.read_links(ranked_rows[:max_neighbours]).reshape(-1).astype(np.int64)
         neighbour_rows = neighbour_rows[(neighbour_rows >= 0) & (neighbour_rows < self.snapshot.n)]
-        neighbour_rows = neighbour_rows[~np.isin(neighbour_rows, candidates)]
+        neighbour_rows = neighbour_rows[~np.isin(neighbour_rows, ranked_rows)]
         _, first_positions = np.unique(neighbour_rows, return_index=True)
-        return neighbour_rows[np.sort(first_positions)][:capacity]
+        return neighbour_rows[np.sort(first_positions)][:max_neighbours]
 
 
 def _rank_rows(name: str, lists: Sequence[tuple[Rows, Vectors]], inputs: tuple[RankedRows, ...] = ()) -> RankedRows:
@@ -203,8 +210,8 @@ def _rank_rows(name: str, lists: Sequence[tuple[Rows, Vectors]], inputs: tuple[R
         np.full((len(lists), n_columns), -1, np.int64),
         np.full((len(lists), n_columns), -np.inf, np.float32),
     )
-    for query, (query_rows, query_scores) in enumerate(lists):
-        rows[query, : len(query_rows)], scores[query, : len(query_rows)] = query_rows, query_scores
+    for i, (query_rows, query_scores) in enumerate(lists):
+        rows[i, : len(query_rows)], scores[i, : len(query_rows)] = query_rows, query_scores
     rows[scores == -np.inf] = -1  # passages without tokens have score -inf
     scores, rows = select_top_k(scores, rows, n_columns)
     passage_by_row = {row: passage for ranking in inputs for row, passage in ranking.passages.items()}
@@ -230,8 +237,11 @@ def build_maxsim(call: Call, factory: RetrieverFactory) -> SnapshotRetriever:
     child = factory.leg(call.arguments[0])
     tokens = factory.tokens(call.arguments[1])
     depth = call.get_int(
-        2, min(MAXSIM_DEPTH, factory.max_depth or MAXSIM_DEPTH), 1, factory.max_depth or MAX_MAXSIM_DEPTH
+        2,
+        min(DEFAULT_MAXSIM_DEPTH, factory.max_depth or DEFAULT_MAXSIM_DEPTH),
+        1,
+        factory.max_depth or MAX_MAXSIM_DEPTH,
     )
-    n_rounds = call.get_int("rounds", _ROUNDS, 0, _MAX_ROUNDS)
+    n_rounds = call.get_int("rounds", _DEFAULT_ROUNDS, 0, _MAX_ROUNDS)
     graph = factory.graph(call.options.get("graph")) if n_rounds else None
     return MaxSimRetriever(child, tokens, graph, depth, n_rounds)

@@ -61,10 +61,11 @@ class Queries:
         self.texts = texts
         self.timer = timer
         self.encoding_seconds = 0.0  # sum of the seconds of all encoders
-        self.reading_seconds = 0.0  # time to read the passages of hits, including subsets' hits
+        self.reading_seconds = 0.0  # time to read the hits' passages, also those of subsets
         self.used_encoders: list[QuestionEncoder] = []  # one entry per call of `vectors`
         self._seconds_by_encoder: dict[int, float] = {}  # key: `id()` of the encoder
         self._vectors: list[tuple[QuestionEncoder, Vectors]] = []
+        # for a subset: the whole batch, and the positions of the subset's queries in it
         self._parent: tuple[Queries, Sequence[int]] | None = None
 
     @classmethod
@@ -202,8 +203,8 @@ class SnapshotRetriever(ABC):
 
     @property
     def files(self) -> Mapping[str, int]:
-        """The files that this retriever reads, without those of child retrievers, in bytes by
-        name.
+        """The size in bytes, by path, of each file that this retriever reads, without the files of
+        child retrievers.
         """
         return {}
 
@@ -239,14 +240,16 @@ class SnapshotRetriever(ABC):
         """Return the hits of ranked rows; each passage is read once, in row order."""
         passages = self.read_passages(ranked.rows, ranked.passages)
         credits_by_row = {
-            row: (self._attribution.url(passage), self._attribution.credit_line(passage))
+            row: (self._attribution.build_url(passage), self._attribution.build_credit_line(passage))
             for row, passage in passages.items()
         }
-        ranks_by_child = [_rank_by_row(child_ranking) for child_ranking in ranked.iter_lists()] if ranked.legs else None
+        child_ranks = [_map_rows_to_ranks(child_list) for child_list in ranked.iter_lists()] if ranked.legs else None
         products = None if ranked.products is None else ranked.products.tolist()
         hits: list[list[Hit]] = []
-        for query, (query_rows, scores) in enumerate(zip(ranked.rows.tolist(), ranked.scores.tolist(), strict=True)):
-            row_products = repeat(None) if products is None else products[query]
+        for query_number, (query_rows, scores) in enumerate(
+            zip(ranked.rows.tolist(), ranked.scores.tolist(), strict=True)
+        ):
+            row_products = repeat(None) if products is None else products[query_number]
             scored_rows = [entry for entry in zip(query_rows, scores, row_products, strict=False) if entry[0] >= 0]
             hits.append(
                 [
@@ -258,8 +261,8 @@ class SnapshotRetriever(ABC):
                         *credits_by_row[row],
                         product,
                         (LegHit(ranked.name, rank, score),)
-                        if ranks_by_child is None
-                        else _build_child_hits(ranks_by_child, query, row),
+                        if child_ranks is None
+                        else _build_child_hits(child_ranks, query_number, row),
                     )
                     for rank, (row, score, product) in enumerate(scored_rows, start=1)
                 ]
@@ -272,7 +275,7 @@ class SnapshotRetriever(ABC):
         return {**cached, **dict(zip(unread_rows, self.snapshot.passages(unread_rows), strict=True))}
 
     def choose_depth(self, k: int | None, default: int = DEFAULT_K) -> int:
-        """Return `k`, or if it is None the default, limited by the retriever's maximum depth."""
+        """Return `k`; if it is None, return `default`, or `most` if that is less."""
         return max(1, min(default, self.most)) if k is None else k
 
     def check_depth(self, k: int) -> None:
@@ -292,11 +295,11 @@ class SnapshotRetriever(ABC):
             raise UsageError(f"k is {k} but {self.name} gives {passages_text}: ask for fewer, {self.depth_advice}")
 
 
-# (name of a child retriever, (rank, score) by row for each query).
+# The name of a child retriever, and for each query the rank and score of each row.
 _ChildRanks = tuple[str, list[dict[int, tuple[int, float]]]]
 
 
-def _rank_by_row(ranked: RankedRows) -> _ChildRanks:
+def _map_rows_to_ranks(ranked: RankedRows) -> _ChildRanks:
     row_lists = zip(ranked.rows.tolist(), ranked.scores.tolist(), strict=True)
     return ranked.name, [
         {row: (rank, score) for rank, (row, score) in enumerate(zip(*row_list, strict=True), start=1) if row >= 0}
@@ -304,9 +307,9 @@ def _rank_by_row(ranked: RankedRows) -> _ChildRanks:
     ]
 
 
-def _build_child_hits(ranks_by_child: Sequence[_ChildRanks], query: int, row: int) -> tuple[LegHit, ...]:
-    child_ranks = ((child_name, ranks_by_query[query].get(row)) for child_name, ranks_by_query in ranks_by_child)
-    return tuple(LegHit(child_name, *rank) for child_name, rank in child_ranks if rank is not None)
+def _build_child_hits(child_ranks: Sequence[_ChildRanks], query_number: int, row: int) -> tuple[LegHit, ...]:
+    ranks = ((child_name, rank_by_row[query_number].get(row)) for child_name, rank_by_row in child_ranks)
+    return tuple(LegHit(child_name, *rank) for child_name, rank in ranks if rank is not None)
 
 
 class SearchObserver(Protocol):
@@ -333,12 +336,12 @@ class ChildRetriever:
 
     @property
     def most(self) -> int:
-        """The maximum number of passages that it returns for a query."""
+        """The maximum number of passages that this child returns for a query."""
         return self.retriever.most if self.depth is None else min(self.depth, self.retriever.most)
 
     def find(self, queries: Queries, default_depth: int) -> RankedRows:
-        """Search to its own depth, or else to `default_depth`, but not deeper than the retriever's
-        `most`.
+        """Search to `depth`, or to `default_depth` if `depth` is None, but at most to the
+        retriever's `most`.
         """
         depth = min(self.depth or default_depth, self.retriever.most)
         if queries.timer is None:
@@ -378,14 +381,15 @@ class RetrieverStage:
     name: str  # spelling in the expression, without a depth
     ranked: RankedRows  # ranked rows, cut to the requested depth
     seconds: float  # seconds of the stage, without its inputs and the question encoders
-    retriever: SnapshotRetriever | None = None  # None: an intermediate list of `RankedRows.legs`
+    # None: a list of `RankedRows.legs` that the outer retriever computed itself
+    retriever: SnapshotRetriever | None = None
     # question encoders that the stage or its inputs used
     encoders: tuple[QuestionEncoder, ...] = ()
     legs: tuple["RetrieverStage", ...] = ()  # stages of its inputs, in order
 
     @property
     def files(self) -> Mapping[str, int]:
-        """The files that the stage reads itself, in bytes by name."""
+        """The size in bytes, by path, of each file that the stage reads, except its inputs' files."""
         return {} if self.retriever is None else self.retriever.files
 
     def iter_stages(self) -> Iterator["RetrieverStage"]:
@@ -400,11 +404,11 @@ def label_stages(stages: Sequence[RetrieverStage]) -> list[str]:
     (2)`).
     """
     count_by_name: Counter[str] = Counter()
-    names = []
+    labels = []
     for stage in stages:
         count_by_name[stage.name] += 1
-        names.append(stage.name if count_by_name[stage.name] == 1 else f"{stage.name} ({count_by_name[stage.name]})")
-    return names
+        labels.append(stage.name if count_by_name[stage.name] == 1 else f"{stage.name} ({count_by_name[stage.name]})")
+    return labels
 
 
 class StageTimer:
@@ -419,7 +423,8 @@ class StageTimer:
 
     def __init__(self) -> None:
         """Create a timer without stages."""
-        # finished inputs of each running stage
+        # the finished stages at the outermost level, and then the finished inputs of each running
+        # stage, outermost first
         self._input_stages: list[list[RetrieverStage]] = [[]]
 
     @property
@@ -458,7 +463,7 @@ class StageTimer:
 
 
 def _iter_extra_stages(ranked: RankedRows, child_stages: Sequence[RetrieverStage]) -> Iterator[RetrieverStage]:
-    """Yield a stage for each list that no child returned, such as the graph's neighbours."""
+    """Yield a stage for each list that no child returned, such as the neighbours in `maxsim`."""
     child_names = {child_stage.name for child_stage in child_stages}
     yield from (
         RetrieverStage(ranked_list.name, ranked_list, 0.0)

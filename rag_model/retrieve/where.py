@@ -1,6 +1,6 @@
-"""Filter hits by the kind of their passage or the metadata of its page: `where(A, kind=table)`,
-`where(A, language=de)`, by the beginning of its title, `where(A, title=Animal)`, or
-`where(kind=table)` for the default retriever.
+"""Filter hits by the kind of their passage, `where(A, kind=table)`, by the metadata of its page,
+`where(A, language=de)`, or by the beginning of its title, `where(A, title=Animal)`. Without A, as
+in `where(kind=table)`, the hits of the default retriever are filtered.
 
 The inner retriever is searched to increasing depths until `k` of its hits match. So any retriever
 can be filtered, and searches without a filter cost nothing extra. The first filtered query reads
@@ -22,7 +22,7 @@ from rag_model.retrieve.factory import RetrieverFactory
 from rag_model.retrieve.retriever import ChildRetriever, Queries, RankedRows, SnapshotRetriever
 
 _GROWTH = 4  # factor by which the depth grows if fewer than `k` hits match
-_MAX_REQUEST_DEPTH = 10_000  # maximum depth of a search for a request
+_MAX_REQUEST_DEPTH = 10_000  # maximum depth of the child retriever in a request to a service
 
 
 class FilteredRetriever(SnapshotRetriever):
@@ -65,6 +65,7 @@ class FilteredRetriever(SnapshotRetriever):
         is_allowed = np.logical_and.reduce(list(mask_by_column.values()))
         n_allowed = max(int(is_allowed.sum()), 1)
         most = min(self.most, max(k, self._max_depth or self.most))
+        # Enough if the allowed passages are spread evenly over the child's hits.
         depth = min(most, k * -(-len(is_allowed) // n_allowed))
         while True:
             ranking = self._child.find(queries, depth)

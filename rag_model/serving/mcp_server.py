@@ -144,9 +144,9 @@ def _read_passage(service: Service, passage_id: str) -> dict[str, Any]:
         return {
             "snapshot": loaded_snapshot.id,
             **{name: getattr(passage, name) for name in ("id", "page_id", "title", "section", "kind", "text")},
-            "url": attribution.url(passage),
+            "url": attribution.build_url(passage),
             "revised": format_iso(passage.revised),
-            "licence": attribution.credit_line(passage),
+            "licence": attribution.build_credit_line(passage),
             "previous": located_passage.previous,
             "next": located_passage.next,
         }
@@ -278,8 +278,8 @@ class LocatedPassage:
 
     row: int  # global row
     passage: Passage
-    previous: str | None  # id; None if the passage is the first of its page
-    next: str | None  # id; None if the passage is the last of its page
+    previous: str | None  # id of the previous passage; None at the beginning of the page
+    next: str | None  # id of the next passage; None at the end of the page
 
 
 def locate_passage(snapshot: Snapshot, passage_id: str) -> LocatedPassage:

@@ -91,7 +91,7 @@ def run(
         target: The ref or the pulled folder to serve.
         settings: The service's settings.
         bind_settings: Where to listen, and who may connect.
-        evaluation_questions: The questions of the evaluation; drift is the distance from them.
+        evaluation_questions: The questions of the evaluation, from which drift is measured.
         on_listening: Called with the URLs once connections are accepted, which may be long before
             the first snapshot is loaded.
         on_ready: Called with the URLs once the first snapshot is served.
@@ -105,8 +105,8 @@ def run(
             snapshot does not have an index that the settings name.
         RefusedError: The vector space of the model's question encoder is not the snapshot's.
     """
-    prepare_process("" if link is None else f"worker {link.index}: ")
-    logging.getLogger("uvicorn").setLevel(logging.ERROR)  # it warns of mistakes of clients
+    prepare_process("" if link is None else f"worker {link.worker_number}: ")
+    logging.getLogger("uvicorn").setLevel(logging.ERROR)  # uvicorn's warnings are clients' mistakes
     _raise_file_limit()
     if ANY_HOST in settings.allowed_hosts and (link is None or link.is_leader):
         _LOG.warning(
@@ -194,7 +194,10 @@ def _share_state(link: WorkerLink, service: Service, metrics: ServiceMetrics) ->
 
 
 def resolve_allowed_hosts(host: str, given_hosts: Sequence[str]) -> tuple[str, ...]:
-    """Return the given host names, or else any host, unless only this machine can connect."""
+    """Return the given host names.
+
+    If there are none, allow any host, or only names of this machine if no other can connect.
+    """
     if given_hosts:
         return tuple(given_hosts)
     is_loopback = host.startswith("127.") or host in LOOPBACK or f"[{host}]" in LOOPBACK

@@ -33,9 +33,9 @@ _HEALTHY_SECONDS = 60.0  # run time after which the restart pause is reset
 # another thread.
 _SWITCH_INTERVAL = 0.001
 _COLLECTION_THRESHOLDS = 700, 10, 10  # defaults of Python 3.11 and 3.12, see `gc.set_threshold`
-_MIN_CPU_SHARE = 0.75  # of CPU time in wall time of the calling thread; 0.95 on idle cores
-# Number of requests with the usual threads before more threads are tried again: first value and
-# maximum.
+_MIN_CPU_SHARE = 0.75  # minimum CPU time per wall time of the calling thread; 0.95 on idle cores
+# Number of requests with the usual threads before more threads are tried again: the first number,
+# which is doubled after each failed try, and the maximum.
 _FIRST_BACKOFF, _MAX_BACKOFF = 4, 128
 
 
@@ -53,7 +53,7 @@ class SupervisedThread:
         run: Callable[[], None],
         on_death: Callable[[str], None] = lambda name: None,
     ) -> None:
-        """Prepare the thread; `on_death` gets its name at each death, and may be set later."""
+        """Prepare the thread; `on_death` gets the name of the thread at each death."""
         self.name, self.on_thread_death, self._run = name, on_death, run
         self._is_ending = threading.Event()
         self._problem = ""
@@ -96,7 +96,7 @@ class SupervisedThread:
 
 
 def limit_compute_threads(threads: int) -> None:
-    """Set how many threads faiss and torch use for what the calling thread computes."""
+    """Set the number of threads that faiss and torch use for the calling thread's computations."""
     faiss.omp_set_num_threads(threads)
     with _TORCH_THREADS_LOCK:
         # torch applies the number also to other threads that have not read it yet
@@ -154,7 +154,7 @@ def freeze_loaded_objects() -> None:
 
 
 class LoneRequestThreads:
-    """Use more compute threads for a request that runs alone, as long as that is faster.
+    """Uses more compute threads for a request that runs alone, as long as that is faster.
 
     Compute threads synchronise after every layer. If another program keeps a core busy, two threads
     take several times as long as one. The calling thread notices a busy core by its own low CPU

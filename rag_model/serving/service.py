@@ -137,9 +137,9 @@ class Service:
                 if leaves_core_free and self._is_core_reserved():
                     await asyncio.sleep(_RESERVE_CHECK_SECONDS)
                     continue
-                chunk_index = remaining_chunks.popleft()
-                chunk_hits[chunk_index] = await self._search_when_queue_has_room(
-                    self._chunk_batcher, query_chunks[chunk_index], k, retriever, client, loaded_snapshot
+                chunk_number = remaining_chunks.popleft()
+                chunk_hits[chunk_number] = await self._search_when_queue_has_room(
+                    self._chunk_batcher, query_chunks[chunk_number], k, retriever, client, loaded_snapshot
                 )
 
         # Two tasks per worker, so that the next chunk waits in the queue while one is searched.
@@ -247,7 +247,7 @@ class Service:
         self.slot.close()
         if self.tracer is not None:
             notify(self.tracer.close)
-        notify(self.observer.close)  # an override check may still call the model
+        notify(self.observer.close)  # before the model, because an override check may still call it
         if current is not None and current.model is not None:
             current.model.close()
 

@@ -83,22 +83,21 @@ class ServiceSettings:
     # answers
     # check every n-th answer for an override (2 forward passes or 1 call); 0: check none
     override_every: int = 20
-    # time between two rounds of probe questions to a remote model, which may change under its name
+    # time between two rounds of probe questions to a remote model, which may change at any time
     probe_seconds: float = 3600.0
     # ref
     poll_seconds: float = 10.0  # time between two polls; each lists the ref and the takedowns once
     retry_seconds: float = 900.0  # longest pause between two attempts to load a version that failed
-    # maximum number of open snapshots that requests name, besides the current one; and how long
-    # each stays open after its last request
+    # maximum number of open snapshots that requests name, besides the current one
     pinned_snapshots: int = 2
-    pin_seconds: float = 900.0
+    pin_seconds: float = 900.0  # how long such a snapshot stays open after its last request
     # number of pulled snapshots on the disk: the current one and, for a quick rollback, the
     # previous one
     keep: int = 2
     # shutdown
     # keep answering after SIGTERM while /readyz fails, so that load balancers notice
     linger_seconds: float = 2.0
-    drain_seconds: float = 30.0  # then, time to finish the requests in progress
+    drain_seconds: float = 30.0  # time after that to finish the requests in progress
 
     def __post_init__(self) -> None:
         """Check the values.

@@ -86,7 +86,7 @@ class WorkerLink:
 
     def __init__(
         self,
-        index: int,
+        worker_number: int,
         connection: Connection,
         listeners: tuple[socket.socket, socket.socket | None],
         shared_numbers: Any,
@@ -97,7 +97,7 @@ class WorkerLink:
         """Store the arguments, which the supervisor passes to a new worker.
 
         Args:
-            index: The worker's index; worker 0 is the leader.
+            worker_number: The worker's number; worker 0 is the leader.
             connection: Connection to the supervisor.
             listeners: The listening sockets of the service and of its health port.
             shared_numbers: Array in shared memory: the switch number of the current snapshot, then
@@ -105,15 +105,15 @@ class WorkerLink:
             metrics_folder: Folder of the metrics of all workers.
             is_restarted: Whether the worker replaces one that died.
         """
-        self.index, self._connection, self._numbers = index, connection, shared_numbers
+        self.worker_number, self._connection, self._shared_numbers = worker_number, connection, shared_numbers
         self.listener, self.health_listener = listeners
         self.metrics_folder, self.is_restarted = metrics_folder, is_restarted
 
     def start(self) -> None:
         """Begin to receive messages; the worker calls this once."""
         self._send_lock = threading.Lock()
-        self.inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
-        self.replies: queue.SimpleQueue[Message] = queue.SimpleQueue()  # replies to `open`
+        self.inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()  # for the follower's thread
+        self.replies: queue.SimpleQueue[Message] = queue.SimpleQueue()  # to the leader's `open`
         self.stop_signals: list[int] = []  # in the order in which they arrived
         self.process_ids: list[int] = [os.getpid()]  # of the supervisor and all workers
         self.on_tick: Callable[[], None] = lambda: None  # called at intervals of `EXCHANGE_SECONDS`
@@ -122,24 +122,24 @@ class WorkerLink:
     @property
     def is_leader(self) -> bool:
         """Whether this worker is the leader, which follows the ref for all workers."""
-        return self.index == 0
+        return self.worker_number == 0
 
     @property
     def switch_number(self) -> int:
         """The number of the last switch to a snapshot, which all workers share."""
-        return int(self._numbers[0])
+        return int(self._shared_numbers[0])
 
     @switch_number.setter
     def switch_number(self, number: int) -> None:
-        self._numbers[0] = number
+        self._shared_numbers[0] = number
 
     def record_connections(self, n_connections: int) -> bool:
-        """Record how many connections this worker has; return whether another has clearly fewer.
+        """Record this worker's number of connections; return whether another has clearly fewer.
 
         Differences of up to an eighth are ignored, so that a busy worker need not wait for others.
         """
-        self._numbers[1 + self.index] = n_connections
-        return any(n_others + n_others // _TOLERANCE_DIVISOR < n_connections for n_others in self._numbers[1:])
+        self._shared_numbers[1 + self.worker_number] = n_connections
+        return any(n_others + n_others // _TOLERANCE_DIVISOR < n_connections for n_others in self._shared_numbers[1:])
 
     def send(self, kind: str, **values: Any) -> None:
         """Send a message; it is lost if the supervisor has ended."""
@@ -187,7 +187,7 @@ def _run_worker(serve: Callable[[WorkerLink], None], link: WorkerLink, cores: in
 class _Worker:
     """A worker as the supervisor sees it: process, connection, and monotonic start time."""
 
-    index: int
+    number: int
     process: BaseProcess
     connection: Connection
     start_time: float = field(default_factory=time.monotonic)
@@ -220,7 +220,7 @@ class Supervisor:
         """
         self._n_workers, self._serve, self._listeners = n_workers, serve, listeners
         self._on_listening, self._on_ready = on_listening, on_ready
-        self._numbers = _SPAWN_CONTEXT.RawArray("Q", 1 + n_workers)
+        self._shared_numbers = _SPAWN_CONTEXT.RawArray("Q", 1 + n_workers)
         self._workers: dict[int, _Worker] = {}
         self._restart_times: dict[int, float] = {}
         self._restart_pauses = dict.fromkeys(range(n_workers), _FIRST_PAUSE)
@@ -228,11 +228,11 @@ class Supervisor:
         self._has_listened = self._was_ready = False
         self._stop_time: float | None = None
         self._first_error: BookwheelError | None = None
-        self._open_number = 0
-        # an `open` message, and the indexes of the workers that have not opened its snapshot yet
+        self._open_number = 0  # switch number of the last `open` message
+        # an `open` message, and the numbers of the workers that have not opened its snapshot yet
         self._opening: tuple[Message, set[int]] | None = None
         self._current: Message | None = None  # `open` message of the current snapshot
-        self._state: Message | None = None  # the last state that the leader sent
+        self._state: Message | None = None  # the last `state` message of the leader
 
     def run(self) -> None:
         """Serve until a signal arrives and all workers have ended.
@@ -247,8 +247,8 @@ class Supervisor:
         try:
             with temporary_folder("metrics") as folder:
                 self._metrics_folder = folder
-                for worker_index in range(self._n_workers):
-                    self._start(worker_index, is_restarted=False)
+                for worker_number in range(self._n_workers):
+                    self._start(worker_number, is_restarted=False)
                 while self._workers or (self._stop_time is None and self._restart_times):
                     self._step()
         finally:
@@ -259,20 +259,27 @@ class Supervisor:
         if self._first_error is not None:
             raise self._first_error
 
-    def _start(self, index: int, *, is_restarted: bool) -> None:
+    def _start(self, worker_number: int, *, is_restarted: bool) -> None:
         supervisor_end, worker_end = _SPAWN_CONTEXT.Pipe()
-        self._numbers[1 + index] = 0
+        self._shared_numbers[1 + worker_number] = 0
         link = WorkerLink(
-            index, worker_end, self._listeners, self._numbers, self._metrics_folder, is_restarted=is_restarted
+            worker_number,
+            worker_end,
+            self._listeners,
+            self._shared_numbers,
+            self._metrics_folder,
+            is_restarted=is_restarted,
         )
         cores = max(1, count_cores() // self._n_workers)
-        process = _SPAWN_CONTEXT.Process(target=_run_worker, args=(self._serve, link, cores), name=f"worker {index}")
+        process = _SPAWN_CONTEXT.Process(
+            target=_run_worker, args=(self._serve, link, cores), name=f"worker {worker_number}"
+        )
         process.start()
         worker_end.close()
-        worker = self._workers[index] = _Worker(index, process, supervisor_end)
-        if index and self._current is not None:
+        worker = self._workers[worker_number] = _Worker(worker_number, process, supervisor_end)
+        if worker_number and self._current is not None:
             worker.send({**self._current, "is_served": True})
-        if index and self._state is not None:
+        if worker_number and self._state is not None:
             worker.send(self._state)
         process_ids = [os.getpid(), *(worker.process.pid for worker in self._workers.values())]
         self._send_to(self._workers, {"kind": "processes", "ids": process_ids})
@@ -287,7 +294,7 @@ class Supervisor:
                     self._handle_message(worker, json.loads(worker.connection.recv_bytes()))
             if worker.process.exitcode is not None:
                 self._handle_death(worker)
-        if not self._was_ready and self._numbers[0]:
+        if not self._was_ready and self._shared_numbers[0]:
             self._was_ready = True
             self._on_ready()
         current_time = time.monotonic()
@@ -296,9 +303,10 @@ class Supervisor:
                 for worker in self._workers.values():
                     worker.process.kill()
             return
-        for index in [index for index, restart_time in self._restart_times.items() if current_time >= restart_time]:
-            del self._restart_times[index]
-            self._start(index, is_restarted=self._was_ready)
+        due_restarts = [number for number, restart_time in self._restart_times.items() if current_time >= restart_time]
+        for worker_number in due_restarts:
+            del self._restart_times[worker_number]
+            self._start(worker_number, is_restarted=self._was_ready)
 
     def _handle_signal(self, signal_number: int, frame: FrameType | None) -> None:
         self._stop(signal_number)
@@ -307,13 +315,13 @@ class Supervisor:
         self._stop_time = self._stop_time or time.monotonic()
         self._send_to(self._workers, {"kind": "stop", "signal": signal_number})
 
-    def _send_to(self, indexes: Iterable[int], message: Message) -> None:
-        for index in list(indexes):
-            if worker := self._workers.get(index):
+    def _send_to(self, worker_numbers: Iterable[int], message: Message) -> None:
+        for worker_number in list(worker_numbers):
+            if worker := self._workers.get(worker_number):
                 worker.send(message)
 
     def _list_nonleaders(self) -> list[int]:
-        return [index for index in self._workers if index]
+        return [worker_number for worker_number in self._workers if worker_number]
 
     def _handle_message(self, sender: _Worker, message: Message) -> None:
         match message["kind"]:
@@ -325,7 +333,7 @@ class Supervisor:
                 self._handle_failure(sender, error_from_dict(message["error"], message["message"]))
             case "open":
                 self._open_number += 1
-                opening = {**message, "number": max(self._open_number, self._numbers[0] + 1)}
+                opening = {**message, "number": max(self._open_number, self._shared_numbers[0] + 1)}
                 self._open_number = opening["number"]
                 self._opening = opening, set(self._list_nonleaders())
                 self._send_to(self._list_nonleaders(), opening)
@@ -333,7 +341,7 @@ class Supervisor:
             case "opened":
                 self._handle_opened(sender, message)
             case "pin":
-                self._send_to([message.pop("to", 0)], {**message, "sender": sender.index})
+                self._send_to([message.pop("to", 0)], {**message, "sender": sender.number})
             case kind:
                 if kind == "switch":
                     self._current = message["opening"]
@@ -348,7 +356,7 @@ class Supervisor:
     def _handle_opened(self, sender: _Worker, message: Message) -> None:
         if self._opening is None or self._opening[0]["number"] != message["number"]:
             return
-        self._opening[1].discard(sender.index)
+        self._opening[1].discard(sender.number)
         self._finish_opening(message.get("error"))
 
     def _finish_opening(self, error: dict[str, str] | None = None) -> None:
@@ -363,37 +371,37 @@ class Supervisor:
     def _handle_failure(self, worker: _Worker, error: BookwheelError) -> None:
         """Stop the service if it was never ready; otherwise log the error: the worker restarts."""
         if self._was_ready:
-            _LOG.error("worker %d ends: %s", worker.index, mask_secrets(str(error)))
+            _LOG.error("worker %d ends: %s", worker.number, mask_secrets(str(error)))
         elif self._first_error is None:
             self._first_error = error
             self._stop(signal.SIGINT)
 
     def _handle_death(self, worker: _Worker) -> None:
-        index, exit_code = worker.index, worker.process.exitcode or 0
-        del self._workers[index]
-        self._numbers[1 + index] = 2**63  # so high that a dead worker never has fewer
+        worker_number, exit_code = worker.number, worker.process.exitcode or 0
+        del self._workers[worker_number]
+        self._shared_numbers[1 + worker_number] = 2**63  # so that no worker waits for this one
         for file in self._metrics_folder.glob(f"gauge_live*_{worker.process.pid}.db"):
             file.unlink()
         worker.connection.close()
         worker.process.join()
-        if self._opening is not None and not index:
+        if self._opening is not None and not worker_number:
             opening, self._opening = self._opening[0], None
             self._send_to(self._list_nonleaders(), {"kind": "drop", "number": opening["number"]})
-        if self._opening is not None and index in self._opening[1]:
-            reason = f"worker {index} {_describe_exit(exit_code)} while it opened the snapshot"
+        if self._opening is not None and worker_number in self._opening[1]:
+            reason = f"worker {worker_number} {_describe_exit(exit_code)} while it opened the snapshot"
             self._finish_opening(error_to_dict(ResourceError(reason)))
         if self._stop_time is not None:
             return
-        pause = self._restart_pauses[index]
+        pause = self._restart_pauses[worker_number]
         if time.monotonic() - worker.start_time > _HEALTHY_SECONDS:
             pause = _FIRST_PAUSE
-        self._restart_pauses[index] = min(2 * pause, _LAST_PAUSE)
-        self._restart_times[index] = time.monotonic() + pause
-        _LOG.error("worker %d %s and is restarted", index, _describe_exit(exit_code))
+        self._restart_pauses[worker_number] = min(2 * pause, _LAST_PAUSE)
+        self._restart_times[worker_number] = time.monotonic() + pause
+        _LOG.error("worker %d %s and is restarted", worker_number, _describe_exit(exit_code))
         self._failed_starts += not self._was_ready
         if self._failed_starts >= _MAX_FAILED_STARTS:
             self._first_error = ResourceError(
-                f"worker {index} {_describe_exit(exit_code)} before the service could answer, as "
+                f"worker {worker_number} {_describe_exit(exit_code)} before the service could answer, as "
                 f"workers did {self._failed_starts} times: give the service more memory, or fewer "
                 "--workers"
             )

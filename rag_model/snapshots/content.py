@@ -51,7 +51,7 @@ class BuiltIndex:
     stats: Mapping[str, Any] = field(default_factory=dict)  # statistics of the merge of its shards
     # the trained file and its statistics, which later builds may reuse
     training: tuple[BlobRef, TrainingStats] | None = None
-    # manifest entry with which later builds update its shards
+    # entry of its shards in the provenance, with which later builds update them
     shards: Mapping[str, Any] | None = None
 
 
@@ -59,26 +59,26 @@ def assemble_content(
     plan: Plan,
     recipe: Recipe,
     encoders: Mapping[str, StoredEncoder],
-    passages: Sequence[ChunkResult],
-    embeddings: Mapping[str, Sequence[EmbedResult]],
+    chunk_results: Sequence[ChunkResult],
+    embed_results: Mapping[str, Sequence[EmbedResult]],
     indexes: Sequence[BuiltIndex],
 ) -> Content:
     """Return the content of a snapshot: every file by its path, and everything that its id depends
     on.
 
-    `passages` holds one result per part, in the plan's order, and so does `embeddings` for each
-    representation. Parts without passages are left out, and the previous part takes over their page
-    range. So the ranges cover all page ids, and a later build finds the same ranges.
+    `chunk_results` holds one result per part, in the plan's order, and so does `embed_results` for
+    each representation. Parts without passages are left out, and the previous part takes over their
+    page range. So the ranges cover all page ids, and a later build finds the same ranges.
     """
     files: dict[str, BlobRef] = {}
     for representation, encoder in encoders.items():
-        files |= {f"{question_encoder_path(representation)}/{name}": ref for name, ref in encoder.question}
+        files |= {f"{question_encoder_path(representation)}/{name}": blob for name, blob in encoder.question}
     parts: list[PartEntry] = []
-    part_numbers = [part_number for part_number, result in enumerate(passages) if result.rows]
-    for part_number, (first_page, last_page) in zip(part_numbers, _cover_page_ranges(plan, passages), strict=True):
-        name, result = f"part-{len(parts):05d}", passages[part_number]
+    part_numbers = [part_number for part_number, result in enumerate(chunk_results) if result.rows]
+    for part_number, (first_page, last_page) in zip(part_numbers, _cover_page_ranges(plan, chunk_results), strict=True):
+        name, result = f"part-{len(parts):05d}", chunk_results[part_number]
         files[passages_path(name)] = result.passages
-        for representation, results in embeddings.items():
+        for representation, results in embed_results.items():
             files[embeddings_path(name, representation, encoders[representation].kind)] = results[part_number].vectors
         if result.article_log is not None:
             files[articles_path(name)] = result.article_log
@@ -89,7 +89,7 @@ def assemble_content(
         representation: {"kind": encoder.kind, "space": encoder.space.to_json()}
         for representation, encoder in encoders.items()
     }
-    corpus_entry = _build_corpus_entry(plan, passages, recipe.licence)
+    corpus_entry = _build_corpus_entry(plan, chunk_results, recipe.licence)
     content = Content(
         corpus_entry,
         tuple(parts),
@@ -106,7 +106,7 @@ def replace_indexes(content: Content, indexes: Sequence[BuiltIndex]) -> Content:
     """Return the content with `indexes` added; each replaces an existing index of the same name."""
     index_names = {index.name for index in indexes}
     replaced_paths = {path for name in index_names for path in (trained_path(name), content.index_file(name))}
-    files = {path: ref for path, ref in content.files.items() if path not in replaced_paths}
+    files = {path: blob for path, blob in content.files.items() if path not in replaced_paths}
     files |= {_build_index_path(index): index.blob for index in indexes}
     files |= {trained_path(index.name): index.training[0] for index in indexes if index.training}
     return replace(
@@ -125,33 +125,35 @@ def _build_index_path(index: BuiltIndex) -> str:
     return index_path(index.name, get_kind(index.plan.kind).suffix)
 
 
-def _cover_page_ranges(plan: Plan, passages: Sequence[ChunkResult]) -> list[tuple[int, int]]:
+def _cover_page_ranges(plan: Plan, chunk_results: Sequence[ChunkResult]) -> list[tuple[int, int]]:
     """Return the page range of each non-empty part, extended over the empty parts that follow."""
-    first_pages = [part.first_page for part, result in zip(plan.parts, passages, strict=True) if result.rows]
+    first_pages = [part.first_page for part, result in zip(plan.parts, chunk_results, strict=True) if result.rows]
     part_starts = [plan.parts[0].first_page, *first_pages[1:]]
     return [(first_page, end - 1) for first_page, end in pairwise([*part_starts, plan.parts[-1].last_page + 1])]
 
 
 def list_row_files(
-    passages: Sequence[ChunkResult], embeddings: Mapping[str, Sequence[EmbedResult]]
+    chunk_results: Sequence[ChunkResult], embed_results: Mapping[str, Sequence[EmbedResult]]
 ) -> dict[str, list[BlobRef]]:
     """Return the non-empty row files of each representation, in row order: the input of the
     indexes.
     """
     vectors_by_representation = {
         representation: [result.vectors for result in results if result.rows]
-        for representation, results in embeddings.items()
+        for representation, results in embed_results.items()
     }
-    return {TEXT: [result.passages for result in passages if result.rows]} | vectors_by_representation
+    return {TEXT: [result.passages for result in chunk_results if result.rows]} | vectors_by_representation
 
 
-def list_precisions(embeddings: Mapping[str, Sequence[EmbedResult]], parent_provenance: Mapping[str, Any]) -> list[str]:
+def list_precisions(
+    embed_results: Mapping[str, Sequence[EmbedResult]], parent_provenance: Mapping[str, Any]
+) -> list[str]:
     """Return the device types and dtypes, such as `cuda bfloat16`, with which a build's rows were
     computed, sorted.
 
-    If rows were reused from the parent, the result includes those with which it was computed.
+    If rows were reused from the parent, the result includes those that its provenance names.
     """
-    results = [result for part_results in embeddings.values() for result in part_results]
+    results = [result for part_results in embed_results.values() for result in part_results]
     precision_names = {result.arithmetic for result in results if result.arithmetic}
     if any(result.encoded < result.rows for result in results):
         precision_names.update(map(str, parent_provenance.get("arithmetic") or ()))
@@ -159,7 +161,7 @@ def list_precisions(embeddings: Mapping[str, Sequence[EmbedResult]], parent_prov
 
 
 def describe_mixed_precisions(
-    embeddings: Mapping[str, Sequence[EmbedResult]], parent_provenance: Mapping[str, Any]
+    embed_results: Mapping[str, Sequence[EmbedResult]], parent_provenance: Mapping[str, Any]
 ) -> list[str]:
     """Return a note for each representation whose rows were computed with different devices or
     dtypes.
@@ -168,8 +170,8 @@ def describe_mixed_precisions(
     single representation.
     """
     precision_notes = []
-    for name, results in embeddings.items():
-        precisions = list_precisions({name: results}, parent_provenance if len(embeddings) == 1 else {})
+    for name, results in embed_results.items():
+        precisions = list_precisions({name: results}, parent_provenance if len(embed_results) == 1 else {})
         if len(precisions) > 1:
             precision_names = " and ".join(precisions)
             precision_notes.append(
@@ -214,8 +216,8 @@ def build_commits_provenance(encoders: Iterable[StoredEncoder]) -> dict[str, dic
 
 
 def count_passages(
-    passages: Sequence[ChunkResult],
-    embeddings: Mapping[str, Sequence[EmbedResult]],
+    chunk_results: Sequence[ChunkResult],
+    embed_results: Mapping[str, Sequence[EmbedResult]],
     dropped_files: Mapping[str, int] | None = None,
 ) -> dict[str, Any]:
     """Return the counts of a run: articles, passages, and dropped pages by reason.
@@ -226,13 +228,13 @@ def count_passages(
     the files of a folder that planning dropped, by reason.
     """
     drop_counts = Counter(dropped_files or {})
-    for result in passages:
+    for result in chunk_results:
         drop_counts.update(result.stats.dropped)
-    new_results = [result for result in embeddings.get(EMBEDDINGS, ()) if result.is_new]
+    new_results = [result for result in embed_results.get(EMBEDDINGS, ()) if result.is_new]
     n_embedded = sum(result.encoded for result in new_results)
-    n_passages = sum(result.rows for result in passages)
+    n_passages = sum(result.rows for result in chunk_results)
     return {
-        "articles": sum(result.stats.articles for result in passages),
+        "articles": sum(result.stats.articles for result in chunk_results),
         "passages": n_passages,
         "embedded": n_embedded,
         "reused": n_passages - n_embedded,
@@ -241,7 +243,7 @@ def count_passages(
     }
 
 
-def _build_corpus_entry(plan: Plan, passages: Sequence[ChunkResult], licence: str) -> dict[str, Any]:
+def _build_corpus_entry(plan: Plan, chunk_results: Sequence[ChunkResult], licence: str) -> dict[str, Any]:
     siteinfo_fields = asdict(plan.siteinfo)
     return {
         "kind": plan.kind,
@@ -249,5 +251,5 @@ def _build_corpus_entry(plan: Plan, passages: Sequence[ChunkResult], licence: st
         "language": siteinfo_fields["language"],
         "base": siteinfo_fields["base"],
         "licence": licence or plan.licence or (find_licence(siteinfo_fields["base"]) if plan.kind == "wiki" else ""),
-        "newest_revision": max((result.stats.newest_revision for result in passages), default=""),
+        "newest_revision": max((result.stats.newest_revision for result in chunk_results), default=""),
     }

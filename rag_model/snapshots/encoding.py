@@ -48,9 +48,9 @@ Pins = Mapping[str, str]
 COMMITS = "commits"  # the provenance field with the pins
 NO_PINS: Pins = MappingProxyType({})
 StoredFiles = tuple[tuple[str, BlobRef], ...]  # (name, blob) pairs; hashable, to be a cache key
-SettingFiles = tuple[tuple[str, StoredFiles], ...]  # by setting
+SettingFiles = tuple[tuple[str, StoredFiles], ...]  # (setting of the chunker, its files) pairs
 _PROBE_STAGE = "probe"  # the memo stage that records the probe vectors of models behind endpoints
-Kind = Literal["", "vectors", "tokens", "muvera", "sparse", "bag"]
+RepresentationKindName = Literal["", "vectors", "tokens", "muvera", "sparse", "bag"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class RepresentRecipe:
     # one vector per passage, computed from its token vectors. `sparse`: weighted terms, from a
     # masked-language model. `bag`: the tokens, from a tokenizer. If empty, representations named
     # `tokens` and `sparse` have that kind, and others are `vectors`.
-    kind: Kind = ""
+    kind: RepresentationKindName = ""
     # folder or hub name of its passage encoder, or `model:NAME`; a build needs one
     encoder: str = ""
     dtype: Dtype = "float16"  # dtype of the stored vectors
@@ -94,7 +94,7 @@ class StoredEncoder:
     space: Space
     # files of the passage encoder; the tuple is hashable, so that a worker loads an encoder once
     passage: StoredFiles
-    question: StoredFiles
+    question: StoredFiles  # files of the question encoder
     # format of a passage's rows: one vector, one vector per token, or weighted terms
     kind: RowFormatName = "vectors"
     scale: int = 0  # for a sparse encoder, the integer that represents a term weight of 1
@@ -301,7 +301,7 @@ def resolve_encoder_folder(store: Store, name: str, models: Store | None = None,
     if record is None:
         record_store = store
         record, is_new = store.memo.get_or_create(_PROBE_STAGE, inputs, produce)
-    folder = build_link_tree({file: record_store.blobs.get_local_path(ref) for file, ref in record.outputs.items()})
+    folder = build_link_tree({file: record_store.blobs.get_local_path(blob) for file, blob in record.outputs.items()})
     if not is_new:
         EndpointEncoder.load(folder).check_probes()
     return folder
@@ -318,8 +318,8 @@ def _list_hub_commits(folders: Mapping[str, Path]) -> tuple[tuple[str, str], ...
 
 def _store_encoder_pair(
     store: Store,
-    passage: Path,
-    question: Path,
+    passage_folder: Path,
+    question_folder: Path,
     space: Space,
     collect_files: Callable[[Path, Path], Mapping[str, Path]],
 ) -> tuple[StoredFiles, StoredFiles]:
@@ -328,13 +328,14 @@ def _store_encoder_pair(
     Raises:
         UsageError: the question encoder declares another space.
     """
-    if question != passage and (question_space := read_declared_space(question)) is not None:
+    is_shared = question_folder == passage_folder
+    if not is_shared and (question_space := read_declared_space(question_folder)) is not None:
         check_same_space(question_space, space)
     with temporary_folder("encoder") as workdir:
-        passage_files = _store_files(store, collect_files(passage, workdir))
-        if question == passage:
+        passage_files = _store_files(store, collect_files(passage_folder, workdir))
+        if is_shared:
             return passage_files, passage_files
-        return passage_files, _store_files(store, collect_files(question, workdir))
+        return passage_files, _store_files(store, collect_files(question_folder, workdir))
 
 
 def _store_files(store: Store, files: Mapping[str, Path]) -> StoredFiles:
@@ -362,10 +363,10 @@ def store_chunker(store: Store, recipe: ChunkRecipe) -> StoredChunker:
         for setting, files in setting_files.items()
     }
     digest_by_setting = {
-        setting: digest_files({name: ref.id for name, ref in refs.items()})
-        for setting, refs in stored_files_by_setting.items()
+        setting: digest_files({name: blob.id for name, blob in blobs.items()})
+        for setting, blobs in stored_files_by_setting.items()
     }
-    blobs_by_setting = tuple((setting, tuple(refs.items())) for setting, refs in stored_files_by_setting.items())
+    blobs_by_setting = tuple((setting, tuple(blobs.items())) for setting, blobs in stored_files_by_setting.items())
     return StoredChunker(replace(recipe, settings={**recipe.settings, **digest_by_setting}), blobs_by_setting)
 
 
@@ -375,9 +376,9 @@ def fetch_setting_files(store: Store, files: SettingFiles) -> dict[str, Path]:
     Raises:
         StoreError: a file is missing or damaged.
     """
-    return {setting: _fetch_files(store, dict(refs)) for setting, refs in files}
+    return {setting: _fetch_files(store, dict(blobs)) for setting, blobs in files}
 
 
-def _fetch_files(store: Store, refs: Mapping[str, BlobRef]) -> Path:
-    paths = {name: store.blobs.get_local_path(ref) for name, ref in refs.items()}
+def _fetch_files(store: Store, blobs: Mapping[str, BlobRef]) -> Path:
+    paths = {name: store.blobs.get_local_path(blob) for name, blob in blobs.items()}
     return next(iter(paths.values())) if is_single_file(paths) else build_link_tree(paths)

@@ -147,7 +147,9 @@ def read_reencode_recipe(content: Content) -> Recipe:
 
 
 def list_stale_indexes(content: Content, recipe: Recipe) -> dict[str, IndexRecipe]:
-    """Return the indexes over the representation `embeddings`, which have to be built again."""
+    """Return the indexes that have to be built again when the snapshot's passages are encoded by
+    another encoder: those over the representation `embeddings`.
+    """
     return {
         name: index_recipe
         for name, index_recipe in recipe.index.items()
@@ -155,22 +157,22 @@ def list_stale_indexes(content: Content, recipe: Recipe) -> dict[str, IndexRecip
     }
 
 
-def replace_embeddings(content: Content, encoder: StoredEncoder, embeddings: Sequence[EmbedResult]) -> Content:
+def replace_embeddings(content: Content, encoder: StoredEncoder, embed_results: Sequence[EmbedResult]) -> Content:
     """Return the content with new vectors and their question encoder, and without indexes over the
     old vectors.
 
-    `embeddings` holds one result per part, in order. Other representations and indexes stay as they
-    are.
+    `embed_results` holds one result per part, in order. Other representations and indexes stay as
+    they are.
     """
     indexes = {name: entry for name, entry in content.indexes.items() if content.representation_of(name) != EMBEDDINGS}
     removed_paths = {
         path for name in {*content.indexes} - {*indexes} for path in (content.index_file(name), trained_path(name))
     }
-    kept_files = {path: ref for path, ref in content.files.items() if path not in removed_paths}
-    files = {path: ref for path, ref in kept_files.items() if not path.startswith(f"{QUESTION_ENCODER}/")}
-    files |= {f"{QUESTION_ENCODER}/{name}": ref for name, ref in encoder.question}
+    kept_files = {path: blob for path, blob in content.files.items() if path not in removed_paths}
+    files = {path: blob for path, blob in kept_files.items() if not path.startswith(f"{QUESTION_ENCODER}/")}
+    files |= {f"{QUESTION_ENCODER}/{name}": blob for name, blob in encoder.question}
     files |= {
-        embeddings_path(part.name): result.vectors for part, result in zip(content.parts, embeddings, strict=True)
+        embeddings_path(part.name): result.vectors for part, result in zip(content.parts, embed_results, strict=True)
     }
     representation = {"kind": encoder.kind, "space": encoder.space.to_json()}
     representations = {**content.representations, EMBEDDINGS: representation}

@@ -162,8 +162,10 @@ def plan_import(
 
 
 def import_part(task: ImportTask, store: Store, passages: Iterator[Record] | None = None) -> dict[str, Any]:
-    """Store a part without pages that were taken down; a recorded part is reused. Return the
-    results of its passages and vectors as JSON values. Holds a block of vectors in memory.
+    """Store a part without pages that were taken down; a recorded part is reused.
+
+    Return the results of its passages and vectors as JSON values. Only a block of the vectors is in
+    memory at a time.
 
     `passages` begins with the passages of the task, and is read up to the end of the part.
 
@@ -272,9 +274,9 @@ def _iter_vector_ids(task: ImportTask, vectors: VectorInput) -> Iterator[tuple[s
 
 
 def _write_passages(
-    tables: Iterator[pa.Table], task: ImportTask, vectors: VectorInput, is_kept: npt.NDArray[np.bool_], path: Path
+    tables: Iterator[pa.Table], task: ImportTask, vectors: VectorInput, is_live: npt.NDArray[np.bool_], path: Path
 ) -> ChunkStats:
-    """Write the passages of pages that are not removed; set `is_kept` to False for other passages.
+    """Write the passages of pages that were not taken down; set `is_live` to False for others.
 
     Raises:
         InputError: there are too few passages, one is too long, or the vector of a row has another
@@ -289,8 +291,8 @@ def _write_passages(
                 _compare_ids(table["id"].to_pylist(), vector_ids)
             end_row = n_read + table.num_rows
             if removed_pages:
-                is_kept[n_read:end_row] = [page_id not in removed_pages for page_id in table["page_id"].to_pylist()]
-            live_rows = table if is_kept[n_read:end_row].all() else table.filter(pa.array(is_kept[n_read:end_row]))
+                is_live[n_read:end_row] = [page_id not in removed_pages for page_id in table["page_id"].to_pylist()]
+            live_rows = table if is_live[n_read:end_row].all() else table.filter(pa.array(is_live[n_read:end_row]))
             page_ids.update(live_rows["page_id"].unique().to_pylist())
             writer.write_table(live_rows)
             ids.extend(live_rows["id"].chunks)
@@ -300,7 +302,7 @@ def _write_passages(
     _check_distinct_ids(pa.chunked_array(ids, pa.string()))
     for n_words, n_passages in writer.lengths.items():
         length_counts[n_words // LENGTH_BIN * LENGTH_BIN] += n_passages
-    n_removed = int((~is_kept).sum())
+    n_removed = int((~is_live).sum())
     return ChunkStats(
         rows=writer.rows,
         articles=len(page_ids),
@@ -422,14 +424,16 @@ def _compare_ids(ids: Sequence[str], vector_ids: Iterator[tuple[str, int, str | 
 
 
 def _write_vectors(
-    task: ImportTask, vectors: VectorInput, is_kept: npt.NDArray[np.bool_], out: IO[bytes]
+    task: ImportTask, vectors: VectorInput, is_live: npt.NDArray[np.bool_], out: IO[bytes]
 ) -> Iterator[bytes | memoryview]:
-    """Write the vectors of the kept rows as a `.npy` file; yield each block after writing it."""
+    """Write the rows for which `is_live` is true to a `.npy` file; yield each block after writing
+    it.
+    """
     dtype, n_read = np.dtype(task.dtype), 0
     source_by_path = {str(file.path): file for file in vectors.files}
     if any(file.d != task.dim for file in vectors.files):
         raise InputError(f"the vectors of {task.vectors[0][0]} have changed: run the command again")
-    npy_header, shape = BytesIO(), (int(is_kept.sum()), task.dim)
+    npy_header, shape = BytesIO(), (int(is_live.sum()), task.dim)
     header_fields = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
     np.lib.format.write_array_header_1_0(npy_header, header_fields)
     out.write(npy_header.getvalue())
@@ -438,10 +442,10 @@ def _write_vectors(
         vector_input = VectorInput((source_by_path[file_path],))
         error_advice = "correct it, or remove the passage and its vector"
         for _, block in iter_finite_rows(vector_input, "refuse", first_row, end_row, error_advice):
-            block_mask = is_kept[n_read : n_read + len(block)]
-            kept_block = np.ascontiguousarray(block if block_mask.all() else block[block_mask], dtype)
-            out.write(kept_block.data)
-            yield kept_block.data
+            block_mask = is_live[n_read : n_read + len(block)]
+            live_block = np.ascontiguousarray(block if block_mask.all() else block[block_mask], dtype)
+            out.write(live_block.data)
+            yield live_block.data
             n_read += len(block)
 
 
@@ -461,7 +465,7 @@ def check_encoder(store: Store, imported: ImportedParts, encoder: StoredEncoder)
     checked_rows = np.unique(np.linspace(0, len(first_vectors) - 1, _CHECKED_PASSAGES, dtype=np.int64)).tolist()
     with PassageFile(store.blobs.get_local_path(imported.passages[0].passages)) as file:
         passages = file.read_rows(checked_rows)
-    model = Encoder.load(build_link_tree({name: store.blobs.get_local_path(ref) for name, ref in encoder.passage}))
+    model = Encoder.load(build_link_tree({name: store.blobs.get_local_path(blob) for name, blob in encoder.passage}))
     encoded_vectors = model.encode_passages(
         [passage.title for passage in passages], [passage.text for passage in passages]
     )

@@ -57,7 +57,7 @@ _INPUT_FOLDERS = ("passages", "encoder", "embeddings")
 class SnapshotMetrics:
     """The metrics of a snapshot's indexes, by the index's name."""
 
-    k: int
+    k: int  # depth of recall
     recalls: Mapping[str, IndexRecalls]  # each query's recall@k with the index's own parameters
     # recall, work and time for several values of the search parameters
     curves: Mapping[str, Sequence[OperatingPoint]]
@@ -197,7 +197,7 @@ def rank_passages(passages: Path, n: int, seed: int) -> tuple[npt.NDArray[np.uin
 
 
 def count_candidates(n_queries: int, part_rows: int, n: int) -> int:
-    """Return how many passages of a part to rank for a sample of `n_queries` from n passages.
+    """Return the number of a part's passages to rank for a sample of `n_queries` from n passages.
 
     The result is at least four times the expected number, rounded up to a power of two, so that it
     stays the same for most later snapshots.
@@ -212,9 +212,9 @@ def choose_sample_rows(
 
     `candidates` are the results of `rank_passages` for each part.
     """
-    starts = np.cumsum([0, *(part.rows for part in snapshot.parts)])
+    part_starts = np.cumsum([0, *(part.rows for part in snapshot.parts)])
     all_keys = np.concatenate([np.empty(0, np.uint64), *(part_keys for part_keys, _ in candidates)])
-    rows = [part_rows + start for (_, part_rows), start in zip(candidates, starts, strict=False)]
+    rows = [part_rows + start for (_, part_rows), start in zip(candidates, part_starts, strict=False)]
     sample_positions = np.unique(all_keys, return_index=True)[1][:n_queries]
     chosen_rows = np.concatenate([np.empty(0, np.int64), *rows])[sample_positions]
     return dict(zip(chosen_rows.tolist(), all_keys[sample_positions].tolist(), strict=True))
@@ -288,10 +288,10 @@ def tune_index(
 
     Args:
         store: the store with the memo.
-        snapshot: the draft.
+        snapshot: the snapshot with the index, not published yet.
         name: the name of the index.
         target: the recall to reach.
-        recipe: the depth of recall, and the sample of queries.
+        recipe: the gate's settings: the depth of recall, and the sample of queries.
         start_search: parameters from which tuning starts; they do not change its result.
         get_query_set: returns the queries of a representation; not called for a recorded result.
 
@@ -312,7 +312,7 @@ def tune_index(
 
 def _list_tune_inputs(content: Content, name: str, target: float, recipe: GateRecipe) -> dict[str, object]:
     representation = content.representation_of(name)
-    files = {path: ref.id for path, ref in sorted(content.files.items()) if path.partition("/")[0] in _INPUT_FOLDERS}
+    files = {path: blob.id for path, blob in sorted(content.files.items()) if path.partition("/")[0] in _INPUT_FOLDERS}
     return {
         "index": content.files[content.index_file(name)].id,
         "target": target,

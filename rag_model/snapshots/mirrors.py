@@ -1,4 +1,4 @@
-"""The mirror of a MediaWiki site in a store: blocks of pages as blobs, and a log of states.
+"""The mirror of a MediaWiki site in a store: blocks of pages as blobs, and a log of its states.
 
 A state is a numbered record of the memo. Each combination of site, kind of text and namespaces has
 its own memo stage. The record's only output is the list of blocks, which `gc` reads to keep them.
@@ -38,7 +38,7 @@ class StoredMirror:
         parent: Manifest | None = None,
         say: Callable[[str], object] = str,
     ) -> None:
-        """Set the store that states and blocks are written to, and the identity of the mirror.
+        """Create a mirror that `inputs` identify, and that is written to `store`.
 
         The first pages of an empty mirror come from the dump that `parent` was built from; a
         message about this is passed to `say`.
@@ -52,10 +52,10 @@ class StoredMirror:
         return frozenset(int(page_id) for page_id in self._source.takedowns.list_pages(dbname) if page_id.isdecimal())
 
     def load(self) -> MirrorState:
-        """Return the newest state; if a block is missing, it has no cursor, so that all pages are
-        listed again.
+        """Return the newest state; if one of its blocks is missing, the state has no cursor, so
+        that all pages are listed again.
         """
-        record = _find_newest(self._source, self._stage)
+        record = _find_newest_record(self._source, self._stage)
         if record is None:
             return MirrorState()
         try:
@@ -105,15 +105,15 @@ class StoredMirror:
         self._store.memo.write_record(self._stage, key, {"blocks": block_list}, stats, self._inputs)
 
     def put(self, data: bytes) -> tuple[str, int]:
-        """Store the bytes of a block."""
-        ref = self._store.blobs.put_bytes(data)
-        return ref.id, ref.size
+        """Store the bytes of a block, and return its id and its size."""
+        blob = self._store.blobs.put_bytes(data)
+        return blob.id, blob.size
 
     def get_url(self, block: Block) -> str:
         """Return the URL of a block."""
-        ref = _get_blob_ref(block)
-        is_in_store = self._store is self._source or self._store.blobs.exists(ref)
-        return (self._store if is_in_store else self._source).blobs.url_of(ref)
+        blob = _get_blob_ref(block)
+        is_in_store = self._store is self._source or self._store.blobs.exists(blob)
+        return (self._store if is_in_store else self._source).blobs.url_of(blob)
 
 
 def open_mirror(
@@ -124,7 +124,7 @@ def open_mirror(
     parent: Manifest | None = None,
     say: Callable[[str], object] = str,
 ) -> StoredMirror:
-    """Return the mirror of a site by its address."""
+    """Return the mirror of the site whose address is `dump`; see `StoredMirror`."""
     return StoredMirror(store, {"dump": dump, "site": asdict(settings), "code": CODE}, source, parent, say)
 
 
@@ -135,19 +135,19 @@ def redact_mirrors(store: Store) -> None:
     """
     for mirror in _iter_mirrors(store):
         state = mirror.load()
-        kept_state = remove_pages(mirror, state, mirror.list_removed_pages(state.dbname))
-        if kept_state != state:
-            mirror.save(kept_state)
+        redacted_state = remove_pages(mirror, state, mirror.list_removed_pages(state.dbname))
+        if redacted_state != state:
+            mirror.save(redacted_state)
 
 
 def _iter_mirrors(store: Store) -> Iterator[StoredMirror]:
     for stage in store.files.list_names("memo", kind="directory"):
-        record = _find_newest(store, stage) if stage.startswith(MIRROR_STAGE) else None
+        record = _find_newest_record(store, stage) if stage.startswith(MIRROR_STAGE) else None
         if record is not None:
             yield StoredMirror(store, {name: record.stats[name] for name in ("dump", "site", "code")})
 
 
-def _find_newest(store: Store, stage: str) -> Record | None:
+def _find_newest_record(store: Store, stage: str) -> Record | None:
     record_number = _find_newest_number(store, stage)
     return store.memo.find(stage, f"{record_number:08d}") if record_number else None
 

@@ -93,13 +93,13 @@ class Parent:
             return None
         return PartBoundaries(content.corpus.get("kind", ""), content.corpus.get("dbname", ""), first_pages, end_page)
 
-    def find_chunked(self, part: Part) -> tuple[ParentPart, ...]:
+    def find_chunked_parts(self, part: Part) -> tuple[ParentPart, ...]:
         """Return the parent's passages and article logs for the pages of `part`."""
         return tuple(self._iter_parts(part, articles_path))
 
-    def find_encoded(self, part: Part, space: str) -> tuple[ParentPart, ...]:
-        """Return the parent's passages and vectors for the pages of `part`, if its encoder space
-        and code version are those of this build.
+    def find_encoded_parts(self, part: Part, space: str) -> tuple[ParentPart, ...]:
+        """Return the parent's passages and vectors for the pages of `part`, if the parent has the
+        encoder space and the code version of this build.
         """
         content = self._content
         if self.manifest is None or content is None:

@@ -1,4 +1,4 @@
-"""Find the parent's inverted index, from which a build derives its index, and match their rows.
+"""Find the parent's inverted index, from which a build derives its own, and match the rows of both.
 
 Unchanged parts need no comparison. For text, the delta that pulls use (`store.pulling.deltas`) says
 which rows of a changed part are new, and contains their texts. Without it, passages are matched
@@ -76,14 +76,14 @@ class ParentIndex:
     """An index of the parent that has the same kind and settings as an index of the build."""
 
     file: BlobRef
-    entry: Mapping[str, Any]  # its entry in the parent's manifest
+    entry: Mapping[str, Any]  # the index's entry in the parent's manifest
     parts: tuple[PartWithParents, ...]  # the build's parts, in row order
 
     @classmethod
     def find(
         cls, store: Store, parent_content: Content | None, content: Content, name: str, plan: IndexPlan
     ) -> Self | None:
-        """Return the parent's index of that name; None if it is missing or differs in settings or
+        """Return the parent's index `name`; None if it is missing or differs in settings or
         encoder.
 
         Args:
@@ -105,7 +105,9 @@ class ParentIndex:
         return cls(file, entry, tuple(list_parts(parent_content, content, representation)))
 
     def derive(self, store: Store, plan: IndexPlan, out: Path) -> IndexStats | None:
-        """Write the index of the build; return None if it has to be built from scratch.
+        """Derive the build's index from the parent's, and write it to `out`.
+
+        Return None if the index has to be built from scratch.
 
         Raises:
             InputError: the parent's file is damaged.
@@ -120,11 +122,11 @@ class ParentIndex:
             return kind.derive(*arguments, *match_weighted_terms(store, self.parts), out)
         part_matches = match_parts(store, self.parts, _BUFFERED_BYTES)
 
-        def texts(rows: Rows) -> Iterator[pa.RecordBatch]:
+        def read_texts(rows: Rows) -> Iterator[pa.RecordBatch]:
             for part_number, _, part_rows in RowPartition(len(part.parent_rows) for part in part_matches).split(rows):
                 yield from part_matches[part_number].texts(part_rows)
 
-        return kind.derive(*arguments, concatenate_parent_rows(part_matches), texts, out)
+        return kind.derive(*arguments, concatenate_parent_rows(part_matches), read_texts, out)
 
 
 def match_parts(
@@ -210,8 +212,8 @@ class PartMatch:
     """The rows of the parent that have the same passages as a part of the build."""
 
     parent_rows: Rows  # (n,) number of each passage's row in the parent, or -1
-    passages_path: Callable[[], Path]  # returns the path of the part's passages
-    delta_path: Callable[[], Path] | None = None  # returns the path of a file with the new passages
+    get_passages_path: Callable[[], Path]
+    get_delta_path: Callable[[], Path] | None = None  # path of a file with the new passages
     # titles and texts of the new passages, if they fit into the buffer
     buffered_texts: Sequence[pa.RecordBatch] = ()
 
@@ -224,26 +226,23 @@ class PartMatch:
             InputError: a file is damaged.
             StoreError: a file is damaged or missing.
         """
-
-        def passages() -> Path:
-            return store.blobs.get_local_path(part.file)
-
+        get_passages_path = partial(store.blobs.get_local_path, part.file)
         if len(part.parent_files) == 1:
             (parent_passages, start, n_rows), *_ = part.parent_files
             if parent_passages == part.file:
-                return cls(np.arange(start, start + n_rows), passages)
+                return cls(np.arange(start, start + n_rows), get_passages_path)
             # without a usable delta, the passages are compared below
             with suppress(BookwheelError):
                 if delta := find_delta(store, DeltaStep(part.file, parent_passages, is_passages=True)):
-                    delta_path = partial(store.blobs.get_local_path, delta)
+                    get_delta_path = partial(store.blobs.get_local_path, delta)
                     fits_buffer = _DELTA_EXPANSION * delta.size <= buffer_bytes
-                    with PassageFile(pa.BufferReader(store.blobs.read(delta)) if fits_buffer else delta_path()) as file:
+                    delta_file = pa.BufferReader(store.blobs.read(delta)) if fits_buffer else get_delta_path()
+                    with PassageFile(delta_file) as file:
                         parent_rows = _offset_rows(start, compute_base_rows(file, n_rows, part.rows, by_text=by_text))
                         new_texts = list(file.iter_batches(_COLUMNS)) if fits_buffer else []
-                    return cls(
-                        parent_rows, passages, delta_path, new_texts if _count_bytes(new_texts) <= buffer_bytes else ()
-                    )
-        hashes, parent_rows = read_hashes(passages()), np.full(part.rows, -1, np.int64)
+                    buffered_texts = new_texts if _count_bytes(new_texts) <= buffer_bytes else ()
+                    return cls(parent_rows, get_passages_path, get_delta_path, buffered_texts)
+        hashes, parent_rows = read_hashes(get_passages_path()), np.full(part.rows, -1, np.int64)
         if len(hashes) != part.rows:
             raise InputError(f"a part has {len(hashes)} passages instead of {part.rows}: build it again")
         for parent_passages, start, n_rows in part.parent_files:
@@ -254,18 +253,18 @@ class PartMatch:
                     .to_numpy()
                 )
                 parent_rows = np.where((positions < 0) | (positions >= n_rows), parent_rows, positions + start)
-        return cls(parent_rows, passages)
+        return cls(parent_rows, get_passages_path)
 
     def texts(self, rows: Rows) -> Iterator[pa.RecordBatch]:
         """Yield title and text of the part's passages at ascending `rows`."""
-        if self.delta_path and np.array_equal(rows, np.flatnonzero(self.parent_rows < 0)):
+        if self.get_delta_path and np.array_equal(rows, np.flatnonzero(self.parent_rows < 0)):
             if self.buffered_texts:
                 yield from self.buffered_texts
                 return
-            with PassageFile(self.delta_path()) as file:
+            with PassageFile(self.get_delta_path()) as file:
                 yield from file.iter_batches(_COLUMNS)
         else:
-            with PassageFile(self.passages_path()) as file:
+            with PassageFile(self.get_passages_path()) as file:
                 yield from file.iter_selected(rows.tolist(), _COLUMNS)
 
 

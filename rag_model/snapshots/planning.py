@@ -1,4 +1,4 @@
-"""Plan a build: its parts, its encoders, and its indexes before any passage is encoded.
+"""Plan a build before any passage is encoded: its parts, its encoders and its indexes.
 
 The plan of the parts is recorded in the store, so that the next run does not split a source again.
 
@@ -72,9 +72,9 @@ _DROP_REASONS = {
     "taken_down": "taken down",
     "unparsable": "unparsable",
 }
-STAGE = "release"
+_RELEASE_STAGE = "release"  # memo stage that records the snapshot built from some inputs
 _INPUT_LIBRARIES = ("bookwheel", "faiss-cpu", "numpy", "pyarrow", "torch", "transformers", "tokenizers")
-Inputs = Mapping[str, Any]
+Inputs = Mapping[str, Any]  # JSON values that determine a snapshot, by name
 
 
 def plan_parts(
@@ -86,7 +86,7 @@ def plan_parts(
     source: Store | None = None,
     say: Callable[[str], object] = str,
 ) -> Plan:
-    """Return the parts of `dump`; files in which workers cannot seek are split once into the store.
+    """Return the parts of `dump`; files in which workers cannot seek are split, and stored, once.
 
     The parent's page ranges are kept where possible (`rag_model.corpus.parts`). The pages of a
     MediaWiki site are kept in the store, and later only changed pages are fetched; `source` is
@@ -127,7 +127,7 @@ def plan_parts(
         return Plan.from_json(record.stats)
     staged_files: dict[str, BlobRef] = {}
     plan_json: Mapping[str, Any] = _plan_into_store(store, dump, recipe, None, boundaries, staged_files).to_json()
-    # A later build of the same dump has this plan's ranges as the parent's, and finds it by them.
+    # A later build of the same dump gets these boundaries from its parent, and so finds this plan.
     own_boundaries = _get_boundaries(Plan.from_json(plan_json))
     for plan_boundaries in (boundaries, own_boundaries):
         plan_inputs = _add_boundaries(inputs, plan_boundaries)
@@ -137,9 +137,9 @@ def plan_parts(
     return Plan.from_json(plan_json)
 
 
-def describe_missing_items(dump: str, plan: Plan, recipe: Recipe) -> str:
+def describe_missing_wikidata(dump: str, plan: Plan, recipe: Recipe) -> str:
     """Return advice if the recipe asks for Wikidata items and the files of the export have none;
-    else "".
+    otherwise an empty string.
     """
     is_export = plan.kind == "wiki" and {part.format for part in plan.parts} == {""}
     if "wikidata" not in recipe.chunk.metadata or not is_export or find_dump_properties(dump):
@@ -167,15 +167,15 @@ def describe_missing_prose(plan: Plan, recipe: Recipe) -> str:
     )
 
 
-def _supports_structures(name: str) -> bool:
+def _supports_structures(format_name: str) -> bool:
     """Return whether a format's pages have structures; a format of passages has none."""
-    return bool(getattr(get_format(name), "extracts_structures", False))
+    return bool(getattr(get_format(format_name), "extracts_structures", False))
 
 
 def plan_dry_run(dump: str, recipe: Recipe, limit: int | None = None) -> tuple[Plan, int]:
-    """Return the parts of a dump and how many bytes a build would read, without writing to a store.
+    """Return the parts of a dump and the number of bytes that a build would read from it.
 
-    As in a build, two documents with the same id are refused.
+    Nothing is written to a store. As in a build, two documents with the same id are refused.
 
     Raises:
         InputError: for the same reasons as `plan_parts`, or two records have the same id.
@@ -203,7 +203,7 @@ def plan_dry_run(dump: str, recipe: Recipe, limit: int | None = None) -> tuple[P
 
 def plan_indexes(
     recipes: Mapping[str, IndexRecipe],
-    passages: Sequence[ChunkResult],
+    chunk_results: Sequence[ChunkResult],
     dimensions: Mapping[str, int],
     memory_bytes: int | None,
     parent: Parent | None = None,
@@ -218,9 +218,9 @@ def plan_indexes(
         UsageError: a factory string does not fit its representation.
         ResourceError: a build would not fit in memory; the message names a factory that would.
     """
-    part_rows = [result.rows for result in passages]
+    part_rows = [result.rows for result in chunk_results]
     if not any(part_rows):
-        raise InputError(_describe_drops(passages))
+        raise InputError(_describe_drops(chunk_results))
     plan_by_index: dict[str, IndexPlan] = {}
     for name, recipe in recipes.items():
         kind, representation = get_kind_for_factory(recipe.factory), representation_of(recipe)
@@ -233,10 +233,10 @@ def plan_indexes(
     return plan_by_index
 
 
-def _describe_drops(passages: Sequence[ChunkResult]) -> str:
+def _describe_drops(chunk_results: Sequence[ChunkResult]) -> str:
     """Return the message for a dump without passages: how many pages were dropped, by reason."""
     drop_counts: Counter[str] = Counter()
-    for result in passages:
+    for result in chunk_results:
         drop_counts.update(result.stats.dropped)
     if not drop_counts:
         return "the dump has no passages and no pages: check that it is the right file"
@@ -325,7 +325,7 @@ def collect_inputs(
         "encoders": {
             name: [
                 stored_encoder.space.digest,
-                *(ref.id for _, ref in (*stored_encoder.passage, *stored_encoder.question)),
+                *(blob.id for _, blob in (*stored_encoder.passage, *stored_encoder.question)),
             ]
             for name, stored_encoder in encoders.items()
         },
@@ -348,7 +348,7 @@ def find_snapshot(store: Store, inputs: Inputs, base: str | None) -> str | None:
     Raises:
         StoreError: the store cannot be read.
     """
-    record = store.memo.find(STAGE, store.memo.compute_key(_add_base_snapshot(inputs, base)))
+    record = store.memo.find(_RELEASE_STAGE, store.memo.compute_key(_add_base_snapshot(inputs, base)))
     if record is None:
         return None
     try:
@@ -366,7 +366,9 @@ def record_snapshot(store: Store, inputs: Inputs, base: str | None, snapshot: st
     """
     for parent in (base, snapshot):
         parent_inputs = _add_base_snapshot(inputs, parent)
-        store.memo.write_record(STAGE, store.memo.compute_key(parent_inputs), {}, {"snapshot": snapshot}, parent_inputs)
+        store.memo.write_record(
+            _RELEASE_STAGE, store.memo.compute_key(parent_inputs), {}, {"snapshot": snapshot}, parent_inputs
+        )
 
 
 def _add_base_snapshot(inputs: Inputs, base: str | None) -> dict[str, Any]:

@@ -120,7 +120,7 @@ def replace_snapshot(store: Store, snapshot: str, replacement: str) -> list[RefM
 
 def _write_manifest(store: Store, manifest: Manifest, *, sign: bool = True) -> str:
     """Write a manifest, unless its snapshot has a page that was taken down; remove the manifest if
-    one of the pages is taken down meanwhile.
+    one of its pages is taken down meanwhile.
     """
     wiki_id, path = wiki_name(manifest.content), f"snapshots/{manifest.id}.json"
     removed_pages = store.takedowns.list_pages(wiki_id)
@@ -137,10 +137,10 @@ def _write_manifest(store: Store, manifest: Manifest, *, sign: bool = True) -> s
 
 
 def _refuse_removed_pages(store: Store, manifest: Manifest, pages: Collection[str]) -> None:
-    if found_pages := find_pages(store, manifest.content, pages):
+    if occurrences := find_pages(store, manifest.content, pages):
         raise StoreError(
             f"snapshot {manifest.id[:12]} cannot be published in {store.url}: page "
-            f"{found_pages[0].page} in it ({found_pages[0].title!r}) was taken down meanwhile: run "
+            f"{occurrences[0].page} in it ({occurrences[0].title!r}) was taken down meanwhile: run "
             "the same command again to leave it out"
         )
 
@@ -178,33 +178,33 @@ def _publish(
 def write_report(
     store: Store,
     manifest: Manifest,
-    published: PublishResult,
+    publish_result: PublishResult,
     metrics: SnapshotMetrics,
     counts: Mapping[str, Any],
-    passages: Sequence[ChunkResult],
-    embeddings: Mapping[str, Sequence[EmbedResult]],
+    chunk_results: Sequence[ChunkResult],
+    embed_results: Mapping[str, Sequence[EmbedResult]],
     seconds: Mapping[str, float],
 ) -> str:
     """Render a snapshot's report, store it, and return its URL.
 
-    `passages` are the chunk results of all parts, and `embeddings` the embed results by stage;
-    `seconds` are the durations of the stages, in order.
+    `embed_results` maps stages to their results; `seconds` maps all stages to their durations, in
+    order.
     """
-    is_new_by_stage = {"chunk": [result.is_new for result in passages]}
-    is_new_by_stage |= {stage: [report.is_new for report in results] for stage, results in embeddings.items()}
+    is_new_by_stage = {"chunk": [result.is_new for result in chunk_results]}
+    is_new_by_stage |= {stage: [report.is_new for report in results] for stage, results in embed_results.items()}
     corpus = manifest.content.corpus
     report = BuildReport(
         title=f"{corpus['dbname'] or corpus['kind']} {corpus['newest_revision'][:10]}".strip(),
         snapshot=manifest.id,
         created_at=datetime.now(UTC).isoformat(timespec="seconds"),
-        verdict=published.verdict,
+        verdict=publish_result.verdict,
         counts={name: count for name, count in counts.items() if name != "dropped"},
         k=metrics.k,
         dropped=counts["dropped"],
-        unknown_templates=_count_unknown_templates(passages),
+        unknown_templates=_count_unknown_templates(chunk_results),
         language=corpus.get("language", ""),
-        quarantined=_list_quarantined(passages),
-        lengths=_sum_lengths(passages),
+        quarantined=_list_quarantined_pages(chunk_results),
+        lengths=_sum_lengths(chunk_results),
         curves=metrics.curves,
         settings=metrics.operating_points,
         health=metrics.health,
@@ -225,32 +225,32 @@ def _build_stage(name: str, seconds: float, is_new: Sequence[bool]) -> BuildStag
     return BuildStage(name, seconds, sum(is_new), len(is_new) - sum(is_new))
 
 
-def _count_unknown_templates(passages: Sequence[ChunkResult]) -> dict[str, int]:
+def _count_unknown_templates(chunk_results: Sequence[ChunkResult]) -> dict[str, int]:
     """Return the most used templates that the cleaner does not know, with their numbers of
     articles.
     """
     count_by_template = Counter[str]()
-    for result in passages:
+    for result in chunk_results:
         count_by_template.update(result.stats.unknown_templates)
     return dict(count_by_template.most_common(_MAX_UNKNOWN_TEMPLATES))
 
 
-def _list_quarantined(passages: Sequence[ChunkResult]) -> list[tuple[str, str, str]]:
-    pages = (page for result in passages for page in result.stats.quarantined)
+def _list_quarantined_pages(chunk_results: Sequence[ChunkResult]) -> list[tuple[str, str, str]]:
+    pages = (page for result in chunk_results for page in result.stats.quarantined)
     return [(page.page_id, page.title, page.reason) for page in islice(pages, _MAX_QUARANTINED)]
 
 
-def _sum_lengths(passages: Sequence[ChunkResult]) -> dict[int, int]:
+def _sum_lengths(chunk_results: Sequence[ChunkResult]) -> dict[int, int]:
     length_counts: Counter[int] = Counter()
-    for result in passages:
+    for result in chunk_results:
         length_counts.update({int(n_words): n for n_words, n in result.stats.lengths.items()})
     return dict(sorted(length_counts.items()))
 
 
 def _sum_sizes(manifest: Manifest) -> dict[str, int]:
     bytes_by_folder: Counter[str] = Counter()
-    for path, ref in manifest.content.files.items():
-        bytes_by_folder[path.partition("/")[0]] += ref.size
+    for path, blob in manifest.content.files.items():
+        bytes_by_folder[path.partition("/")[0]] += blob.size
     return dict(bytes_by_folder)
 
 

@@ -32,11 +32,11 @@ from rag_model.store.versions.ranges import (
     get_layout,
 )
 
-# bytes of a block; small, because a search reads single vectors and parts of row groups
-_ROW_BLOCK = 4 << 10
+# Small, because a search reads single vectors and parts of row groups.
+_ROW_BLOCK_BYTES = 4 << 10
 _MIN_ROW_FILE_BYTES = 128 << 10  # a smaller file is read as a whole, with one request
 _DIGESTED_BYTES_PER_SECOND = 5e8
-_PASSAGES = '{"kind":"passages"}'
+_PASSAGES = '{"kind":"passages"}'  # value of `DigestTask.entry` for a file of passages
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class DigestTask(RecordedTask):
 
     @property
     def target(self) -> BlobRef:
-        """The file; `gc` keeps its digests as long as a snapshot has it."""
+        """The file; `gc` keeps the file's digests as long as a snapshot has the file."""
         return self.file
 
     def compute(self, store: Store) -> Any:
@@ -98,11 +98,11 @@ def list_range_tasks(content: Content, min_bytes: int = WHOLE_BYTES + 1) -> dict
     also get tasks. Without digests of its blocks, a search would have to read a file as a whole.
     """
     tasks, min_row_bytes = {}, min(min_bytes, _MIN_ROW_FILE_BYTES)
-    for path, ref in sorted(content.files.items()):
-        if ref.size >= min_row_bytes and file_kind(path) == "passages":
-            tasks[path] = DigestTask(ref, _ROW_BLOCK, _PASSAGES)
-        elif ref.size >= min_row_bytes and file_kind(path) == EMBEDDINGS:
-            tasks[path] = DigestTask(ref, _ROW_BLOCK)
+    for path, blob in sorted(content.files.items()):
+        if blob.size >= min_row_bytes and file_kind(path) == "passages":
+            tasks[path] = DigestTask(blob, _ROW_BLOCK_BYTES, _PASSAGES)
+        elif blob.size >= min_row_bytes and file_kind(path) == EMBEDDINGS:
+            tasks[path] = DigestTask(blob, _ROW_BLOCK_BYTES)
     for name, entry in sorted(content.indexes.items()):
         path = content.index_file(name)
         file, kind = content.files.get(path), get_kind_of_entry(entry)
@@ -123,7 +123,7 @@ def add_range_digests(
     Raises:
         BookwheelError: a file is missing or damaged, or the store cannot be written.
     """
-    files = {path: ref for path, ref in content.files.items() if path not in (RANGE_DIGESTS, RANGE_TABLE)}
+    files = {path: blob for path, blob in content.files.items() if path not in (RANGE_DIGESTS, RANGE_TABLE)}
     if tasks:
         digests, file_entries = bytearray(), dict[str, Any]()
         results = run_tasks(store, list(tasks.values()), runner, on_progress)

@@ -40,14 +40,14 @@ from rag_model.store.versions.manifest import EMBEDDINGS, EXACT, SPARSE, TEXT, T
 from rag_model.store.versions.snapshot import Snapshot
 from rag_model.toml import from_table, read_toml
 
-_INDEX = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_INDEX_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 # Types of the representations whose recipe states no kind.
 _DEFAULT_TYPES: dict[str, RepresentationType] = {TOKENS: "tokens", SPARSE: "sparse"}
-_REPRESENTATION = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+_REPRESENTATION_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 _MAX_LICENCE = 100  # maximum characters of a licence, because every hit repeats it
 
 
-def default_indexes() -> dict[str, IndexRecipe]:
+def create_default_indexes() -> dict[str, IndexRecipe]:
     """Return the default indexes of a recipe: a graph for fast search, codes for little memory, and
     BM25.
 
@@ -75,7 +75,7 @@ class Recipe:
     encode: EncodeRecipe = field(default_factory=EncodeRecipe)
     # settings of further representations, by name
     represent: Mapping[str, RepresentRecipe] = field(default_factory=dict)
-    index: Mapping[str, IndexRecipe] = field(default_factory=default_indexes)  # indexes by name
+    index: Mapping[str, IndexRecipe] = field(default_factory=create_default_indexes)  # by name
     gate: GateRecipe = field(default_factory=GateRecipe)
     # bytes of compressed dump per part; the default depends on the dump's size
     part_bytes: int | None = None
@@ -94,11 +94,11 @@ class Recipe:
                 "characters: give one such as 'CC BY-SA 3.0'"
             )
         for name in self.represent:
-            _check_name(name, "a representation", _REPRESENTATION)
+            _check_name(name, "a representation", _REPRESENTATION_NAME)
             if name in (EMBEDDINGS, TEXT):
                 raise UsageError(f"every snapshot has a representation {name}: give [represent.{name}] another name")
         for name, index in self.index.items():
-            _check_name(name, "an index", _INDEX)
+            _check_name(name, "an index", _INDEX_NAME)
             if name in CALLS.list_names():
                 raise UsageError(
                     f"{name} is the name of a retriever function, as in {name}(…): give the index another name"
@@ -143,7 +143,7 @@ class Recipe:
                 if not representation[setting]:
                     del representation[setting]
         if self.site == SiteSettings():
-            del settings["site"]  # recipes of earlier versions have this form
+            del settings["site"]  # so that ids stay the same as in versions without this setting
         return {**settings, "chunk": self.chunk.to_json()}
 
 

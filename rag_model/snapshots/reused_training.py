@@ -74,7 +74,7 @@ class ReusedTraining:
     growth: str = ""
 
     def fits_untested(self, drift: float) -> bool:
-        """Return whether the trained file can be reused without a test: no part changed, and its
+        """Return whether the trained file can be reused without a test: no part changed, and the
         cells are balanced.
         """
         is_as_built = not (self.changed_parts or self.redacted_parts or self.growth)
@@ -125,14 +125,14 @@ def find_reusable_training(
     plan: IndexPlan,
     space: str | None,
     parts: Sequence[Part],
-    embeddings: Sequence[EmbedResult],
+    embed_results: Sequence[EmbedResult],
     *,
     rebuild_graphs: bool = False,
 ) -> ReusedTraining | None:
     """Return the parent's trained file of an index; None if it does not exist, or belongs to
     another plan or encoder space.
 
-    `embeddings` are the embed results of `parts`. Some changed and unchanged parts are sampled with
+    `embed_results` are those of `parts`. Some changed and unchanged parts are sampled with
     the plan's seed, to compare new vectors with old ones. With `rebuild_graphs`, the parent's
     shards are left out.
     """
@@ -148,7 +148,7 @@ def find_reusable_training(
     parent_vectors = {
         files[path] for part in content.parts if (path := content.rows_path(representation, part.name)) in files
     }
-    encoded_parts = [(part, result.vectors) for part, result in zip(parts, embeddings, strict=True) if result.rows]
+    encoded_parts = [(part, result.vectors) for part, result in zip(parts, embed_results, strict=True) if result.rows]
     changed_parts = _sample_items(
         [(part, vectors) for part, vectors in encoded_parts if vectors not in parent_vectors], plan.seed
     )
@@ -235,8 +235,8 @@ def keep_parent_sizes(recipe: IndexRecipe, plan: IndexPlan, parent: Parent, name
 
 
 def _get_training_entry(parent: Parent, name: str) -> Mapping[str, Any]:
-    """Return the parent's manifest entry of an index's trained file; empty if this version can read
-    none.
+    """Return the parent's manifest entry of an index's trained file; empty if there is none that
+    this version can read.
     """
     content = parent.manifest.content if parent.manifest else None
     if content is None or trained_path(name) not in content.files:
@@ -248,7 +248,7 @@ def _get_training_entry(parent: Parent, name: str) -> Mapping[str, Any]:
 def _list_parent_vectors(store: Store, parent: Parent, part: Part, space: str) -> tuple[BlobRef, ...]:
     return tuple(
         parent_part.rows_file
-        for parent_part in parent.find_encoded(part, space)
+        for parent_part in parent.find_encoded_parts(part, space)
         if store.blobs.exists(parent_part.rows_file)
     )
 

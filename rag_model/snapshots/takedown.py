@@ -34,7 +34,7 @@ _REBUILT_FOLDERS = (
     "trained",
     "index",
 )  # top-level folders of files that may contain a page
-_KEPT_FOLDER = "encoder"
+_KEPT_FOLDER = "encoder"  # its files do not depend on the pages
 ARTICLES, SPANS = "articles", "spans"  # names of a part's article log and salient spans
 
 
@@ -64,7 +64,7 @@ class TakedownResult:
     # maps the id of an affected snapshot to the id of its replacement, "" if no page was left
     replacements: dict[str, str]
     moves: int  # number of refs that moved
-    evaluations: tuple[str, ...]  # ids of the deleted evaluations of these snapshots
+    evaluations: tuple[str, ...]  # ids of the deleted evaluations of the affected snapshots
 
 
 def take_down_everywhere(store: Store, rebuild: Callable[[AffectedSnapshot], Manifest | None]) -> TakedownResult:
@@ -95,7 +95,7 @@ def take_down_everywhere(store: Store, rebuild: Callable[[AffectedSnapshot], Man
     return TakedownResult(replacement_by_snapshot, n_moves, retire_replaced(store).evaluations)
 
 
-def list_unsigned(store: Store, replacements: Collection[str]) -> tuple[str, ...]:
+def list_unsigned_replacements(store: Store, replacements: Collection[str]) -> tuple[str, ...]:
     """Return the unsigned replacements, and the unsigned moves of refs to replacements.
 
     The result is empty if this publisher has no trust file.
@@ -133,7 +133,7 @@ def find_affected_snapshots(store: Store, wiki: str = "", pages: Collection[str]
             frozenset(pages) if snapshot_wiki == wiki else frozenset()
         )
         if occurrences := find_pages(store, manifest.content, removed_pages):
-            _check_kinds(manifest)
+            _check_file_kinds(manifest)
             affected_snapshots.append(AffectedSnapshot(manifest, tuple(occurrences), tuple(refs[manifest.id])))
     return sorted(affected_snapshots, key=lambda affected: (not affected.refs, affected.manifest.id))
 
@@ -201,7 +201,7 @@ def replace_redacted_parts(content: Content, result_by_part: Mapping[str, Redact
     As in a build, parts without passages are left out, and the previous part takes over their page
     range.
     """
-    files = {path: ref for path, ref in content.files.items() if path.partition("/")[0] == _KEPT_FOLDER}
+    files = {path: blob for path, blob in content.files.items() if path.partition("/")[0] == _KEPT_FOLDER}
     parts: list[PartEntry] = []
     for part in content.parts:
         n_rows = result_by_part[part.name].rows if part.name in result_by_part else part.rows
@@ -229,11 +229,11 @@ def _iter_redacted_files(
 def _delete_local_copies(store: Store, affected: AffectedSnapshot, replacement: str) -> None:
     """Delete the local copies of files that a replaced snapshot no longer has."""
     remaining_blobs = store.snapshots.get(replacement).content.files.values() if replacement else ()
-    for ref in {*affected.manifest.content.files.values()} - {*remaining_blobs}:
-        store.blobs.delete_local_copy(ref)
+    for blob in {*affected.manifest.content.files.values()} - {*remaining_blobs}:
+        store.blobs.delete_local_copy(blob)
 
 
-def _check_kinds(manifest: Manifest) -> None:
+def _check_file_kinds(manifest: Manifest) -> None:
     unknown_file_kinds = {file_kind(path).partition("/")[0] for path in manifest.content.files} - {
         *_REBUILT_FOLDERS,
         _KEPT_FOLDER,

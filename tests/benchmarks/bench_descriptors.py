@@ -204,7 +204,7 @@ def plan_build(library: DescriptorLibrary) -> int:
     """Find the chunk outputs that the next build reuses for each part; return their number."""
     parent = Parent.from_ref(library.store, "latest")
     parts = (Part(f"part-{n:05d}", "wiki", n * _PAGES, (n + 1) * _PAGES - 1, ()) for n in range(library.size.parts))
-    return sum(len(parent.find_chunked(part)) for part in parts)
+    return sum(len(parent.find_chunked_parts(part)) for part in parts)
 
 
 def look_up_records(library: DescriptorLibrary) -> int:

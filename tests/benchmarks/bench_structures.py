@@ -43,7 +43,7 @@ from rag_model.corpus.wikitext import clean_wikitext
 from rag_model.encoders.encoder import Encoder
 from rag_model.evaluation.bootstrap import estimate_difference
 from rag_model.evaluation.matching import AnswerMatcher
-from rag_model.retrieve.fusion import DEPTH, RRF_K, fuse
+from rag_model.retrieve.fusion import DEFAULT_DEPTH, RRF_K, fuse
 from rag_model.training.data.examples import build_passage
 
 SELECTIONS: dict[str, tuple[Any, ...]] = {
@@ -163,8 +163,8 @@ def fuse_searches(first: SearchFunction, second: SearchFunction, passages: Seque
 
     def search(questions: Sequence[str], k: int) -> list[list[Passage]]:
         ranked_rows = [
-            np.array([[rows[id(hit)] for hit in hits] + [-1] * (DEPTH - len(hits)) for hits in hit_lists])
-            for hit_lists in (first(questions, DEPTH), second(questions, DEPTH))
+            np.array([[rows[id(hit)] for hit in hits] + [-1] * (DEFAULT_DEPTH - len(hits)) for hits in hit_lists])
+            for hit_lists in (first(questions, DEFAULT_DEPTH), second(questions, DEFAULT_DEPTH))
         ]
         fused_rows = fuse(ranked_rows, RRF_K, (1.0, 1.0))[0]
         return [[passages[row] for row in query_rows[:k] if row >= 0] for query_rows in fused_rows]

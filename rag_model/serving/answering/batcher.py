@@ -50,7 +50,7 @@ class RetrievedPassages:
 class AnswerDelta:
     """New text to append to one answer."""
 
-    question_index: int  # position of the question in its request
+    question_position: int  # position of the question in its request, from 0
     text: str
 
 
@@ -64,7 +64,7 @@ class AnswerProgress:
         self._loop = asyncio.get_running_loop()
         self._changed = asyncio.Event()
         self._passages: RetrievedPassages | None = None
-        self._texts: dict[int, str] = {}
+        self._texts: dict[int, str] = {}  # new text by position of the question
         self._is_finished = False
 
     def set_passages(self, passages: RetrievedPassages) -> None:
@@ -84,7 +84,7 @@ class AnswerProgress:
         """Wait for updates and return them in order; [] after `finish`."""
         await self._changed.wait()
         updates: list[RetrievedPassages | AnswerDelta] = [] if self._passages is None else [self._passages]
-        updates += [AnswerDelta(question_index, text) for question_index, text in self._texts.items()]
+        updates += [AnswerDelta(question_position, text) for question_position, text in self._texts.items()]
         self._passages, self._texts = None, {}
         if not self._is_finished:
             self._changed.clear()
@@ -95,7 +95,7 @@ class AnswerProgress:
         self._changed.set()
 
     def _store_delta(self, delta: AnswerDelta) -> None:
-        self._texts[delta.question_index] = self._texts.get(delta.question_index, "") + delta.text
+        self._texts[delta.question_position] = self._texts.get(delta.question_position, "") + delta.text
         self._changed.set()
 
     def _call_in_loop(self, method: Callable[[Any], None], argument: object) -> None:
@@ -211,7 +211,7 @@ class _Sleeper:
 
 
 class Batcher(Generic[_Reply]):
-    """Answer requests in batches, in worker threads.
+    """Answers requests in batches, in worker threads.
 
     Call `submit` from an event loop, and the other methods from any thread.
     """
@@ -254,7 +254,7 @@ class Batcher(Generic[_Reply]):
         self._active_requests = 0  # requests that workers are processing
         self._worker_count = workers
         self._idle_workers = 0  # workers that wait for a batch; they share the queue evenly
-        self._sleepers: dict[int, _Sleeper] = {}  # sleeping workers by number
+        self._sleepers: dict[int, _Sleeper] = {}  # sleeping workers by worker number
         self._waking_workers = 0  # workers that were woken but do not run yet
         self._is_closing = False
         self.threads = [
@@ -362,13 +362,14 @@ class Batcher(Generic[_Reply]):
         with self._lock:
             self._queue.remove(request)
 
-    def _run(self, worker: int, init_thread: Callable[[], None]) -> None:
+    def _run(self, worker_number: int, init_thread: Callable[[], None]) -> None:
         init_thread()
         last_batch_size = 0  # requests in this thread's last batch
-        while requests := self._wait_for_batch(worker, last_batch_size):
+        while requests := self._wait_for_batch(worker_number, last_batch_size):
             last_batch_size = len(requests)
             try:
-                with self._lone_request_context() if worker == 0 and self._is_lone_request(requests) else nullcontext():
+                is_lone = worker_number == 0 and self._is_lone_request(requests)
+                with self._lone_request_context() if is_lone else nullcontext():
                     replies = self._compute_replies(requests)
                 _deliver_replies(requests, replies)
             # This is a bug of the batcher. Before the thread dies, the callers get an error.
@@ -383,8 +384,8 @@ class Batcher(Generic[_Reply]):
         """Return whether no other request is queued or being processed."""
         return len(requests) == self._active_requests == 1 and not self._queue
 
-    def _wait_for_batch(self, worker: int, last_batch_size: int) -> list[QueuedRequest[_Reply]]:
-        """Wait for requests and return a batch; [] once closed and empty.
+    def _wait_for_batch(self, worker_number: int, last_batch_size: int) -> list[QueuedRequest[_Reply]]:
+        """Wait for requests and return a batch; [] once the batcher is closed and empty.
 
         This worker has just answered `last_batch_size` requests, whose clients are expected to send
         their next requests.
@@ -393,41 +394,43 @@ class Batcher(Generic[_Reply]):
             self._active_requests -= last_batch_size
             self._idle_workers += 1
             try:
-                requests = self._collect_batch(worker, last_batch_size)
+                requests = self._collect_batch(worker_number, last_batch_size)
                 self._active_requests += len(requests)
             finally:
                 self._idle_workers -= 1
             self._wake_worker()  # let another worker take the remaining requests
             return requests
 
-    def _collect_batch(self, worker: int, last_batch_size: int) -> list[QueuedRequest[_Reply]]:
+    def _collect_batch(self, worker_number: int, last_batch_size: int) -> list[QueuedRequest[_Reply]]:
         requests: list[QueuedRequest[_Reply]] = []
         # Another worker may have taken the requests in the meantime.
         while not requests and (self._queue or not self._is_closing):
             while not self._has_enough(1):
-                self._sleep(worker, 1)
+                self._sleep(worker_number, 1)
             # If every worker waits for an equal share, the batches stay equally large.
             min_requests = -(-(self._active_requests + last_batch_size) // self._worker_count)
             deadline = time.monotonic() + self._max_wait_seconds
             while not self._has_enough(min_requests) and (remaining_seconds := deadline - time.monotonic()) > 0:
-                self._sleep(worker, min_requests, remaining_seconds)
+                self._sleep(worker_number, min_requests, remaining_seconds)
             requests = self._pop_batch(min(self._batch_limit, -(-self._queue.question_count // self._idle_workers)))
         return requests
 
-    def _sleep(self, worker: int, min_requests: int, seconds: float | None = None) -> None:
+    def _sleep(self, worker_number: int, min_requests: int, seconds: float | None = None) -> None:
         self._wake_worker()  # enough requests may wait for another worker
-        self._sleepers[worker] = sleeper = _Sleeper(min_requests, threading.Condition(self._lock))
+        self._sleepers[worker_number] = sleeper = _Sleeper(min_requests, threading.Condition(self._lock))
         try:
             sleeper.condition.wait(seconds)
         finally:
-            if self._sleepers.pop(worker, None) is None:
+            if self._sleepers.pop(worker_number, None) is None:
                 self._waking_workers -= 1
 
     def _wake_worker(self) -> None:
-        """Wake the first sleeping worker for which enough requests wait; others would lose time."""
-        numbers = [number for number, sleeper in self._sleepers.items() if self._has_enough(sleeper.min_requests)]
-        if len(self._queue) > self._waking_workers and numbers:
-            self._sleepers.pop(min(numbers)).condition.notify()
+        """Wake only the first sleeping worker for which enough requests wait."""
+        wakeable_workers = [
+            number for number, sleeper in self._sleepers.items() if self._has_enough(sleeper.min_requests)
+        ]
+        if len(self._queue) > self._waking_workers and wakeable_workers:
+            self._sleepers.pop(min(wakeable_workers)).condition.notify()
             self._waking_workers += 1
 
     def _pop_batch(self, max_questions: int) -> list[QueuedRequest[_Reply]]:

@@ -45,16 +45,17 @@ class _ProgressReporter:
 
     def __init__(self, snapshot: str, model_id: str, requests: Sequence[QueuedRequest[AnswerResult]]) -> None:
         self._snapshot, self._model = snapshot, model_id
-        recipients = [(request.progress, index) for request in requests for index in range(len(request.questions))]
-        # for each question of the batch: (progress of its request, index of the question in the
-        # request)
+        recipients = [
+            (request.progress, position) for request in requests for position in range(len(request.questions))
+        ]
+        # for each question of the batch: the progress of its request, and its position there
         self._recipients = recipients
         self.has_listeners = any(progress is not None for progress, _ in recipients)
 
     def report_passages(self, hits: Sequence[Sequence[Hit]]) -> None:
         """Pass the passages of each question to its request."""
-        for progress, index in self._recipients:
-            if progress is not None and index == 0:
+        for progress, position in self._recipients:
+            if progress is not None and position == 0:
                 request_hits = [
                     passages
                     for (recipient, _), passages in zip(self._recipients, hits, strict=True)
@@ -64,9 +65,9 @@ class _ProgressReporter:
 
     def report_text(self, row: int, text: str) -> None:
         """Pass new text of the answer to question `row` of the batch."""
-        progress, index = self._recipients[row]
+        progress, position = self._recipients[row]
         if progress is not None:
-            progress.append_delta(AnswerDelta(index, text))
+            progress.append_delta(AnswerDelta(position, text))
 
 
 def search_batch(

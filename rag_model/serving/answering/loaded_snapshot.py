@@ -137,7 +137,7 @@ class AvailableRetrievers:
 
     @classmethod
     def plan_ranged(cls, snapshot: Snapshot, settings: ServiceSettings) -> Self:
-        """Plan the retrievers of `plan`, and other indexes, that can be searched by byte ranges.
+        """Plan those retrievers of `plan`, and other indexes, that can be searched by byte ranges.
 
         If the settings name retrievers, no other indexes are added.
 
@@ -206,9 +206,9 @@ class ServedRef:
     """The ref of a served snapshot, and the entry of the ref's log that names the snapshot."""
 
     ref: str
-    number: int
+    number: int  # number of the entry; 0: no entry is known
     snapshot: str  # full id
-    created_at: str  # time of the move; ISO 8601, UTC
+    created_at: str  # time of the move, ISO 8601 in UTC; empty: unknown
 
 
 class LoadedSnapshot:
@@ -514,7 +514,7 @@ def _choose_retrievers(
     it needs vectors that are not pulled by the settings, or if its encoder (and with `in_memory`
     its files) needs more memory than is free. If the settings limit the memory, the files are
     always counted. If the default does not fit into the limit, the first retriever is the fitting
-    index with the largest recall.
+    index with the largest recall. Indexes that do not fit into the limit are described in `notes`.
 
     Raises:
         UsageError: No index fits into the memory of the settings.
@@ -585,7 +585,8 @@ def _count_bytes(snapshot: Snapshot, sizes: Mapping[str, int], settings: Service
 def _describe_unserved_indexes(
     snapshot: Snapshot, bytes_by_retriever: Mapping[str, int], retrievers: Sequence[str], memory_bytes: int
 ) -> list[str]:
-    """Return a sentence for each index that does not fit; it has the index's recall if comparable.
+    """Return a sentence for each index that does not fit into the memory, with its recall if that
+    can be compared with the default's.
 
     Raises:
         UsageError: No index fits.
@@ -675,7 +676,7 @@ def _list_resource_files(
     content = snapshot.manifest.content
     indexes = [name for name in retriever_needs.index_names if not _takes_text(snapshot, name)]
     folders = {f"{question_encoder_path(content.representation_of(name))}/" for name in indexes}
-    size_by_path = {path: ref.size for path, ref in content.files.items() if path.startswith(tuple(folders))}
+    size_by_path = {path: blob.size for path, blob in content.files.items() if path.startswith(tuple(folders))}
     counts_indexes = settings.in_memory or settings.memory_bytes is not None
     return size_by_path | (_list_index_files(snapshot, retriever_needs.index_names) if counts_indexes else {})
 
@@ -696,7 +697,9 @@ def _open_retriever(context: RetrieverContext, expression: str, *, products: boo
 
 
 def _open_for_model(context: RetrieverContext, model: ServedModel | None) -> RetrieverContext | None:
-    """Return the context, with the model's question encoder if it has one; None without a model."""
+    """Return a context with the model's question encoder, or `context` itself if the model has no
+    encoder; None without a model.
+    """
     if model is None:
         return None
     return context if model.question_encoder is None else context.with_encoder(model.question_encoder)
@@ -708,7 +711,7 @@ def _check_not_empty(snapshot: Snapshot) -> None:
 
 
 def _list_index_files(snapshot: Snapshot, names: Sequence[str]) -> dict[str, int]:
-    """Return the sizes of the files of indexes, in bytes; `exact` has no file."""
+    """Return the sizes in bytes, by path, of the files of indexes; `exact` has no file."""
     content = snapshot.manifest.content
     paths = [content.index_file(name) for name in names if name in content.indexes]
     return {path: content.files[path].size for path in paths}
@@ -734,4 +737,4 @@ def _create_encoder_loader(
 
 def _list_encoder_files(snapshot: Snapshot) -> list[tuple[str, str]]:
     files = snapshot.manifest.content.files
-    return sorted((path, ref.id) for path, ref in files.items() if path.startswith(f"{QUESTION_ENCODER}/"))
+    return sorted((path, blob.id) for path, blob in files.items() if path.startswith(f"{QUESTION_ENCODER}/"))

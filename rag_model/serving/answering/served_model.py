@@ -43,7 +43,7 @@ class SharedQuestionEncoder:
 
     @classmethod
     def load(cls, folder: Path, threads: int) -> Self:
-        """Load the question encoder in `folder`; `threads` sets torch's threads of the process."""
+        """Load the question encoder in `folder`, and let torch use `threads` threads."""
         if is_endpoint_encoder(folder):
             return cls(load_any_encoder(folder))
         return cls(Encoder.load(folder, "question", threads=threads))
@@ -64,7 +64,8 @@ class ServedModel:
     model: ReadingModel
     settings: ReaderSettings
     question_encoder: SharedQuestionEncoder | None  # None means the snapshot's encoder
-    writer: Writer | None  # for readers with one prompt; None for one that reads each passage alone
+    # for readers that put all passages into one prompt; None if the reader reads each one alone
+    writer: Writer | None
 
     @classmethod
     def load(

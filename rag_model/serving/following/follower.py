@@ -116,7 +116,7 @@ class FollowedRef:
 @dataclass(frozen=True, slots=True)
 class _TargetVersion:
     served_ref: ServedRef
-    model: str | None  # full id
+    model: str | None  # full id of the model that answers; None: no answers
 
 
 class _PullInterruptedError(BookwheelError):
@@ -178,7 +178,9 @@ class RefFollower(FollowerThread):
         self._store: Store | None = None
         # keeps the store from deleting files of the snapshot that is served from it
         self._lease: ExitStack | SnapshotLease = ExitStack()
-        self.taken_down: frozenset[str] = frozenset()  # ids of snapshots, as of the last poll
+        # ids of the snapshots that were taken down, as of the last poll
+        self.taken_down: frozenset[str] = frozenset()
+        # a version and its refusal; the version is None if the ref's record is unreadable
         self._refused_version: tuple[_TargetVersion | None, Refusal] | None = None
         self._has_served = False  # whether any version was served since the start
         self._thread_id: int | None = None  # of the follower's own thread, once it runs
@@ -190,7 +192,7 @@ class RefFollower(FollowerThread):
 
     @property
     def refusal(self) -> Refusal | None:
-        """The refusal of the version that the ref names; None if it is served or not polled yet."""
+        """Why the version that the ref names is not served; None if it is, or was not tried yet."""
         return None if self._refused_version is None else self._refused_version[1]
 
     def stop(self) -> None:

@@ -42,7 +42,7 @@ from rag_model.store.versions.snapshot import Snapshot
 
 
 class WorkerSlot(SnapshotSlot):
-    """A slot with a prepared snapshot, which is served from a given shared switch number on."""
+    """A slot that also holds a prepared snapshot, which is served after the next switch."""
 
     def __init__(
         self,
@@ -90,10 +90,11 @@ class WorkerSlot(SnapshotSlot):
         if not is_served:
             loaded_snapshot.close()
 
-    def needs_snapshot(self, number: int) -> bool:
-        """Return whether the snapshot of switch `number` still has to be opened."""
+    def needs_snapshot(self, switch_number: int) -> bool:
+        """Return whether the snapshot of a switch still has to be opened."""
         with self._lock:
-            return self._served_number < number and (self._prepared is None or self._prepared[0] != number)
+            is_prepared = self._prepared is not None and self._prepared[0] == switch_number
+            return self._served_number < switch_number and not is_prepared
 
     def switch_if_due(self) -> None:
         """Serve the prepared snapshot if the leader has switched to it."""
@@ -228,7 +229,8 @@ class WorkerFollower(FollowerThread):
         self._followed_source, self._slot, self._settings, self._observer = followed_source, slot, settings, observer
         self._pins, self._link = pins, link
         self._scorers = PairScorerCache(followed_source.url) if isinstance(followed_source, FollowedRef) else None
-        self._reported_snapshot: LoadedSnapshot | None = None  # reported to the observer
+        self._reported_snapshot: LoadedSnapshot | None = None  # last reported to the observer
+        # names of snapshots that the leader was asked to pin, and its replies by name
         self._requested_pins: set[str] = set()
         self._pin_replies: dict[str, Message] = {}
         # the leader's state, as its last message reported it

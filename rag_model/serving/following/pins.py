@@ -53,7 +53,7 @@ class PinnedSnapshots:
         """Pin nothing yet."""
         self._slot, self._settings = slot, settings
         self._lock = threading.Lock()
-        self._pins: dict[str, _Pin] = {}  # by the name that requests use
+        self._pins: dict[str, _Pin] = {}  # by the snapshot's name in requests
         # called when a snapshot must be opened
         self.on_request: Callable[[], None] = lambda: None
 

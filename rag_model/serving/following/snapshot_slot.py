@@ -123,8 +123,10 @@ class SnapshotSlot:
     def release(
         self, loaded_snapshot: LoadedSnapshot, run: Callable[[Callable[[], None]], object] = lambda free: free()
     ) -> None:
-        """Release a snapshot that was held; the last release frees it, in a function that `run`
-        calls.
+        """Release a snapshot that was held.
+
+        The last release passes a function that frees the snapshot to `run`, which calls it, for
+        example in another thread.
         """
         with self._lock:
             self._reader_counts[id(loaded_snapshot)] -= 1

@@ -42,28 +42,29 @@ from rag_model.store.versions.snapshot import Snapshot
 from rag_model.untrusted_text import parse_json
 
 _VERDICTS_FOLDER = ".trials"
+# Libraries that run indexes and models; a trial is repeated if one of their versions changes.
 _ENGINES = ("faiss-cpu", "torch", "transformers", "tokenizers")
 # bytes for libraries, centroids and search tables, in addition to `_ROW_BYTES`
 _INDEX_MEMORY = 2 << 30
 _ROW_BYTES = 16  # bytes per row for levels and offsets of a graph, which are not memory-mapped
-_INDEX_SECONDS = 120.0  # CPU seconds of the child for small files
+_INDEX_SECONDS = 120.0  # CPU seconds of the child, in addition to the time to read the files
 _INDEX_BYTES_PER_SECOND = 50e6  # slowest acceptable speed of reading
 _QUERY_COUNT = 3  # number of queries that each index must answer
-_K = 5
+_K = 5  # hits per query
 _QUERY_TOKENS = 4  # token vectors of a query
 _QUERY_TERMS = 64  # weighted terms of a sparse query
 _MODEL_MEMORY = 4 << 30  # bytes for torch, transformers and a batch of questions
 # memory as a multiple of the weights, because float16 is converted to float32, and to another
 # layout for the CPU
 _WEIGHT_COPIES = 3
-_MODEL_SECONDS = 300.0  # CPU seconds of the child for small files
+_MODEL_SECONDS = 300.0  # CPU seconds of the child, in addition to the time to load the weights
 _MODEL_BYTES_PER_SECOND = 20e6  # slowest acceptable speed of loading weights
 _MODEL_KINDS: Mapping[ReaderName, str] = {
     "marginal": "RAG model",
     "concat": "generator",
     "extractive": "model of spans",
 }
-_NEW_TOKENS = 4  # tokens of an answer
+_NEW_TOKENS = 4  # maximum tokens of an answer
 _MODEL_QUESTIONS = (  # the second question has the maximum length that a service accepts
     "Who wrote it?",
     " ".join(f"word {i}, Été 漢字 [x]?" for i in range(75)),
@@ -94,7 +95,7 @@ def run_trial(
         BookwheelError: The files are unusable; the message is the child's.
         RefusedError: The child died, now or in an earlier trial.
     """
-    verdict_file = dest / _VERDICTS_FOLDER / f"{_digest_subject(trial_inputs)}.json"
+    verdict_file = dest / _VERDICTS_FOLDER / f"{_digest_trial_inputs(trial_inputs)}.json"
     failure = _read_verdict(verdict_file)
     if failure is None:
         try:
@@ -107,7 +108,7 @@ def run_trial(
         raise RefusedError(f"{action} {failure}: {advice}, or delete {verdict_file} to try again")
 
 
-def _digest_subject(trial_inputs: Any) -> str:
+def _digest_trial_inputs(trial_inputs: Any) -> str:
     return digest_json([version("bookwheel"), format_versions(*_ENGINES), trial_inputs]).partition(":")[2]
 
 
@@ -134,7 +135,7 @@ def try_snapshot(folder: Path, content: Content, indexes: Sequence[str]) -> None
 
 
 def try_indexes(folder: Path, content: Content, names: Sequence[str]) -> None:
-    """Open and search indexes of the snapshot in `folder`, DEST/<id>, in a child process.
+    """Open and search indexes of the snapshot in `folder` (DEST/<id>), in a child process.
 
     Raises:
         BookwheelError: An index cannot be opened or searched; the message is the child's.
@@ -203,7 +204,7 @@ def _draw_weighted_terms(snapshot: Snapshot, name: str, index: Any, generator: n
     return np.stack([terms, generator.random(terms.shape)], axis=2).astype(np.float32)
 
 
-# by the type of an index's representation, a function that creates queries
+# functions that create queries, by the type of an index's representation
 _TRIAL_QUERIES: dict[RepresentationType, Callable[[Snapshot, str, Any, np.random.Generator], Any]] = {
     "text": _read_queries,
     "vectors": _draw_vectors,
@@ -223,15 +224,15 @@ def try_encoders(folder: Path, content: Content, indexes: Sequence[str]) -> None
     """
     representations = dict.fromkeys(content.representation_of(name) for name in indexes)
     for name in (question_encoder_path(representation) for representation in representations if representation != TEXT):
-        files = {path: ref for path, ref in content.files.items() if path.startswith(f"{name}/")}
+        files = {path: blob for path, blob in content.files.items() if path.startswith(f"{name}/")}
         if files:
-            trial_inputs = {path: ref.to_json() for path, ref in files.items()}
+            trial_inputs = {path: blob.to_json() for path, blob in files.items()}
             _run_model_trial(
                 folder.parent,
                 "encoder",
                 folder / name,
                 trial_inputs,
-                sum(ref.size for ref in files.values()),
+                sum(blob.size for blob in files.values()),
             )
 
 

@@ -2,14 +2,14 @@
 
 | endpoint | reply |
 | --- | --- |
-| `POST /search`, `POST /answer` | the JSON of the commands of that name, with its snapshot |
+| `POST /search`, `POST /answer` | passages and answers, as the commands of these names print them |
 | `POST /retrieve` | documents for any number of queries, as trainings of search agents send them |
 | `GET /snapshot` | the served snapshot, and a refused version if there is one |
 | `GET /healthz` | 200 while the process runs |
 | `GET /readyz` | 200 while the service can answer |
 | `GET /metrics` | metrics in Prometheus' exposition format |
 | `GET /` | a web page; its content policy forbids to load anything from other hosts |
-| `GET /openapi.json` | the OpenAPI schema, without the usual page, which loads scripts |
+| `GET /openapi.json` | the OpenAPI schema; the usual page for it is off, because it loads scripts |
 
 The health port serves `/healthz`, `/readyz` and `/metrics` only, so clients cannot use it up.
 
@@ -33,7 +33,7 @@ An error is `{"detail": "one sentence"}` with one of these statuses:
 | event | data |
 | --- | --- |
 | `passages` | `snapshot`, `model`, and `passages` of each question; replaces all earlier events |
-| `text` | `answer`, the index of a question, and new `text` at the end of its answer |
+| `text` | `answer`, the position of a question, and new `text` at the end of its answer |
 | `answer` | the whole reply of `POST /answer`; the last event |
 | `error` | `detail`, one sentence, and the HTTP `status` of such an error; the last event |
 """
@@ -95,7 +95,7 @@ from rag_model.serving.service import Service
 EVENT_STREAM_TYPE = "text/event-stream"
 # These headers keep proxies from buffering the stream.
 _STREAM_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-_MAX_LOOP_QUERIES = 64  # the event loop formats so many queries in under 1 ms
+_MAX_LOOP_QUERIES = 64  # the event loop formats the hits of so many queries in under 1 ms
 _STATUS_OK = 200
 _CLIENT_CLOSED_REQUEST = 499  # status as in nginx; only the metrics show it
 _ZERO_QUALITY = re.compile(r"q=0(\.0*)?")  # in an Accept header: do not send this type
@@ -112,10 +112,10 @@ _STATUS_BY_ERROR: tuple[tuple[type[BookwheelError], int], ...] = (  # the first 
     (NotReadyError, 503),
     (DeadlineError, 504),
     (EndpointError, 502),
-    (StoreError, 503),  # a range of a snapshot cannot be read from its store
-    (ResourceError, 503),  # the disk of the cache of ranges is full
+    (StoreError, 503),  # a byte range of a file cannot be read from the store
+    (ResourceError, 503),  # the disk with the cache of byte ranges is full
 )
-_RETRY_AFTER = {429: "1", 503: "2"}  # seconds
+_RETRY_AFTER = {429: "1", 503: "2"}  # seconds in the header Retry-After, by status
 _CONTENT_SECURITY_POLICY = "; ".join(
     [
         "default-src 'none'",
@@ -231,7 +231,7 @@ def format_event(name: str, data: bytes) -> bytes:
 
 def _format_update(questions: Sequence[str], update: RetrievedPassages | AnswerDelta) -> bytes:
     if isinstance(update, AnswerDelta):
-        return format_event("text", to_json({"answer": update.question_index, "text": update.text}))
+        return format_event("text", to_json({"answer": update.question_position, "text": update.text}))
     answers = [
         {"question": question, "passages": [hit.to_json() for hit in hits]}
         for question, hits in zip(questions, update.hits, strict=True)

@@ -57,7 +57,7 @@ class _BufferedTransport:
         self._timer: asyncio.TimerHandle | None = None
 
     @property
-    def unsent(self) -> int:
+    def unsent_bytes(self) -> int:
         """The number of bytes in the write buffer."""
         return 0 if self._transport.is_closing() else self._transport.get_write_buffer_size()
 
@@ -208,7 +208,9 @@ class _LimitedHttpProtocol(_BaseProtocol):  # type: ignore[misc]
         self._refuse_request(431, f"a request has at most {limits_text} besides its body: send fewer, or shorter ones")
 
     def _refuse_request(self, status: int, detail: str) -> None:
-        """Reply to the request that is being read, and close; during another reply, abort."""
+        """Refuse the request that is being read, and close the connection; during the reply to
+        another request, abort the connection.
+        """
         if self._is_refused:
             return  # further bytes belong to the refused request
         self._is_refused = True
@@ -233,7 +235,7 @@ class _LimitedHttpProtocol(_BaseProtocol):  # type: ignore[misc]
     def _exceeds_unsent_limit(self) -> bool:
         """Return whether all connections of this client together have too many unsent bytes."""
         siblings = (connection for connection in self.connections if connection._client_key == self._client_key)
-        return bool(sum(connection.transport.unsent for connection in siblings) > self.max_unsent_bytes)
+        return bool(sum(connection.transport.unsent_bytes for connection in siblings) > self.max_unsent_bytes)
 
     def _refuse(self, status: int, detail: str) -> None:
         body = to_json({"detail": detail})

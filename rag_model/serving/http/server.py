@@ -32,7 +32,7 @@ from rag_model.serving.workers import WorkerLink
 _LOG = logging.getLogger(__name__)
 _YIELD_SECONDS = 0.01  # maximum seconds to wait for another worker to accept a connection
 _YIELD_CHECK_SECONDS = 0.0005
-_FAILED_ACCEPT_SECONDS = 1.0
+_FAILED_ACCEPT_SECONDS = 1.0  # pause after an error, such as too many open files
 _HEALTH_CONNECTIONS = 64  # maximum connections of the health port, for probes and Prometheus
 
 
@@ -99,7 +99,7 @@ class ReloadingCertificate:
             _LOG.error("%s; the certificate that was read before is still used", error)
 
     def _check_files(self) -> None:
-        """Load the files into a separate TLS context, because a wrong key would break the other."""
+        """Load the files into a new TLS context, because a wrong key would break the one in use."""
         self.files.load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
 
 
@@ -112,7 +112,7 @@ class HealthPort:
 
 
 class _SharedSocketAcceptor:
-    """Accept connections from a socket that several workers share.
+    """Accepts connections from a socket that several workers share.
 
     A worker that has more connections than another worker waits briefly until the other worker has
     accepted as many. Otherwise the worker that is woken first would accept all connections.
@@ -156,7 +156,7 @@ class _SharedSocketAcceptor:
             self._accept()
 
     def _pause(self, seconds: float) -> None:
-        """Accept nothing until other workers have as many connections, or for `seconds`."""
+        """Accept nothing until other workers have as many connections, for at most `seconds`."""
         self._loop.remove_reader(self._listener.fileno())
         self._wait_for_others(self._loop.time() + seconds)
 
@@ -209,8 +209,7 @@ class ServiceServer(uvicorn.Server):
         """Prepare the server.
 
         `on_listening` is called once connections are accepted, and `on_ready` once the first
-        snapshot is served. `link` says that other processes accept connections from the same
-        socket.
+        snapshot is served. With `link`, other processes accept connections from the same socket.
         """
         settings = service.settings
         files = None if certificate is None else certificate.files
@@ -223,7 +222,7 @@ class ServiceServer(uvicorn.Server):
         # separate, so that clients of the main port do not use up the connections of the health
         # port
         self._health_state = ServerState()
-        self._exit_time = float("inf")  # monotonic clock
+        self._exit_time = float("inf")  # when to stop accepting connections; monotonic clock
         self._should_stop: Callable[[], bool] = lambda: False
         self._on_ready, self._was_ready = on_ready, False
         # number of stop signals from the supervisor that have been handled

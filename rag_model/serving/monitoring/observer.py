@@ -23,11 +23,11 @@ _LOG = logging.getLogger(__name__)
 class SearchBatch:
     """Questions that were searched in one batch, with the same retriever and snapshot."""
 
-    loaded_snapshot: LoadedSnapshot  # open only during the call, unlike its `snapshot`
+    loaded_snapshot: LoadedSnapshot  # may be closed after the call of the observer
     retriever: str  # expression
     questions: Sequence[str]
     vectors: Vectors | None  # (q, d) float32 question vectors; None if not needed
-    ks: Sequence[int]
+    ks: Sequence[int]  # requested number of passages for each question
     hits: Sequence[Sequence[Hit]]  # hits of each question, best first
     encode_seconds: float
     search_seconds: float  # the time of everything except encoding, including reading the passages

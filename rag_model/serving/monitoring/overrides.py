@@ -61,7 +61,7 @@ def classify_outcome(answer: Answer) -> str:
 
 
 def list_texts_read(answer: Answer) -> list[str]:
-    """Return the texts that the model read for an answer; [] if closed book."""
+    """Return the texts that the model read for an answer; [] for a closed-book answer."""
     return [context_entry.text for context_entry in answer.context] or [
         source.hit.passage.text for source in answer.support if source.hit.row >= 0
     ]
@@ -140,8 +140,8 @@ class ClosedBookChecker:
 
     def check(self, answer: Answer, stop: StopCheck) -> OverrideCheck:
         """Check the answer with `is_repeated`, and return the tokens of the closed-book answer."""
-        (own_answer,) = self.reader.answer_from([answer.question], [()], AnswerCallbacks(stop))
-        return OverrideCheck(is_repeated(answer, own_answer), own_answer.usage)
+        (closed_book_answer,) = self.reader.answer_from([answer.question], [()], AnswerCallbacks(stop))
+        return OverrideCheck(is_repeated(answer, closed_book_answer), closed_book_answer.usage)
 
 
 def can_check_overrides(model: ServedModel | None) -> bool:
@@ -170,10 +170,10 @@ class OverrideMonitor:
         """
         self._every, self._on_check, self._seconds = every, on_check, seconds
         self._changed = threading.Condition()
-        self._n_answers = 0  # answers with passages
+        self._n_answers = 0  # number of answers with passages so far
         self._queue: deque[tuple[OverrideChecker, Answer, bool]] = deque()
         self._is_closed = False
-        self._is_failing = False  # the last check failed and was logged
+        self._is_failing = False  # whether the last check failed
         self.thread = SupervisedThread("overrides", self._run_monitor)
         self._is_started = False
 

@@ -55,7 +55,8 @@ class ProbeMetrics:
     """The drift of the served generator from the recorded answers."""
 
     same: float  # share of equal answers
-    difference: float | None  # mean, in nats per token; None if the model gives no likelihoods
+    # mean change of the log-likelihood in nats per token; None if the model gives no likelihoods
+    difference: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +64,7 @@ class ProbeAnswer:
     """An answer without passages: the recorded answer, or the answer of the served model."""
 
     text: str
-    log_likelihood: float | None  # log-likelihood of the text; None if unknown, or without text
+    log_likelihood: float | None  # log-likelihood of the text; None if unknown, or if it is empty
     tokens: int  # number of tokens of the text
 
 
@@ -79,8 +80,8 @@ def choose_probes(questions: Sequence[str]) -> list[str]:
             f"{len(distinct_questions)} different probe questions are too few to see drift of a "
             f"model: give at least {MIN_PROBES}"
         )
-    n, last_index = min(len(distinct_questions), MAX_PROBES), len(distinct_questions) - 1
-    return [distinct_questions[probe_index * last_index // (n - 1)] for probe_index in range(n)]
+    n_probes, last_position = min(len(distinct_questions), MAX_PROBES), len(distinct_questions) - 1
+    return [distinct_questions[i * last_position // (n_probes - 1)] for i in range(n_probes)]
 
 
 def ask_probes(
@@ -178,7 +179,7 @@ class ProbeMonitor:
         """
         self._questions = choose_probes(questions) if questions else []
         self._folder, self._seconds, self.on_usage = folder, seconds, on_usage
-        # keys: digests of the probes and the settings
+        # by digest of the probe questions and the settings; used if there is no folder
         self._recorded_answers: dict[str, list[ProbeAnswer]] = {}
         self._changed = threading.Condition()
         self._model: ServedModel | None = None

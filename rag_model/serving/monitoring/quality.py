@@ -46,24 +46,28 @@ from rag_model.serving.runtime import SupervisedThread, set_lowest_priority
 from rag_model.store.versions.manifest import embeddings_path
 from rag_model.store.versions.snapshot import Snapshot
 
-_EXTRA_RANKS = 10  # exact ranks after k, because hits with the score of rank k are counted
-MIN_QUESTIONS = 20  # minimum size of each sample; with fewer questions the distance is mostly noise
+# Exact search returns k hits and so many more, because hits with the same score as the k-th are
+# counted as found.
+_EXTRA_RANKS = 10
+# minimum number of questions in each of the two samples; with fewer, their distance is mostly noise
+MIN_QUESTIONS = 20
 MAX_QUESTIONS = 1000  # maximum size of the reference; more would not change the distance
-_MIN_RELATIVE_BANDWIDTH = 1e-5  # share of the squared vector length; rounding errors are smaller
+# minimum bandwidth as a share of the squared vector length; more than rounding errors
+_MIN_RELATIVE_BANDWIDTH = 1e-5
 # maximum number of sampled questions that wait for exact search; one pass over the vectors searches
 # for all of them
 _QUEUE_LIMIT = 32
 QuestionEncodeFunction = Callable[[Sequence[str]], Vectors]
 _LOG = logging.getLogger(__name__)
 _ENCODE_BATCH = 8  # number of evaluation questions that are encoded between two pauses
-_DRIFT_UPDATES = 10  # drift is measured so often until all questions of the window are new
+_DRIFT_UPDATES = 10  # number of measurements of drift per window of new questions
 
 
 @dataclass(frozen=True, slots=True)
 class SampledQuery:
     """A sampled live question and its hits."""
 
-    question: Vectors | str  # its (d,) vector, or its text
+    question: Vectors | str  # (d,) vector, or text, of the question
     rows: Rows  # (k,) hits, best first; padded with -1
 
 
@@ -205,7 +209,7 @@ class DriftReference:
             raise UsageError("the evaluation's questions are all alike: give different questions")
         return cls(vectors, bandwidth, _compute_pair_mean(np.exp(-squared_distances / bandwidth)))
 
-    def distance(self, vectors: Vectors) -> float:
+    def compute_distance(self, vectors: Vectors) -> float:
         """Return the distance of (m, d) vectors, m >= 2, from the reference.
 
         It is the unbiased squared maximum mean discrepancy (MMD; Gretton et al. 2012, lemma 6) with
@@ -273,7 +277,7 @@ class QualityMetrics:
     collapse: Mapping[str, CollapseStats] = field(default_factory=dict)
     recall_mean: float | None = None
     recall_p5: float | None = None
-    drift: float | None = None  # `DriftReference.distance`
+    drift: float | None = None  # `DriftReference.compute_distance`
 
 
 @dataclass(slots=True)
@@ -378,11 +382,11 @@ class _MonitoredSnapshot:
     parameters: Mapping[str, float]  # search parameters
     encode: QuestionEncodeFunction | None
     windows: SlidingWindows
-    unencoded_questions: list[str]  # questions of the evaluation
+    unencoded_questions: list[str]  # questions of the evaluation that are not encoded yet
     encoded_questions: list[Vectors] = field(default_factory=list)
     reference: DriftReference | None = None
     ground_truth: GroundTruth | None = None
-    is_ground_truth_open: bool = False  # whether `ground_truth` was opened or is unavailable
+    is_ground_truth_open: bool = False  # whether `ground_truth` is set; it is None if unavailable
 
     @property
     def has_samples_due(self) -> bool:
@@ -532,7 +536,7 @@ class QualityMonitor:
         if monitored.has_drift_due and monitored.reference is not None:
             with self._changed:
                 vectors = monitored.windows.take_vectors()
-            monitored.windows.drift = monitored.reference.distance(vectors)
+            monitored.windows.drift = monitored.reference.compute_distance(vectors)
         elif monitored.unencoded_questions and monitored.encode is not None:
             # The questions are encoded again for each snapshot, since its vector space may be
             # another.

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rag_model.corpus.records import Passage
-from rag_model.retrieve.attribution import UNKNOWN, Attribution, find_licence, find_script_url
+from rag_model.retrieve.attribution import UNKNOWN_LICENCE, Attribution, find_licence, find_script_url
 
 PASSAGE = Passage("12-0", "12", 99, "Anarchism", "", "text", 0, 1, "ab")
 ENWIKI = {"base": "https://en.wikipedia.org/wiki/Main_Page", "licence": "CC BY-SA 4.0"}
@@ -15,8 +15,8 @@ ENWIKI = {"base": "https://en.wikipedia.org/wiki/Main_Page", "licence": "CC BY-S
 
 def test_credit_of_wikipedia_has_what_its_licence_requires() -> None:
     source = Attribution.from_corpus(ENWIKI)
-    assert source.url(PASSAGE) == "https://en.wikipedia.org/w/index.php?oldid=99"
-    assert source.credit_line(PASSAGE) == (
+    assert source.build_url(PASSAGE) == "https://en.wikipedia.org/w/index.php?oldid=99"
+    assert source.build_credit_line(PASSAGE) == (
         "“Anarchism” (https://en.wikipedia.org/w/index.php?oldid=99)"
         " by its authors (https://en.wikipedia.org/w/index.php?curid=12&action=history),"
         " CC BY-SA 4.0 (https://creativecommons.org/licenses/by-sa/4.0/); excerpt, markup removed"
@@ -53,13 +53,13 @@ def test_the_script_of_a_wiki_is_not_guessed(base: str, script: str) -> None:
         ("https://commons.wikimedia.org/wiki/Main_Page", "CC BY-SA 4.0"),
         ("https://www.mediawiki.org/wiki/MediaWiki", "CC BY-SA 4.0"),
         ("https://www.wikidata.org/wiki/Wikidata:Main_Page", "CC0 1.0"),
-        ("https://en.wikinews.org/wiki/Main_Page", UNKNOWN),
-        ("https://ru.wikinews.org/wiki/Main_Page", UNKNOWN),
-        ("https://wikipedia.org.example.org/wiki/Main_Page", UNKNOWN),
-        ("https://example-wikipedia.org/wiki/Main_Page", UNKNOWN),
-        ("https://wiki.example.org/", UNKNOWN),
-        ("en.wikipedia.org", UNKNOWN),
-        ("", UNKNOWN),
+        ("https://en.wikinews.org/wiki/Main_Page", UNKNOWN_LICENCE),
+        ("https://ru.wikinews.org/wiki/Main_Page", UNKNOWN_LICENCE),
+        ("https://wikipedia.org.example.org/wiki/Main_Page", UNKNOWN_LICENCE),
+        ("https://example-wikipedia.org/wiki/Main_Page", UNKNOWN_LICENCE),
+        ("https://wiki.example.org/", UNKNOWN_LICENCE),
+        ("en.wikipedia.org", UNKNOWN_LICENCE),
+        ("", UNKNOWN_LICENCE),
     ],
 )
 def test_the_licence_of_a_wiki_is_not_guessed(base: str, licence: str) -> None:
@@ -67,8 +67,8 @@ def test_the_licence_of_a_wiki_is_not_guessed(base: str, licence: str) -> None:
 
 
 def test_the_credit_of_an_unknown_licence_says_so() -> None:
-    source = Attribution.from_corpus({"base": "https://wiki.example.org/", "licence": UNKNOWN})
-    assert source.credit_line(PASSAGE) == (
+    source = Attribution.from_corpus({"base": "https://wiki.example.org/", "licence": UNKNOWN_LICENCE})
+    assert source.build_credit_line(PASSAGE) == (
         "“Anarchism” (https://wiki.example.org/?oldid=99)"
         " by its authors (https://wiki.example.org/?curid=12&action=history),"
         " licence unknown; excerpt, markup removed"
@@ -77,10 +77,10 @@ def test_the_credit_of_an_unknown_licence_says_so() -> None:
 
 def test_other_sources_have_no_address() -> None:
     documents = Attribution.from_corpus({"base": "", "licence": ""})
-    assert (documents.url(PASSAGE), documents.credit_line(PASSAGE)) == ("", "")
+    assert (documents.build_url(PASSAGE), documents.build_credit_line(PASSAGE)) == ("", "")
     licensed = Attribution.from_corpus({"licence": "CC0"})
-    assert licensed.credit_line(PASSAGE) == "“Anarchism”, CC0; excerpt"
-    assert Attribution.from_corpus(ENWIKI).url(replace(PASSAGE, rev_id=0)) == ""
+    assert licensed.build_credit_line(PASSAGE) == "“Anarchism”, CC0; excerpt"
+    assert Attribution.from_corpus(ENWIKI).build_url(replace(PASSAGE, rev_id=0)) == ""
 
 
 @given(st.sampled_from(["http", "https", "javascript", "data", "ftp", ""]), st.text())

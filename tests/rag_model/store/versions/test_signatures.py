@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from rag_model.errors import RefConflictError, RefusedError, UsageError
 from rag_model.snapshots.parent import Parent
 from rag_model.snapshots.publish import publish_replacement, replace_snapshot
-from rag_model.snapshots.takedown import list_unsigned
+from rag_model.snapshots.takedown import list_unsigned_replacements
 from rag_model.store.objects.files import encode_json
 from rag_model.store.pulling.pull import pull
 from rag_model.store.store import Store
@@ -241,7 +241,7 @@ def test_replacement_is_signed_only_if_the_replaced_snapshot_was(
     for name in ("alias", "latest", theirs):
         with pytest.raises(RefusedError, match="is not signed"):
             local_store.snapshots.resolve_trusted(name)
-    assert list_unsigned(local_store, [ours, theirs, ""]) == (theirs, "alias@2", "latest@3")
+    assert list_unsigned_replacements(local_store, [ours, theirs, ""]) == (theirs, "alias@2", "latest@3")
 
 
 def test_forged_takedown_does_not_get_a_ref_signed(
