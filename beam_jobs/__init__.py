@@ -4,7 +4,8 @@
   index jobs. `corpus` has the smaller jobs over a snapshot, such as deltas and redaction.
 * `job`, `tasks`, `pipeline`: run the tasks of a job, in this process or on Beam's workers.
 * `launch`, `options`, `workers`: the settings of a run, and its workers.
-* `flink`, `local_worker`: the Flink runner, and the fork server of local worker processes.
+* `flink`, `local_worker`: the job server of Flink, Spark or Prism, and the fork server of local
+  worker processes.
 * `explain`: report which results a build would reuse.
 """
 

@@ -50,13 +50,14 @@ from rag_model.toml import from_table
 
 # maximum bytes of a dump that the launcher itself reads to look up the parts in the memo
 _MAX_LAUNCHER_BYTES = 64 << 20
-# compressed bytes per second of one core, if it parses all articles, and if it reuses nearly all
+# compressed bytes of a dump that one core chunks per second if it parses all articles, and if it
+# reuses nearly all
 _PARSED_BYTES_PER_SECOND, _REUSED_BYTES_PER_SECOND = 1e6, 7e6
-_READ_BYTES_PER_SECOND = 5e6  # compressed bytes per second of one core that parses only templates
+_READ_BYTES_PER_SECOND = 5e6  # compressed bytes of a dump whose templates one core reads per second
 # speed of one core with a chunker's model, in compressed bytes * bytes of the model per second: 312
 # compressed bytes per passage, times `_ENCODED_PER_SECOND` of the embed job
 _ENCODED_BYTES_PER_SECOND = 2.5e12
-_MAX_FILE_REDIRECTS = 1 << 18  # redirects in one sorted file; sorting so many takes 150 MB
+_MAX_FILE_REDIRECTS = 1 << 18  # maximum redirects in one sorted file; sorting them takes 150 MB
 _REDIRECTS_PER_SECOND = 2e5  # redirects merged and sorted per second
 _PROPERTY_BYTES_PER_SECOND = 1e7  # compressed bytes of page properties read per second
 # Function that runs a stage and returns the reports. Arguments: the stage's name, the function to
@@ -74,7 +75,7 @@ class TemplateTask:
 
     @property
     def bytes(self) -> int:
-        """Return the number of compressed bytes of the dump that are read."""
+        """The number of compressed bytes of the dump that the task reads."""
         return sum(slice_.length for slice_ in self.part.slices)
 
     def inputs(self) -> dict[str, Any]:
@@ -93,13 +94,13 @@ def plan_template_tasks(plan: Plan, *, redirects: bool = False) -> list[Template
 
     The list is empty if the dump format has no templates.
     """
-    if not _has_tables(plan):
+    if not _has_templates(plan):
         return []
     parts = plan.parts if redirects or plan.template_parts is None else plan.template_parts
     return [TemplateTask(part, plan.siteinfo, redirects) for part in parts]
 
 
-def _has_tables(plan: Plan) -> bool:
+def _has_templates(plan: Plan) -> bool:
     """Return whether the dump's format has templates; only such dumps have a table of page
     properties.
     """
@@ -149,8 +150,8 @@ def merge_templates(store: Store, reports: Sequence[Report]) -> BlobRef | None:
 
 @dataclass(frozen=True, slots=True)
 class RedirectTask:
-    """Task to sort one of 2**bits shards of all redirects; its keys start with the `bits` bits of
-    `number`.
+    """Task to merge and sort the redirects whose sort keys begin with the `bits` bits of `number`;
+    there are 2**bits such tasks.
     """
 
     parts: BlobRef  # JSON list with one blob of redirects for each part
@@ -170,7 +171,7 @@ class RedirectTask:
 
 
 def sort_redirects(task: RedirectTask, store: Store) -> Report:
-    """Merge and sort one shard of the redirects of all parts, unless the memo has the result."""
+    """Merge and sort the task's redirects of all parts, unless the memo has the result."""
 
     def produce(workdir: Path) -> StageResult:
         path = workdir / "redirects.arrow"
@@ -234,10 +235,10 @@ def collect_tables(
         n_bits = ceil(log2(max(1, n_redirects / _MAX_FILE_REDIRECTS)))
         removed_pages = store.takedowns.list_pages(plan.siteinfo.dbname)
         removed_ids = tuple(sorted(int(page) for page in removed_pages if page.isdecimal()))
-        redirect_tasks = [RedirectTask(parts, range_number, n_bits, removed_ids) for range_number in range(1 << n_bits)]
-        shard_seconds = n_redirects / len(redirect_tasks) / _REDIRECTS_PER_SECOND
-        table_files["redirects"] = run_tasks("redirects", sort_redirects, redirect_tasks, lambda _: shard_seconds)
-    if "wikidata" in metadata and _has_tables(plan) and (url := find_dump_properties(dump)):
+        redirect_tasks = [RedirectTask(parts, number, n_bits, removed_ids) for number in range(1 << n_bits)]
+        task_seconds = n_redirects / len(redirect_tasks) / _REDIRECTS_PER_SECOND
+        table_files["redirects"] = run_tasks("redirects", sort_redirects, redirect_tasks, lambda _: task_seconds)
+    if "wikidata" in metadata and _has_templates(plan) and (url := find_dump_properties(dump)):
         seconds = get_size(url) / _PROPERTY_BYTES_PER_SECOND
         table_files["items"] = run_tasks("items", read_items, [ItemTask(url)], lambda _: seconds)
     page_table_blob = store.blobs.put_bytes(canonical_json(table_files)) if table_files else None
@@ -258,19 +259,19 @@ def run_table_jobs(
         stage: str, function: TaskFunction[Any], tasks: Sequence[Any], estimate_seconds: Callable[[Any], float]
     ) -> list[Report]:
         # The memo key of a part is a digest of its bytes, so a look-up reads the whole part.
-        runs_here = stage != "templates" or sum(task.bytes for task in tasks) <= _MAX_LAUNCHER_BYTES
-        return run_job(stage, function, tasks, launch, on_progress, estimate_seconds, memoised=runs_here)
+        is_small = stage != "templates" or sum(task.bytes for task in tasks) <= _MAX_LAUNCHER_BYTES
+        return run_job(stage, function, tasks, launch, on_progress, estimate_seconds, memoised=is_small)
 
     return collect_tables(store, plan, dump, metadata, run_tasks)
 
 
-def load_table(store: Store, blob: BlobRef | None) -> TemplateTable:
+def load_template_table(store: Store, blob: BlobRef | None) -> TemplateTable:
     """Return the stored table of templates, or an empty table if `blob` is None."""
-    return NO_TEMPLATES if blob is None else _read_table(store.blobs.get_local_path(blob))
+    return NO_TEMPLATES if blob is None else _read_template_table(store.blobs.get_local_path(blob))
 
 
 @lru_cache(1)
-def _read_table(path: Path) -> TemplateTable:
+def _read_template_table(path: Path) -> TemplateTable:
     return TemplateTable.from_bytes(path.read_bytes())
 
 
@@ -301,7 +302,7 @@ class ChunkTask:
 
     @property
     def bytes(self) -> int:
-        """Return the number of compressed bytes of the dump that are read."""
+        """The number of compressed bytes of the dump that the task reads."""
         return sum(slice_.length for slice_ in self.part.slices)
 
     def inputs(self) -> dict[str, Any]:
@@ -357,7 +358,7 @@ def chunk(task: ChunkTask, store: Store) -> Report:
     def produce(workdir: Path) -> StageResult:
         passages_path, article_log_path = workdir / "passages.parquet", workdir / "articles.parquet"
         spans_path = workdir / "spans.npy" if task.recipe.spans else None
-        table, page_table = load_table(store, task.tables.templates), load_page_table(store, task)
+        table, page_table = load_template_table(store, task.tables.templates), load_page_table(store, task)
         with ReusableArticles(fetch_chunked_files(store, task.parent_parts), table) as reusable_articles:
             files = fetch_setting_files(store, task.setting_files)
             stats = chunk_part(

@@ -1,6 +1,6 @@
 """Jobs over the passages of snapshots that are not stages of an index.
 
-`run` maps the tasks of `rag_model.store.recorded_tasks` over workers: each reads one part of the
+`run` runs the tasks of `rag_model.store.recorded_tasks` on workers: each task reads one part of the
 corpus, or scores one block of texts with a model. `build_index` builds an index that a training
 searches and no snapshot has. `write_deltas` compares the files of two snapshots, so that a service
 that has the first one pulls only the changes. `redact_parts` rewrites parts without some pages.
@@ -76,7 +76,7 @@ def size_launch(tasks: Sequence[RecordedTask], launch: Launch, n_gpus: int) -> L
     return sized_launch.for_gpus(n_gpus) if any(task.uses_gpu for task in tasks) else sized_launch
 
 
-def build_index(plan: IndexPlan, bags: Path | None, *, snapshot: Snapshot, launch: Launch) -> BlobRef:
+def build_index(plan: IndexPlan, bag_tokenizer: Path | None, *, snapshot: Snapshot, launch: Launch) -> BlobRef:
     """Build an index over the passages of a snapshot, and return its file in the store.
 
     The index is recorded in the memo like an index of a build, so it is reused by a second
@@ -84,8 +84,8 @@ def build_index(plan: IndexPlan, bags: Path | None, *, snapshot: Snapshot, launc
 
     Args:
         plan: the plan of the index.
-        bags: folder of the tokenizer that turns passages into bags of tokens to index; None: index
-            the texts.
+        bag_tokenizer: folder of a tokenizer; the index is then built over bags of its tokens. None
+            builds the index over the texts.
         snapshot: the snapshot whose passages are indexed.
         launch: the settings of the run.
 
@@ -95,8 +95,8 @@ def build_index(plan: IndexPlan, bags: Path | None, *, snapshot: Snapshot, launc
     store = Store.open(launch.store_url)
     files, parts = snapshot.manifest.content.files, [part for part in snapshot.parts if part.rows]
     row_files = [files[passages_path(part.name)] for part in parts]
-    if bags is not None:
-        row_files = _encode_bags(store, bags, row_files, [part.rows for part in parts], launch)
+    if bag_tokenizer is not None:
+        row_files = _encode_bags(store, bag_tokenizer, row_files, [part.rows for part in parts], launch)
     builds = [index.start_index(store, plan.kind, plan, row_files)]
     for job in (index.train, index.scatter, index.build_shards):
         builds = job(builds, launch)
@@ -104,10 +104,10 @@ def build_index(plan: IndexPlan, bags: Path | None, *, snapshot: Snapshot, launc
 
 
 def _encode_bags(
-    store: Store, folder: Path, passages: Sequence[BlobRef], row_counts: Sequence[int], launch: Launch
+    store: Store, tokenizer_folder: Path, passages: Sequence[BlobRef], row_counts: Sequence[int], launch: Launch
 ) -> list[BlobRef]:
     """Turn the passages of each part into bags of tokens; return the parts' files."""
-    encoder = store_bag_tokenizer(store, folder)
+    encoder = store_bag_tokenizer(store, tokenizer_folder)
     embed_tasks = [
         EmbedTask(
             passages_ref,
@@ -127,7 +127,7 @@ def _encode_bags(
     return [result.vectors for result in embed.run(embed_tasks, launch)]
 
 
-def delta(step: DeltaStep, store: Store) -> Report:
+def create_delta(step: DeltaStep, store: Store) -> Report:
     """Create the delta of one file, unless the memo has it."""
 
     def read_parts() -> list[PartWithParents]:
@@ -161,7 +161,7 @@ def write_deltas(before: Content, after: Content, launch: Launch, on_progress: O
         for representation in compared_representations
     }
     steps = [replace(step, parts=parts[step.over]) if step.base and not step.is_passages else step for step in steps]
-    delta_reports = run_job("delta", delta, steps, launch, on_progress, _estimate_delta_seconds, memoised=True)
+    delta_reports = run_job("delta", create_delta, steps, launch, on_progress, _estimate_delta_seconds, memoised=True)
     return sum(delta_report["bytes"] for delta_report in delta_reports)
 
 
@@ -174,7 +174,7 @@ def _estimate_delta_seconds(step: DeltaStep) -> float:
 class RedactTask:
     """Task to rewrite the files of one part without some pages."""
 
-    pages: tuple[str, ...]
+    pages: tuple[str, ...]  # ids of the pages to remove
     # files by name: `text`, `articles`, `spans`, and the vectors under their representation's name
     files: tuple[tuple[str, BlobRef], ...]
 
@@ -185,7 +185,7 @@ class RedactTask:
 
 
 def redact(task: RedactTask, store: Store) -> Report:
-    """Rewrite one part's files without the pages."""
+    """Rewrite one part's files without the pages to remove."""
     paths_by_name = {name: store.blobs.get_local_path(ref) for name, ref in task.files}
     passages, articles, spans = (
         paths_by_name.pop(TEXT),
@@ -209,9 +209,9 @@ def redact_parts(
     """
     return [
         from_table(RedactResult, report, "a report of the redact job")
-        for report in run_job("redact", redact, tasks, launch, on_progress, _estimate_redaction)
+        for report in run_job("redact", redact, tasks, launch, on_progress, _estimate_redact_seconds)
     ]
 
 
-def _estimate_redaction(task: RedactTask) -> float:
+def _estimate_redact_seconds(task: RedactTask) -> float:
     return task.passages.size / _REWRITTEN_BYTES_PER_SECOND

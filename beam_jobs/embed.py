@@ -34,8 +34,9 @@ from rag_model.toml import from_table
 _READ_BYTES_PER_SECOND = 2e7
 # speed of one core in passages * bytes of weights per second: 85 passages with a 91 MB model
 _ENCODED_PER_SECOND = 8e9
-# Libraries whose versions determine the vectors. A model behind an endpoint uses neither group.
-_LIBRARIES, STATIC_LIBRARIES = ("torch", "transformers", "tokenizers"), ("numpy", "tokenizers")
+# Libraries whose versions determine the vectors of a transformer, and of a static encoder. A model
+# behind an endpoint uses none of them.
+_TORCH_LIBRARIES, STATIC_LIBRARIES = ("torch", "transformers", "tokenizers"), ("numpy", "tokenizers")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,7 @@ class EmbedTask:
     passages: BlobRef
     digest: str  # digest of the rows' values, not of the file
     encoder: tuple[tuple[str, BlobRef], ...]  # the encoder's files in the store, by name
-    space: str
+    space: str  # digest of the encoder space
     dim: int
     dtype: Dtype
     kind: RowFormatName = "vectors"  # one vector per passage, one per token, or weighted terms
@@ -59,7 +60,7 @@ class EmbedTask:
     # Device type and dtype of the encoder, such as `cuda bfloat16`; empty: the worker's defaults.
     precision: str = CPU_FLOAT32
     # Libraries whose version determines the vectors.
-    libraries: tuple[str, ...] = _LIBRARIES
+    libraries: tuple[str, ...] = _TORCH_LIBRARIES
 
     @classmethod
     def of(
@@ -71,23 +72,15 @@ class EmbedTask:
         n_new_passages = round(stats.rows * (1 - reused_share))
         # Imported passages have no digest of their rows, so the digest of the file is used.
         rows_digest = stats.digest or chunk_result.passages.id
-        task_fields = (
-            chunk_result.passages,
-            rows_digest,
-            encoder.passage,
-            space.digest,
-            space.dim,
-            dtype,
-            encoder.kind,
-            encoder.scale,
-        )
+        row_fields = space.digest, space.dim, dtype, encoder.kind, encoder.scale
         spec = encoder.spec
         is_endpoint = isinstance(spec, EncoderSpec) and spec.is_endpoint
         is_static = isinstance(spec, BagSpec) or (isinstance(spec, EncoderSpec) and spec.is_static)
         is_device_independent = is_static or is_endpoint
         precision = CPU_FLOAT32 if is_device_independent else detect_precision()
-        libraries = () if is_endpoint else STATIC_LIBRARIES if is_static else _LIBRARIES
-        return cls(*task_fields, parent_parts, n_new_passages, is_device_independent, precision, libraries)
+        libraries = () if is_endpoint else STATIC_LIBRARIES if is_static else _TORCH_LIBRARIES
+        reuse_fields = parent_parts, n_new_passages, is_device_independent, precision, libraries
+        return cls(chunk_result.passages, rows_digest, encoder.passage, *row_fields, *reuse_fields)
 
     @property
     def row_format(self) -> RowFormat:
@@ -144,11 +137,8 @@ def _find_or_encode(task: EmbedTask, store: Store) -> Report:
 
     inputs = task.inputs()
     memo_record, is_new = store.memo.get_or_create("embed", inputs, produce)
-    if not task.is_device_independent and memo_record.stats.get("arithmetic") not in (
-        "",
-        None,
-        task.precision.partition(" ")[2],
-    ):
+    matching_dtypes = ("", None, task.precision.partition(" ")[2])
+    if not task.is_device_independent and memo_record.stats.get("arithmetic") not in matching_dtypes:
         # Older versions recorded vectors of every device type and dtype under one key.
         memo_record, is_new = store.memo.get_or_create("embed", {**inputs, "arithmetic": task.precision}, produce)
     return asdict(EmbedResult.from_record(memo_record, is_new=is_new))

@@ -16,12 +16,12 @@ from beam_jobs.chunk import (
     ChunkTask,
     collect_tables,
     load_page_table,
-    load_table,
+    load_template_table,
     plan_chunk_tasks,
 )
 from beam_jobs.embed import EmbedTask, describe_requests
-from beam_jobs.index_work import index_inputs
-from beam_jobs.workers import worker_memory
+from beam_jobs.index_work import get_index_inputs
+from beam_jobs.workers import get_worker_memory
 from rag_model.corpus.article_log import ReusableArticles
 from rag_model.corpus.chunk import chunk_part
 from rag_model.corpus.markup.template_table import NO_TEMPLATES
@@ -43,7 +43,7 @@ from rag_model.store.store import Store
 from rag_model.store.versions.build_history import forecast_build, read_history
 from rag_model.store.versions.manifest import EMBEDDINGS, TEXT
 
-_KIND = "plan.kind"  # path of the index kind in the inputs of an index
+_KIND_PATH = "plan.kind"  # path of the index kind in the inputs of an index
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class StageReuse:
     # the graphs of cells `to update`
     unit: str
     reused: int  # number of units that would be reused
-    total: int
+    total: int  # number of all units
     tasks: int
     recorded: int  # number of tasks whose outputs are all recorded
     # by input, the number of tasks whose most similar record differs in it; `no record` counts
@@ -67,10 +67,10 @@ class StageReuse:
 class ReuseReport:
     """The results that a build would reuse, by stage."""
 
-    ref: str
-    parent: str | None  # id of the parent snapshot
+    ref: str  # the ref that names the parent snapshot
+    parent: str | None  # id of the parent snapshot; None: the ref is new
     stages: tuple[StageReuse, ...]
-    # forecast of the cost from past builds
+    # the expected cost, computed from past builds
     forecast: Mapping[str, Any] = field(default_factory=dict)
     requests: tuple[str, ...] = ()  # sentences about what endpoints must embed
 
@@ -100,8 +100,10 @@ class _StageCounts:
 
 
 class _RecordedInputs:
-    """The inputs of all memo records of a stage; `varying_input` is the input that differs from
-    part to part.
+    """The inputs of all memo records of a stage.
+
+    `varying_input`, which differs from part to part, is not compared. If `considered_inputs` are
+    given, only these are compared.
     """
 
     def __init__(
@@ -130,7 +132,7 @@ class _RecordedInputs:
             ),
             key=len,
         )
-        if _KIND in fewest_changes:  # a record of another kind of index is not comparable
+        if _KIND_PATH in fewest_changes:  # a record of another kind of index is not comparable
             return ["no record"]
         return fewest_changes or ([self._varying_input] if self._varying_input else [])
 
@@ -156,8 +158,8 @@ def explain(
         plan = plan_parts(scratch_store, dump, recipe, limit, parent, store)
         encoders = store_encoders(scratch_store, encoder, recipe, store, parent.pins)
         chunker = store_chunker(scratch_store, recipe.chunk)
-        files = fetch_setting_files(scratch_store, chunker.files)
-        lookup = _ReuseLookup(store, parent, encoders, recipe, folder / "passages.parquet", files)
+        setting_files = fetch_setting_files(scratch_store, chunker.files)
+        lookup = _ReuseLookup(store, parent, encoders, recipe, folder / "passages.parquet", setting_files)
         tables = collect_tables(
             scratch_store,
             plan,
@@ -165,24 +167,22 @@ def explain(
             recipe.chunk.metadata,
             lambda _name, run, tasks, _seconds: [run(task, scratch_store) for task in tasks],
         )
-        lookup.table = load_table(scratch_store, tables.templates)
+        lookup.table = load_template_table(scratch_store, tables.templates)
         for task in plan_chunk_tasks(store, plan, chunker, parent, tables):
             chunk_result = lookup.look_up_passages(task, load_page_table(scratch_store, task))
             for name, stored_encoder in encoders.items():
                 lookup.look_up_vectors(
                     name, chunk_result, parent.find_encoded_parts(task.part, stored_encoder.space.digest)
                 )
-    dimension_by_representation = {name: stored_encoder.space.dim for name, stored_encoder in encoders.items()}
-    plans = plan_indexes(
-        recipe.index, lookup.chunk_results, dimension_by_representation, worker_memory(beam_options), parent
-    )
+    dimensions = {name: stored_encoder.space.dim for name, stored_encoder in encoders.items()}
+    index_plans = plan_indexes(recipe.index, lookup.chunk_results, dimensions, get_worker_memory(beam_options), parent)
     index_stages = [
         stage
-        for name, plan in plans.items()
+        for name, index_plan in index_plans.items()
         for stage in (
-            lookup.look_up_training(name, plan),
-            *lookup.look_up_shards(name, plan),
-            lookup.look_up_index(name, plan),
+            lookup.look_up_training(name, index_plan),
+            *lookup.look_up_shards(name, index_plan),
+            lookup.look_up_index(name, index_plan),
         )
     ]
     stages = (
@@ -228,18 +228,18 @@ class _ReuseLookup:
         parent: Parent,
         encoders: Mapping[str, StoredEncoder],
         recipe: Recipe,
-        scratch: Path,
-        files: Mapping[str, Path],
+        scratch: Path,  # file for the passages of the part that is being chunked
+        setting_files: Mapping[str, Path],
     ) -> None:
         self.chunk = _StageCounts(_RecordedInputs(store, "chunk", "source"))
         self.chunk_results: list[ChunkResult] = []
-        self.table = NO_TEMPLATES
+        self.table = NO_TEMPLATES  # the templates of the dump
         self._embed = {name: _StageCounts(_RecordedInputs(store, "embed", "passages")) for name in encoders}
-        # files of the parts that are recorded: passages under `TEXT`, vectors under their
-        # representation
+        # recorded files of the parts by representation; passages are under `TEXT`
         self._rows: dict[str, list[BlobRef]] = {name: [] for name in (TEXT, *encoders)}
         self._store, self._parent = store, parent
-        self._encoders, self._recipe, self._scratch, self._files = encoders, recipe, scratch, files
+        self._encoders, self._recipe = encoders, recipe
+        self._scratch, self._setting_files = scratch, setting_files
 
     def list_embed_stages(self) -> list[StageReuse]:
         """Return a row of the report for each representation."""
@@ -260,7 +260,7 @@ class _ReuseLookup:
             with ReusableArticles(fetch_chunked_files(self._store, task.parent_parts), self.table) as reusable_articles:
                 chunk_arguments = task.part, task.siteinfo, task.recipe, self._scratch, None, reusable_articles
                 stats = chunk_part(
-                    *chunk_arguments, task.suppressed, self._files, table=self.table, page_table=page_table
+                    *chunk_arguments, task.suppressed, self._setting_files, table=self.table, page_table=page_table
                 )
             chunk_result = ChunkResult(BlobRef(digest_file(self._scratch), self._scratch.stat().st_size), stats)
             self.chunk.count_task(stats.articles, stats.inherited, inputs)
@@ -321,9 +321,9 @@ class _ReuseLookup:
         return StageReuse(f"index/{name}", "indexes", n_reused, 1, 1, n_reused, dict.fromkeys(changes, 1))
 
     def _find_changed(self, stage: str, plan: IndexPlan) -> list[str]:
-        """Return the inputs in which the most similar record of a stage differs; [] if none do."""
+        """Return the inputs in which the most similar record of a stage differs, which may be none."""
         stage_counts = self._embed.get(plan.over, self.chunk)
         is_complete = stage_counts.recorded == stage_counts.tasks
         blob_list = json.dumps([ref.to_json() for ref in self._rows[plan.over]]).encode()
-        inputs = {**index_inputs(plan), "vectors": digest_bytes(blob_list) if is_complete else "not made yet"}
+        inputs = {**get_index_inputs(plan), "vectors": digest_bytes(blob_list) if is_complete else "not made yet"}
         return _RecordedInputs(self._store, stage, considered_inputs=tuple(inputs)).find_changed(inputs)

@@ -52,9 +52,9 @@ _NEEDS_JAVA = "it needs Java 11 or later on this machine's PATH (or --job_server
 
 @dataclass(frozen=True, slots=True)
 class _Engine:
-    """An engine (Flink, Spark or Prism) whose job server runs on this machine."""
+    """An engine whose job server runs on this machine."""
 
-    name: str
+    name: str  # Flink, Spark or Prism
     server_class: Any  # Beam's class for its job server
     file_option: str  # for messages: the server's file, and the option that names it
     start_requirement: str = _NEEDS_JAVA  # for messages: what the server needs to start

@@ -62,7 +62,7 @@ from rag_model.store.versions.snapshot import Snapshot
 from rag_model.toml import from_table
 
 NEIGHBORS, QUERIES = "neighbors", "queries"  # memo stages of the gate's jobs
-_SAMPLE = "sample"  # name of an output of the stage `QUERIES`: the `QuerySample` as JSON
+_SAMPLE = "sample"  # output of the stage `QUERIES` that has the `QuerySample` as JSON
 # bytes of an index that are measured per second, with several search settings
 _MEASURED_BYTES_PER_SECOND = 5e7
 _RANKED_PER_SECOND = 1e6  # passages whose hashes are read and ranked per second
@@ -77,12 +77,12 @@ class SampleTask:
 
     passages: BlobRef
     row_count: int
-    n_candidates: int  # number of candidates
+    n_candidates: int
     seed: int
 
 
 def rank_part(task: SampleTask, store: Store) -> Report:
-    """Return the rows of one part that may belong to the sample, with their keys."""
+    """Return the rows of one part that may belong to the sample, with the keys that order them."""
 
     def produce(_: Path) -> StageResult:
         sort_keys, first_rows = rank_passages(store.blobs.get_local_path(task.passages), task.n_candidates, task.seed)
@@ -118,7 +118,7 @@ class NeighborTask:
 
 
 def find_neighbors(task: NeighborTask, store: Store) -> Report:
-    """Find the rows of one part that are best for each query, unless the memo has them."""
+    """Find the rows of one part with the highest scores for each query, unless the memo has them."""
 
     def produce(workdir: Path) -> StageResult:
         rows_path = store.blobs.get_local_path(task.rows)
@@ -135,7 +135,9 @@ def find_neighbors(task: NeighborTask, store: Store) -> Report:
 def _iter_parent_neighbors(
     store: Store, task: NeighborTask, rows_path: Path, queries: Vectors
 ) -> Iterator[tuple[NeighborLists, Rows]]:
-    """Yield the neighbours in each part of the parent, and the new row numbers of that part."""
+    """Yield the neighbours in each part of the parent, and for each row of that part the number of
+    the equal row in this part (-1 if there is none).
+    """
     if task.parent_queries is None or not store.blobs.exists(task.parent_queries):
         return
     position_by_query = {query.tobytes(): i for i, query in enumerate(_read_queries(store, task.parent_queries))}
@@ -145,7 +147,7 @@ def _iter_parent_neighbors(
         neighbor_record = store.memo.find(NEIGHBORS, store.memo.compute_key(parent_task.inputs()))
         if neighbor_record is None or not store.blobs.exists(parent_rows):
             continue
-        lists = _read_lists(store, neighbor_record.outputs["neighbors"]).select(parent_positions)
+        lists = _read_neighbors(store, neighbor_record.outputs["neighbors"]).select(parent_positions)
         if parent_rows == task.rows:
             yield lists, np.arange(task.row_count)
         else:
@@ -157,7 +159,7 @@ def _read_queries(store: Store, queries_ref: BlobRef) -> Vectors:
     return queries
 
 
-def _read_lists(store: Store, lists_ref: BlobRef) -> NeighborLists:
+def _read_neighbors(store: Store, lists_ref: BlobRef) -> NeighborLists:
     with np.load(io.BytesIO(store.blobs.read(lists_ref)), allow_pickle=False) as stored_arrays:
         return NeighborLists(stored_arrays["scores"], stored_arrays["rows"].astype(np.int64), stored_arrays["floor"])
 
@@ -173,9 +175,9 @@ class MeasureTask:
     """Task to measure or to tune one index with sampled queries."""
 
     content: BlobRef  # JSON of the snapshot's content, whose manifest may not exist yet
-    index: str
-    k: int
-    queries: int
+    index: str  # name of the index
+    k: int  # number of exact neighbours for recall
+    queries: int  # number of sampled queries
     seed: int
     file_bytes: int  # size of the index
     sample: BlobRef | None = None  # JSON of the `QuerySample`
@@ -191,7 +193,7 @@ class MeasureTask:
 
 
 def measure_one(task: MeasureTask, store: Store) -> Report:
-    """Measure one index at several settings, and examine its file."""
+    """Measure one index with several search settings, and examine its file."""
     with _open_snapshot(store, task.content) as snapshot:
         representation = snapshot.manifest.content.representation_of(task.index)
         query_set = _open_query_set(store, snapshot, task, representation)
@@ -260,7 +262,7 @@ def measure_indexes(
     gate_progress = _GateProgress(on_progress, len(tasks))
     tasks = _add_queries(store, snapshot, tasks, launch, gate_progress, parent)
     sized_launch = _size_launch(launch, tasks, snapshot.manifest.content)
-    reports = run_job("gate", measure_one, tasks, sized_launch, gate_progress, _estimate_measure_seconds)
+    reports = run_job("gate", measure_one, tasks, sized_launch, gate_progress, _estimate_seconds)
     return {task.index: read_measurement(report) for task, report in zip(tasks, reports, strict=True)}
 
 
@@ -308,7 +310,7 @@ def tune_indexes(
         tasks = [task_by_index.get(task.index, task) for task in tasks]
         sized_launch = _size_launch(launch, tasks, draft)
         reports = run_job(
-            "tune", tune_one, tasks, sized_launch, progress, _estimate_measure_seconds, recorded=recorded_reports
+            "tune", tune_one, tasks, sized_launch, progress, _estimate_seconds, recorded_reports=recorded_reports
         )
     results = {task.index: report for task, report in zip(tasks, reports, strict=True)}
     return [with_tuning(index, results[index.name]) if index.name in results else index for index in built_indexes]
@@ -522,8 +524,8 @@ def _merge_neighbors(store: Store, snapshot: Snapshot, queries: BlobRef, reports
     scores, best_rows = np.empty((len(vectors), 0), np.float32), np.empty((len(vectors), 0), np.int64)
     first_row = 0
     for part, report in zip((part for part in snapshot.parts if part.rows), reports, strict=True):
-        lists = _read_lists(store, BlobRef.from_json(report))
-        all_scores = np.hstack([scores, lists.scores])  # (q, j + m)
+        lists = _read_neighbors(store, BlobRef.from_json(report))
+        all_scores = np.hstack([scores, lists.scores])  # (queries, neighbours of the parts so far)
         all_rows = np.hstack([best_rows, np.where(lists.rows < 0, -1, lists.rows + first_row)])
         scores, best_rows = select_top_k(all_scores, all_rows, depth)
         first_row += part.rows
@@ -546,5 +548,5 @@ def _size_launch(launch: Launch, tasks: Sequence[MeasureTask], content: Content)
     return launch.for_tasks(PROCESS_BYTES + max(index_bytes, default=0))
 
 
-def _estimate_measure_seconds(task: MeasureTask) -> float:
+def _estimate_seconds(task: MeasureTask) -> float:
     return task.file_bytes / _MEASURED_BYTES_PER_SECOND

@@ -59,13 +59,13 @@ def start_index(
     store: Store,
     name: str,
     plan: IndexPlan,
-    rows: Sequence[BlobRef],
+    row_files: Sequence[BlobRef],
     reused: ReusedTraining | None = None,
     parent_index: ParentIndex | None = None,
 ) -> IndexInProgress:
     """Return the initial record of an index; if possible it will be derived from `parent_index`."""
     parent_blob = store.blobs.put_bytes(json.dumps(asdict(parent_index)).encode()) if parent_index else None
-    return IndexInProgress(name, plan, _store_blob_list(store, rows), reused, parent_blob)
+    return IndexInProgress(name, plan, _store_blob_list(store, row_files), reused, parent_blob)
 
 
 def derive(
@@ -78,7 +78,7 @@ def derive(
             "derive",
             derive_one,
             derivable_builds,
-            _size_launch_to_derive(derivable_builds, launch),
+            _size_derive_launch(derivable_builds, launch),
             on_progress,
             _estimate_merge_seconds,
             memoised=True,
@@ -91,7 +91,7 @@ def derive(
     ]
 
 
-def _size_launch_to_derive(builds: Sequence[IndexInProgress], launch: Launch) -> Launch:
+def _size_derive_launch(builds: Sequence[IndexInProgress], launch: Launch) -> Launch:
     """Return the launch with the memory that is needed to derive these indexes."""
     kinds_and_sizes = [(get_kind(build.plan.kind), build.plan.n) for build in builds]
     return launch.for_tasks(
@@ -162,10 +162,10 @@ def _with_reused_training(build: IndexInProgress) -> IndexInProgress:
 
 
 def _with_trained(build: IndexInProgress, trained_blob: BlobRef, training_fit: TrainingStats | None) -> IndexInProgress:
-    """Return the record for the jobs after training, without `reused`, which names the files of all
-    parts.
+    """Return the record for the jobs after training.
 
-    It has to be small, because each task of these jobs contains it, and there is a task per part.
+    The record has to be small, because each task of these jobs contains it. So `reused`, which
+    names the files of all parts, is left out.
     """
     return replace(build, trained=trained_blob, training_fit=training_fit, reused=None)
 
@@ -181,7 +181,7 @@ def scatter(
     """Sort the vectors of every part by shard, for all indexes."""
     store = Store.open(launch.store_url)
     tasks = [_create_scatter_tasks(store, build) for build in builds]
-    sized_launch = _with_memory(builds, "scatter", launch)
+    sized_launch = _size_launch(builds, "scatter", launch)
     results = _run_by_index("scatter", scatter_one, tasks, sized_launch, on_progress, _estimate_scatter_seconds)
     return [_with_pieces(store, build, index_results) for build, index_results in zip(builds, results, strict=True)]
 
@@ -190,7 +190,8 @@ def _with_pieces(store: Store, build: IndexInProgress, results: Sequence[IndexSt
     """Return the record with the pieces of all parts, and with the locations of the slices of each
     shard in these pieces.
     """
-    pieces, n_shards, put = [require_blob(result.blob) for result in results], build.plan.shards, store.blobs.put_bytes
+    pieces = [require_blob(result.blob) for result in results]
+    n_shards, put_bytes = build.plan.shards, store.blobs.put_bytes
     build = replace(build, pieces=_store_blob_list(store, pieces))
     if not n_shards:
         return build
@@ -203,7 +204,7 @@ def _with_pieces(store: Store, build: IndexInProgress, results: Sequence[IndexSt
         {"rows": int(row["rows"].sum()), "slices": digest_slices(row), "places": digest_bytes(row.tobytes())}
         for row in locations
     ]
-    return replace(build, slice_locations=put(locations.tobytes()), cells=put(json.dumps(cells).encode()))
+    return replace(build, slice_locations=put_bytes(locations.tobytes()), cells=put_bytes(json.dumps(cells).encode()))
 
 
 def _read_slice_locations(store: Store, n_shards: int, piece: BlobRef) -> SliceTable:
@@ -215,10 +216,10 @@ def _read_slice_locations(store: Store, n_shards: int, piece: BlobRef) -> SliceT
 
 
 def _create_scatter_tasks(store: Store, build: IndexInProgress) -> list[ScatterTask]:
-    """Return a task for each part, with the parts of the parent that contain pages of that part."""
+    """Return a task for each part, with the parent's parts that contain pages of that part."""
     row_refs = read_blob_list(store, build.rows)
     parent_rows = json.loads(store.blobs.read(build.parent_rows)) if build.parent_rows else [()] * len(row_refs)
-    # This table names the files of all parts, which would be too much to repeat in every task.
+    # `build.parent_rows` names the files of all parts; a task gets only those of its part.
     build = replace(build, parent_rows=None)
     return [
         ScatterTask(
@@ -250,7 +251,7 @@ def build_shards(
     tasks = [
         [replace(task, concurrent_shards=max(1, reports.count(None))) for task in index_tasks] for index_tasks in tasks
     ]
-    sized_launch = _with_memory(builds, "shard", launch)
+    sized_launch = _size_launch(builds, "shard", launch)
     results = _run_by_index("shard", build_shard, tasks, sized_launch, on_progress, _estimate_shard_seconds, reports)
     return [
         _with_shards(store, build, shards, [*zip(index_tasks, index_results, strict=True)])
@@ -259,7 +260,7 @@ def build_shards(
 
 
 def _find_parent_shards(store: Store, build: IndexInProgress) -> list[BuiltShard | None]:
-    """Return for each shard the parent's version of it, or None if that is not in the store.
+    """Return the parent's version of each shard, or None if the store does not have it.
 
     For a shard that had another number, the digest of slices is left empty, so that the shard is
     written again with the new number.
@@ -323,7 +324,7 @@ def _describe_rebuilt(reasons: Mapping[int, str]) -> str:
 
 
 def merge(builds: Sequence[IndexInProgress], launch: Launch, on_progress: OnProgress | None = None) -> list[BuiltIndex]:
-    """Merge all indexes."""
+    """Merge the pieces and shards of all indexes; return the finished indexes."""
     store = Store.open(launch.store_url)
     unmerged_builds = [build for build in builds if not build.derived]
     sized_launch = launch.with_task_bytes(_estimate_largest_task_bytes(unmerged_builds, "merge"))
@@ -351,8 +352,8 @@ def _find_reusable_training(store: Store, build: IndexInProgress) -> tuple[BlobR
     """
     if build.derived:
         return None
-    rows = [cell["rows"] for cell in _read_cells(store, build)]
-    imbalance = round(max(rows) * len(rows) / max(1, sum(rows)), 4) if rows else 0.0
+    row_counts = [cell["rows"] for cell in _read_cells(store, build)]
+    imbalance = round(max(row_counts) * len(row_counts) / max(1, sum(row_counts)), 4) if row_counts else 0.0
     return (require_blob(build.trained), build.training_fit.with_imbalance(imbalance)) if build.training_fit else None
 
 
@@ -363,11 +364,11 @@ def _run_by_index(
     launch: Launch,
     on_progress: OnProgress | None,
     estimate_seconds: Callable[[Any], float],
-    recorded: Sequence[Report | None] | None = None,
+    recorded_reports: Sequence[Report | None] | None = None,
 ) -> Iterator[list[IndexStageResult]]:
     """Run the tasks of all indexes as one job; yield their results index by index."""
     all_tasks = [task for index_tasks in tasks for task in index_tasks]
-    reports = iter(_run_on_gpus(stage, function, all_tasks, launch, on_progress, estimate_seconds, recorded))
+    reports = iter(_run_on_gpus(stage, function, all_tasks, launch, on_progress, estimate_seconds, recorded_reports))
     for index_tasks in tasks:
         yield [IndexStageResult.of_report(next(reports)) for _ in index_tasks]
 
@@ -379,27 +380,28 @@ def _run_on_gpus(
     launch: Launch,
     on_progress: OnProgress | None,
     estimate_seconds: Callable[[Any], float],
-    recorded: Sequence[Report | None] | None = None,
+    recorded_reports: Sequence[Report | None] | None = None,
 ) -> list[Report]:
-    """Run the tasks of vector indexes with one local worker for each GPU of faiss, then all others.
+    """Run the tasks of vector indexes with a local worker for each GPU that faiss sees, then all
+    others.
 
     Two workers on one GPU would both reserve GPU memory and would wait for each other. Tasks of
     other indexes, such as an inverted index, run with a worker for each core. Without a GPU, all
     tasks run in one job.
     """
+    all_reports = [*(recorded_reports or look_up_reports(function, tasks, Store.open(launch.store_url)))]
     n_gpus = engine.count_gpus()
     if not n_gpus or not is_local(launch.flags):
         # The stage `shard` is left out: it uses a GPU only with cuVS, and works mostly on the CPU.
         if stage in {"train", "scatter"} and any(_get_plan(task).kind in _GPU_KINDS for task in tasks):
             launch = launch.for_gpus(0)
-        return run_job(stage, function, tasks, launch, on_progress, estimate_seconds, memoised=True, recorded=recorded)
-    all_reports = [*(recorded or look_up_reports(function, tasks, Store.open(launch.store_url)))]
-    groups: dict[bool, list[int]] = {True: [], False: []}
-    for task_index, task in enumerate(tasks):
-        groups[_get_plan(task).kind in _GPU_KINDS].append(task_index)
-    for uses_gpu, task_indexes in groups.items():
-        group_tasks, n_before = [tasks[i] for i in task_indexes], len(groups[True]) * (not uses_gpu)
-        is_small = launch.is_too_small(sum(estimate_seconds(tasks[i]) for i in task_indexes if all_reports[i] is None))
+        return run_job(stage, function, tasks, launch, on_progress, estimate_seconds, recorded_reports=all_reports)
+    numbers_by_gpu_use: dict[bool, list[int]] = {True: [], False: []}
+    for task_number, task in enumerate(tasks):
+        numbers_by_gpu_use[_get_plan(task).kind in _GPU_KINDS].append(task_number)
+    for uses_gpu, task_numbers in numbers_by_gpu_use.items():
+        group_tasks, n_before = [tasks[i] for i in task_numbers], len(numbers_by_gpu_use[True]) * (not uses_gpu)
+        is_small = launch.is_too_small(sum(estimate_seconds(tasks[i]) for i in task_numbers if all_reports[i] is None))
         reports = run_job(
             stage,
             function,
@@ -407,10 +409,10 @@ def _run_on_gpus(
             launch.for_gpus(n_gpus) if uses_gpu and not is_small else launch,
             partial(_report_group_progress, on_progress, n_before, len(tasks)),
             estimate_seconds,
-            recorded=[all_reports[i] for i in task_indexes],
+            recorded_reports=[all_reports[i] for i in task_numbers],
         )
-        for task_index, report in zip(task_indexes, reports, strict=True):
-            all_reports[task_index] = report
+        for task_number, report in zip(task_numbers, reports, strict=True):
+            all_reports[task_number] = report
     return [report for report in all_reports if report is not None]
 
 
@@ -442,7 +444,7 @@ def _estimate_merge_seconds(build: IndexInProgress) -> float:
     return get_kind(build.plan.kind).seconds(build.plan, "merge", build.plan.n, 0)
 
 
-def _with_memory(builds: Sequence[IndexInProgress], stage: str, launch: Launch) -> Launch:
+def _size_launch(builds: Sequence[IndexInProgress], stage: str, launch: Launch) -> Launch:
     return launch.for_tasks(_estimate_largest_task_bytes(builds, stage))
 
 

@@ -96,8 +96,8 @@ class ScatterTask:
     """Task to sort the vectors of one part by shard."""
 
     build: IndexInProgress
-    number: int
-    rows: BlobRef
+    number: int  # number of the part
+    rows: BlobRef  # row file of the part
     # Parts of the parent with the same pages; their pieces contain most of the vectors.
     parent_parts: tuple[ParentRows, ...] = ()
 
@@ -107,7 +107,7 @@ class ShardTask:
     """Task to build one shard of an index from its slices of all pieces."""
 
     build: IndexInProgress
-    number: int
+    number: int  # number of the shard
     rows: int  # number of vectors in the shard
     slices: str  # digest of the slices
     places: str  # digest of the locations of the slices
@@ -117,12 +117,12 @@ class ShardTask:
     parent: BlobRef | None = None  # the parent's shard, which is updated
 
 
-def index_inputs(plan: IndexPlan) -> dict[str, Any]:
+def get_index_inputs(plan: IndexPlan) -> dict[str, Any]:
     """Return the inputs that determine a trained file or an index, except its input files."""
-    return piece_inputs(plan) | {"plan": plan.index_inputs()}
+    return get_piece_inputs(plan) | {"plan": plan.index_inputs()}
 
 
-def piece_inputs(plan: IndexPlan) -> dict[str, Any]:
+def get_piece_inputs(plan: IndexPlan) -> dict[str, Any]:
     """Return the inputs that determine a piece or a shard, except its input files.
 
     The inputs do not depend on the size of the corpus.
@@ -160,7 +160,7 @@ def derive_one(build: IndexInProgress, store: Store) -> Report:
         raise _NotDerivedError
 
     try:
-        inputs = index_inputs(build.plan)
+        inputs = get_index_inputs(build.plan)
         return asdict(_memoize(store, "derive", inputs, derive_from_parent, vectors=build.rows.id))
     except _NotDerivedError:
         return asdict(IndexStageResult(None, {}))
@@ -176,6 +176,7 @@ def train_one(build: IndexInProgress, store: Store) -> Report:
     if reuse and reuse.redacted_parts:
         return asdict(_redact_training(build, reuse, reuse.redacted_parts, store))
     imbalance = reuse and reuse.stats.explain_misfit(plan.drift)
+    # Graphs are not trained again because of an imbalance: their cells are split or merged.
     retrain_reason = None if isinstance(get_kind(plan.kind), ShardUpdatingKind) else imbalance
     if reuse and not retrain_reason:
         fit_result = _measure_fit(build, reuse, store) if reuse.changed_parts else FitResult(0, {})
@@ -189,7 +190,7 @@ def train_one(build: IndexInProgress, store: Store) -> Report:
     def write_file(out: Path) -> IndexStats:
         return get_kind(plan.kind).train(plan, _open_listed_row_files(store, build.rows), out)
 
-    train_result = _memoize(store, "train", index_inputs(plan), write_file, vectors=build.rows.id)
+    train_result = _memoize(store, "train", get_index_inputs(plan), write_file, vectors=build.rows.id)
     return asdict(replace(train_result, note=f"trained again: {retrain_reason}" if retrain_reason else ""))
 
 
@@ -220,7 +221,7 @@ def _redact_training(
     # and keep the removed vectors.
     old_ids = [ref.id.partition(":")[2] for ref in (reused_training.blob, *(part.old for part in parts))]
     inputs = {"vectors": build.rows.id, "redacted": old_ids}
-    result = _memoize(store, "redact_training", index_inputs(plan), write_file, **inputs)
+    result = _memoize(store, "redact_training", get_index_inputs(plan), write_file, **inputs)
     reason = result.stats.get("reason")
     note = f"trained again: {reason}" if reason else "trained as before, without removed vectors"
     return replace(result, note=note, keeps_shards=not reason)
@@ -235,7 +236,8 @@ def _follow_new_vectors(build: IndexInProgress, reused: ReusedTraining, reason: 
             plan, store.blobs.get_local_path(reused.blob), _open_listed_row_files(store, build.rows), out
         )
 
-    result = _memoize(store, "follow", index_inputs(plan), write_file, vectors=build.rows.id, trained=reused.blob.id)
+    inputs = {"vectors": build.rows.id, "trained": reused.blob.id}
+    result = _memoize(store, "follow", get_index_inputs(plan), write_file, **inputs)
     graph_change = "cells merged" if "previous_shards" in result.stats else "cells split"
     change = graph_change if keeps_shards else "lists moved"
     note = f"trained as in snapshot {reused.snapshot[:12]}, {change}: {reason}"
@@ -258,7 +260,7 @@ def _measure_fit(build: IndexInProgress, reused: ReusedTraining, store: Store) -
 
     changed_parts = [[new.id, [ref.id for ref in old]] for new, old in reused.changed_parts]
     unchanged_ids = [ref.id for ref in reused.unchanged_parts]
-    inputs = piece_inputs(plan) | {
+    inputs = get_piece_inputs(plan) | {
         "fit": FIT_VERSION,
         "trained": reused.blob.id,
         "changed": changed_parts,
@@ -273,7 +275,7 @@ def scatter_one(task: ScatterTask, store: Store) -> Report:
     plan, trained_blob = task.build.plan, require_blob(task.build.trained)
 
     def write_file(out: Path) -> IndexStats:
-        files = store.blobs.get_local_path(trained_blob), store.blobs.get_local_path(task.rows), task.number
+        arguments = store.blobs.get_local_path(trained_blob), store.blobs.get_local_path(task.rows), task.number
         kind = get_kind(plan.kind)
         # If pieces of the parent cannot be used, all vectors of the part are encoded again.
         with suppress(InputError, StoreError):
@@ -282,11 +284,11 @@ def scatter_one(task: ScatterTask, store: Store) -> Report:
                 and kind.carries(plan)
                 and (parent_pieces := _find_parent_pieces(task, store))
             ):
-                return kind.carry(plan, *files, parent_pieces, out)
-        return kind.scatter(plan, *files, out)
+                return kind.carry(plan, *arguments, parent_pieces, out)
+        return kind.scatter(plan, *arguments, out)
 
     inputs = _get_scatter_inputs(task.rows, trained_blob, task.number)
-    return asdict(_memoize(store, "scatter", piece_inputs(plan), write_file, **inputs))
+    return asdict(_memoize(store, "scatter", get_piece_inputs(plan), write_file, **inputs))
 
 
 def _get_scatter_inputs(rows_ref: BlobRef, trained_blob: BlobRef, number: int) -> dict[str, Any]:
@@ -298,7 +300,7 @@ def _find_parent_pieces(task: ScatterTask, store: Store) -> list[PreviousPiece]:
     """Return recorded pieces of the parent with pages of this part and the same trained file."""
     trained, pieces = require_blob(task.build.trained), list[PreviousPiece]()
     for parent_part in task.parent_parts:
-        inputs = {**piece_inputs(task.build.plan), **_get_scatter_inputs(parent_part.rows, trained, parent_part.number)}
+        inputs = get_piece_inputs(task.build.plan) | _get_scatter_inputs(parent_part.rows, trained, parent_part.number)
         record = store.memo.find("scatter", store.memo.compute_key(inputs))
         if record is not None and store.blobs.exists(parent_part.rows):
             # The piece is verified, because its contents are published again.
@@ -327,7 +329,7 @@ def build_shard(task: ShardTask, store: Store) -> Report:
         # The id is recorded without its prefix, so that `gc` does not take it for a reference: the
         # shards of earlier builds contain traces of removed vectors.
         inputs["parent"] = task.parent.id.partition(":")[2]
-    return asdict(_memoize(store, "shard", piece_inputs(plan), write_file, **inputs))
+    return asdict(_memoize(store, "shard", get_piece_inputs(plan), write_file, **inputs))
 
 
 def _iter_slices(task: ShardTask, store: Store) -> Iterator[bytes]:
@@ -370,7 +372,7 @@ def merge_one(build: IndexInProgress, store: Store) -> Report:
         return get_kind(plan.kind).merge(plan, store.blobs.get_local_path(trained), rows, pieces, shard_openers, out)
 
     inputs = {"vectors": build.rows.id, "scattered": piece_list.id, "shards": shard_list.id}
-    return asdict(_memoize(store, "merge", index_inputs(plan), write_file, trained=trained.id, **inputs))
+    return asdict(_memoize(store, "merge", get_index_inputs(plan), write_file, trained=trained.id, **inputs))
 
 
 def _memoize(

@@ -22,7 +22,7 @@ def run_job(
     estimate_seconds: Callable[[Task], float] | None = None,
     *,
     memoised: bool = False,
-    recorded: Sequence[Report | None] | None = None,
+    recorded_reports: Sequence[Report | None] | None = None,
 ) -> list[Report]:
     """Run every task; return their reports in the order of `tasks`.
 
@@ -42,7 +42,8 @@ def run_job(
             amounts of work.
         memoised: whether `function` looks up the result in the store's memo before any expensive
             work.
-        recorded: the result of `look_up_reports` for the tasks, if they were looked up before.
+        recorded_reports: the result of `look_up_reports` for the tasks, if they were looked up
+            before.
 
     Raises:
         BookwheelError: an error of the class that a worker raised, or `ResourceError` if a worker
@@ -50,29 +51,29 @@ def run_job(
     """
     store, report_progress = Store.open(launch.store_url), on_progress or (lambda done, total: None)
     reports = (
-        [*recorded]
-        if recorded is not None
+        [*recorded_reports]
+        if recorded_reports is not None
         else look_up_reports(function, tasks, store)
         if memoised
         else [None] * len(tasks)
     )
-    unrecorded_numbers = [i for i, report in enumerate(reports) if report is None]
-    remaining_tasks = [tasks[i] for i in unrecorded_numbers]
-    n_recorded = len(tasks) - len(unrecorded_numbers)
+    remaining_numbers = [i for i, report in enumerate(reports) if report is None]
+    remaining_tasks = [tasks[i] for i in remaining_numbers]
+    n_recorded = len(tasks) - len(remaining_numbers)
 
-    def report_remaining(done: int, total: int) -> None:
+    def report_total_progress(done: int, total: int) -> None:
         report_progress(n_recorded + done, n_recorded + total)
 
     if not remaining_tasks or (
         estimate_seconds is not None and launch.is_too_small(sum(map(estimate_seconds, remaining_tasks)))
     ):
-        new_reports = _run_in_process(function, remaining_tasks, store, report_remaining)
+        new_reports = _run_in_process(function, remaining_tasks, store, report_total_progress)
     else:
         import_beam(launch.flags)
         from beam_jobs.pipeline import run_on_workers  # noqa: PLC0415 - imports Beam, slowly
 
-        new_reports = run_on_workers(stage, function, remaining_tasks, launch, report_remaining, estimate_seconds)
-    reports_by_number = dict(zip(unrecorded_numbers, new_reports, strict=True))
+        new_reports = run_on_workers(stage, function, remaining_tasks, launch, report_total_progress, estimate_seconds)
+    reports_by_number = dict(zip(remaining_numbers, new_reports, strict=True))
     return [reports_by_number[i] if report is None else report for i, report in enumerate(reports)]
 
 

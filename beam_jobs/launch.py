@@ -7,13 +7,13 @@ from datetime import UTC, datetime
 from typing import Any, Self
 
 from beam_jobs.workers import (
+    get_start_seconds,
+    get_worker_memory,
     import_beam,
     is_local,
+    limit_to_gpus,
     limit_workers,
-    one_worker_per_gpu,
     sets_worker_count,
-    start_seconds,
-    worker_memory,
 )
 from rag_model.process import count_cores
 
@@ -33,8 +33,8 @@ class Launch:
     run: str  # unique name of the run, and folder of its reports
     flags: tuple[str, ...] = ()  # options of Beam and of its runner
     poll_seconds: float = 1.0  # seconds between two reads of the reports
-    memory: int | None = None  # bytes for all local workers; None: the free memory
-    task_bytes: int = 0  # memory of one task, if it is known
+    memory: int | None = None  # bytes of memory for all local workers; None: the free memory
+    task_bytes: int = 0  # bytes of memory that one task needs; 0: unknown
     uses_gpu: bool = False  # whether tasks use a GPU if there is one
 
     @classmethod
@@ -42,22 +42,24 @@ class Launch:
         """Return a launch with a new, unique run name that begins with the time.
 
         Raises:
-            UsageError: Beam cannot read its flags, or an environment variable that `start_seconds`,
-                `count_cores` or `worker_memory` reads is invalid.
+            UsageError: Beam cannot read its flags, or an environment variable is invalid that
+                `get_start_seconds`, `count_cores` or `get_worker_memory` reads.
         """
         # refuse an invalid environment variable before any work
-        start_seconds(flags), count_cores(), worker_memory(())
+        get_start_seconds(flags), count_cores(), get_worker_memory(())
         run_name = f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{secrets.token_hex(4)}"
         return cls(store_url, run_name, _check_flags(flags) if flags else (), memory=memory)
 
     def for_tasks(self, task_bytes: int) -> Self:
-        """Return this launch with at most as many local workers as fit in memory if a task needs
+        """Return this launch with at most as many local workers as fit in memory if each task needs
         `task_bytes`.
         """
         return replace(self.with_task_bytes(task_bytes), flags=limit_workers(self.flags, task_bytes, self.memory))
 
     def with_task_bytes(self, task_bytes: int) -> Self:
-        """Return this launch for tasks that need `task_bytes`, with the same number of workers."""
+        """Return this launch for tasks that need `task_bytes` of memory each, with the same number
+        of workers.
+        """
         return replace(self, task_bytes=task_bytes)
 
     def for_gpus(self, n_gpus: int) -> Self:
@@ -66,7 +68,7 @@ class Launch:
         It has one local worker for each of `n_gpus` GPUs. On other runners, workers keep the
         accelerators that the flags request.
         """
-        return replace(self, flags=one_worker_per_gpu(self.flags, n_gpus), uses_gpu=True)
+        return replace(self, flags=limit_to_gpus(self.flags, n_gpus), uses_gpu=True)
 
     def is_too_small(self, seconds: float) -> bool:
         """Return whether a job that takes one core `seconds` is too small to start workers for, so
@@ -74,7 +76,7 @@ class Launch:
 
         A job is too small if starting its workers would take longer than the job. But workers on
         this machine always start if their number is set, and workers on other machines if a task
-        needs more than a gigabyte, or more memory than is free here (`worker_memory`).
+        needs more than a gigabyte, or more memory than is free here (`get_worker_memory`).
 
         Raises:
             UsageError: for the same reasons as `new`.
@@ -82,13 +84,13 @@ class Launch:
         needs_workers = (
             sets_worker_count(self.flags)
             if is_local(self.flags)
-            else self.task_bytes > min(_LAUNCHER_TASK_BYTES, worker_memory(()) or 0)
+            else self.task_bytes > min(_LAUNCHER_TASK_BYTES, get_worker_memory(()) or 0)
         )
-        return not needs_workers and seconds < start_seconds(self.flags)
+        return not needs_workers and seconds < get_start_seconds(self.flags)
 
 
 def _check_flags(flags: Sequence[str]) -> tuple[str, ...]:
     import_beam(flags)
-    from beam_jobs.options import check_flags  # noqa: PLC0415 - as above
+    from beam_jobs.options import check_flags  # noqa: PLC0415 - imports Beam, slowly
 
     return check_flags(flags)

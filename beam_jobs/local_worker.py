@@ -5,7 +5,7 @@ The first job of a launcher starts a fork server, `python -m beam_jobs.local_wor
 server reads a request for each worker from standard input. To standard output it writes the exit
 code of each worker, and the CPU seconds of the server and of its workers so far. The server exits
 when its input is closed, which also happens if the launcher is killed. Each worker exits when its
-launcher's lease ends (see `workers`).
+launcher's lock is released (see `workers`).
 """
 
 import atexit
@@ -118,7 +118,7 @@ class ForkServer:
         """Fork a worker; return the queue into which its exit code is put."""
         assert self._process.stdin is not None
         with self._lock:
-            request = len(self._exit_codes), dict(environment), _get_folder(), log
+            request = len(self._exit_codes), dict(environment), _get_current_folder(), log
             self._exit_codes.append(SimpleQueue())
             self._process.stdin.write(f"{json.dumps(request)}\n")
             self._process.stdin.flush()
@@ -139,7 +139,7 @@ class ForkServer:
             exit_codes.put(server_exit_code or 1)
 
 
-def _get_folder() -> str:
+def _get_current_folder() -> str:
     """Return the current folder; return "" if the folder was deleted."""
     try:
         return str(Path.cwd())
@@ -183,13 +183,13 @@ def serve_requests() -> None:
                 request_by_pid[pid] = request_number
 
 
-def _report_exits(requests: dict[int, int]) -> None:
+def _report_exits(request_by_pid: dict[int, int]) -> None:
     with suppress(OSError):  # there are no more children, or the launcher has ended
         while (pid_and_status := os.waitpid(-1, os.WNOHANG))[0]:
             exit_code = os.waitstatus_to_exitcode(pid_and_status[1])
             # seconds of this process and of all workers that ended
             cpu_seconds = sum(os.times()[:4])
-            os.write(1, f"{requests.pop(pid_and_status[0])} {exit_code} {cpu_seconds}\n".encode())
+            os.write(1, f"{request_by_pid.pop(pid_and_status[0])} {exit_code} {cpu_seconds}\n".encode())
 
 
 def _run_worker(environment: Mapping[str, str], folder: str, log: str) -> NoReturn:

@@ -22,11 +22,11 @@ from rag_model.errors import UsageError
 from rag_model.process import count_cores
 from rag_model.secrets import refuse_secrets
 
-_SECRET = re.compile(r"--(?P<name>\w*(?:secret|password|token|connection_string)\w*)", re.IGNORECASE)
+_SECRET_OPTION = re.compile(r"--(?P<name>\w*(?:secret|password|token|connection_string)\w*)", re.IGNORECASE)
 
 
-_ACCELERATOR = "worker_accelerator="
-_GPU_MACHINE = re.compile(r"g2-standard-(?=\d)")  # has a GPU without requesting it
+_ACCELERATOR_OPTION = "worker_accelerator="
+_GPU_MACHINE = re.compile(r"g2-standard-(?=\d)")  # machine types that always have a GPU
 
 
 def build_pipeline_options(flags: Sequence[str], n_elements: int, *, uses_gpu: bool = True) -> PipelineOptions:
@@ -50,7 +50,7 @@ def build_pipeline_options(flags: Sequence[str], n_elements: int, *, uses_gpu: b
 def _remove_accelerators(options: PipelineOptions) -> None:
     cloud_options, workers = options.view_as(GoogleCloudOptions), options.view_as(WorkerOptions)
     cloud_options.dataflow_service_options = [
-        option for option in cloud_options.dataflow_service_options or () if not option.startswith(_ACCELERATOR)
+        option for option in cloud_options.dataflow_service_options or () if not option.startswith(_ACCELERATOR_OPTION)
     ] or None
     if workers.machine_type:
         workers.machine_type = _GPU_MACHINE.sub("n2-standard-", workers.machine_type)
@@ -63,7 +63,7 @@ def check_flags(flags: Sequence[str]) -> tuple[str, ...]:
         UsageError: a flag has a wrong value, or may contain a secret, or there is no such runner.
     """
     refuse_secrets(flags)
-    if secret_flags := [secret_match for flag in flags if (secret_match := _SECRET.match(flag))]:
+    if secret_flags := [secret_match for flag in flags if (secret_match := _SECRET_OPTION.match(flag))]:
         raise UsageError(
             f"Beam's option --{secret_flags[0]['name']} is a secret, and options appear in logs "
             "and process lists: set a variable such as AWS_SECRET_ACCESS_KEY in the environment "
@@ -85,7 +85,7 @@ def check_flags(flags: Sequence[str]) -> tuple[str, ...]:
 
 
 def is_local(options: PipelineOptions) -> bool:
-    """Return whether the workers are processes of this machine, started for one job."""
+    """Return whether the workers are processes on this machine, which run only this job."""
     return options.view_as(StandardOptions).runner is None
 
 
@@ -107,8 +107,9 @@ def create_local_runner(log: Path) -> FnApiRunner:
 
 
 def count_worker_threads(options: PipelineOptions) -> int:
-    """Return the maximum threads of a local worker, its share of the cores; 0 on other machines: no
-    limit.
+    """Return how many threads a local worker may use, which is its share of the cores.
+
+    Return 0, which means no limit, if workers run on other machines.
     """
     if not is_local(options):
         return 0

@@ -1,4 +1,4 @@
-"""A job on Beam: `Create | Reshuffle | ParDo`, in a thread that the launcher watches and cancels.
+"""Run a job as the Beam pipeline `Create | Reshuffle | ParDo`, in a thread that can be cancelled.
 
 Importing Beam takes a second, so this module is imported only for a job that needs workers.
 """
@@ -27,13 +27,13 @@ from beam_jobs.launch import Launch, OnProgress, Report
 from beam_jobs.local_worker import WORKER_DIED
 from beam_jobs.options import build_pipeline_options, count_worker_threads, create_local_runner, is_local
 from beam_jobs.tasks import Task, TaskFunction, limit_threads, run_task
-from beam_jobs.workers import exit_with_holder, hold_lease
+from beam_jobs.workers import exit_with_launcher, hold_launcher_lock
 from rag_model import errors
 from rag_model.store.store import Store
 
 FAILED_SUFFIX = "failed"  # suffix of the stage name under which a worker reports an error
-# For each failure of Flink: pattern of its message, error class, and the text after "the STAGE
-# job".
+# For each failure of an engine: the pattern of its message, the class of the error to raise, and the
+# error's text after "the STAGE job".
 _ENGINE_FAILURES = (
     (
         re.compile(r"StatusRuntimeException: (CANCELLED|UNAVAILABLE)"),
@@ -62,7 +62,7 @@ _RAISED_ERROR = re.compile(
 _JAVA_FRAME = re.compile(r"(at )?[\w.$/<>]+\([\w .]+(:\d+)?\)|\.\.\. \d+ more")
 # seconds that an interrupted launcher waits until a job is submitted and can be cancelled
 _SUBMIT_TIMEOUT = 120.0
-_PAGE_ADDRESS = re.compile(r"https://console\.cloud\.google\.com/\S+")
+_JOB_PAGE = re.compile(r"https://console\.cloud\.google\.com/\S+")
 
 
 def explain_failure(store: Store, run: str, stage: str, failure: BaseException, log: Path) -> errors.BookwheelError:
@@ -117,15 +117,16 @@ class Worker(beam.DoFn, Generic[Task]):
     """Run tasks with the store, and write their reports."""
 
     def __init__(
-        self, stage: str, function: TaskFunction[Task], launch: Launch, lease: Path | None, n_threads: int
+        self, stage: str, function: TaskFunction[Task], launch: Launch, launcher_lock: Path | None, n_threads: int
     ) -> None:
-        self.stage, self.function, self.launch, self.lease, self.n_threads = stage, function, launch, lease, n_threads
+        self.stage, self.function, self.launch = stage, function, launch
+        self.launcher_lock, self.n_threads = launcher_lock, n_threads
         self.version = version("bookwheel")
 
     def setup(self) -> None:
         """Limit the threads of this worker, and let this process end when the launcher ends."""
-        if self.lease is not None:
-            exit_with_holder(self.lease)
+        if self.launcher_lock is not None:
+            exit_with_launcher(self.launcher_lock)
         if self.n_threads:
             limit_threads(self.n_threads)
         # The store is opened later, because an engine may report errors of `setup` only after
@@ -141,7 +142,7 @@ class Worker(beam.DoFn, Generic[Task]):
         task_number, task = element
         store = self.store = self.store or self._open_store()
         runs, run = store.runs, self.launch.run
-        if self.lease is not None and runs.count_reports(run, self.stage + FAILED_SUFFIX):
+        if self.launcher_lock is not None and runs.count_reports(run, self.stage + FAILED_SUFFIX):
             # The local runner does not retry, so after one failure the job fails and further tasks
             # are useless.
             return []
@@ -201,8 +202,8 @@ def run_on_workers(
     options.view_as(GoogleCloudOptions).job_name = f"bookwheel-{stage}-{launch.run}".lower()
     set_job_server(options, launch.flags)
     log = Path(tempfile.gettempdir()) / f"bookwheel-{launch.run}-{stage}.log"
-    with hold_lease() as lease:
-        worker = Worker(stage, function, launch, lease if is_local(options) else None, count_worker_threads(options))
+    with hold_launcher_lock() as lock:
+        worker = Worker(stage, function, launch, lock if is_local(options) else None, count_worker_threads(options))
         numbered_tasks = sorted(
             enumerate(tasks), key=lambda task: -estimate_seconds(task[1]) if estimate_seconds else 0
         )
@@ -230,9 +231,9 @@ def _create_pipeline(
 
 
 class _BeamLog(logging.Handler):
-    """While a job runs, prints nothing of Beam's log except the address of the job's page.
+    """Hides Beam's log while a job runs, except the address of the job's page.
 
-    Beam's errors are left out, because the launcher reports them in one sentence.
+    Errors are hidden too, because the launcher reports them in one sentence.
     """
 
     def __init__(self) -> None:
@@ -254,7 +255,7 @@ class _BeamLog(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Print the address of the job's page, if the record contains it."""
-        if record.levelno < logging.ERROR and (address := _PAGE_ADDRESS.search(record.getMessage())):
+        if record.levelno < logging.ERROR and (address := _JOB_PAGE.search(record.getMessage())):
             sys.stderr.write(f"the job's page: {address[0]}\n")
 
 
@@ -267,15 +268,15 @@ class _PipelineThread:
         self._pipeline, self._options = pipeline, options
         self._submitted = threading.Event()
         self._result: Any = None
-        self._log, self._other_hook = _BeamLog(), threading.excepthook
+        self._log, self._previous_hook = _BeamLog(), threading.excepthook
 
     def __enter__(self) -> Self:
         self._log.start()
-        self._other_hook, threading.excepthook = threading.excepthook, self._on_thread_exception
+        self._previous_hook, threading.excepthook = threading.excepthook, self._on_thread_exception
         threading.Thread(target=self._run_pipeline, daemon=True, name="beam").start()
         return self
 
-    def __exit__(self, *interrupted: object) -> None:
+    def __exit__(self, *exception_info: object) -> None:
         try:
             if not self.finished.is_set():
                 self._cancel()
@@ -284,12 +285,12 @@ class _PipelineThread:
             # exceptions. So the hook, which hides them, stays installed; it passes on the
             # exceptions of other threads.
             if (self.finished.is_set() and self.failure is None) or not is_local(self._options):
-                threading.excepthook = self._other_hook
+                threading.excepthook = self._previous_hook
                 self._log.stop()
 
     def _cancel(self) -> None:
         if is_local(self._options):
-            return  # local workers exit when the lease ends
+            return  # local workers exit when the launcher's lock is released
         # a job that is being submitted cannot be cancelled yet
         self._submitted.wait(_SUBMIT_TIMEOUT)
         if self._result is not None:
@@ -315,7 +316,7 @@ class _PipelineThread:
             self.failure = self.failure or hook_args.exc_value
             self.finished.set()
         elif not _is_raised_by_beam(hook_args):
-            self._other_hook(hook_args)
+            self._previous_hook(hook_args)
 
 
 def _is_raised_by_beam(hook_args: threading.ExceptHookArgs) -> bool:

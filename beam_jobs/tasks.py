@@ -20,10 +20,14 @@ from rag_model.store.store import Store
 Task = TypeVar("Task")
 TaskFunction = Callable[[Task, Store], dict[str, Any]]
 
-_CONCURRENT_LOOKUPS = 32  # number of look-ups at a time
+_CONCURRENT_LOOKUPS = 32
 _TOKENIZER_VARIABLE = "TOKENIZERS_PARALLELISM"
-_VARIABLES = (
-    *("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS"),
+# environment variables that limit the threads of libraries
+_THREAD_VARIABLES = (
+    "OMP_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "RAYON_NUM_THREADS",
     _TOKENIZER_VARIABLE,
 )
 
@@ -39,12 +43,12 @@ def look_up_reports(function: TaskFunction[Task], tasks: Sequence[Task], store: 
     Raises:
         BookwheelError: the store, or the inputs of a task, cannot be read.
     """
-    reading_store = Store(store.files)
-    reading_store.memo = replace(store.memo, can_produce=False)
+    lookup_store = Store(store.files)  # its memo raises an error instead of computing a result
+    lookup_store.memo = replace(store.memo, can_produce=False)
 
     def look_up(task: Task) -> dict[str, Any] | None:
         try:
-            return function(task, reading_store)
+            return function(task, lookup_store)
         except ResultNotRecordedError:
             return None
 
@@ -80,7 +84,7 @@ def limit_threads(n_threads: int) -> None:
     loaded later.
     """
     # With a GPU there is one worker, whose tokenizer would be slower than the GPU with one thread.
-    os.environ |= dict.fromkeys(_VARIABLES, str(n_threads))
+    os.environ |= dict.fromkeys(_THREAD_VARIABLES, str(n_threads))
     os.environ[_TOKENIZER_VARIABLE] = "false" if n_threads == 1 else "true"
     import faiss  # noqa: PLC0415 - after the environment is set
 
@@ -92,7 +96,7 @@ def restore_threads() -> Iterator[None]:
     """Undo the effect of `limit_threads` at the end of the block."""
     import faiss  # noqa: PLC0415 - workers of other jobs do not need it
 
-    environment, n_threads = {name: os.environ.get(name) for name in _VARIABLES}, faiss.omp_get_max_threads()
+    environment, n_threads = {name: os.environ.get(name) for name in _THREAD_VARIABLES}, faiss.omp_get_max_threads()
     try:
         yield
     finally:

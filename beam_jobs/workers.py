@@ -2,7 +2,7 @@
 
 Beam is not imported here, because that takes a second and a small rebuild does not need it.
 
-A lease ties local worker processes to the launcher that started them. The launcher holds an
+A lock ties local worker processes to the launcher that started them. The launcher holds an
 exclusive lock on a file while its job runs, and every worker waits for that lock in a thread. The
 kernel releases the lock when the launcher ends, even by `kill -9`, and a worker that gets the lock
 exits at once. So no worker is left running, and no worker has to poll.
@@ -34,8 +34,9 @@ from rag_model.extras import get_versions, hide_modules
 from rag_model.process import count_cores, limit_by_environment, temporary_folder
 
 CPU_FLOAT32 = "cpu float32"
-PRECISIONS = (CPU_FLOAT32, "cpu bfloat16", "cuda bfloat16")  # defaults of encoders, by machine
-_GPU = re.compile(r"nvidia[0-9]+")
+# device types and dtypes that encoders use by default, depending on the machine
+PRECISIONS = (CPU_FLOAT32, "cpu bfloat16", "cuda bfloat16")
+_GPU_DEVICE = re.compile(r"nvidia[0-9]+")
 _WORKERS_OPTION = "--direct_num_workers"
 _RUNNER_OPTION = "--runner"
 # bytes of memory that the launcher grants to this process
@@ -44,7 +45,7 @@ START_VARIABLE = "BOOKWHEEL_START_SECONDS"
 # for a job of fewer core seconds, starting local workers costs more time than they save
 LOCAL_START_SECONDS = 4.0
 # More than half of Beam's import time is spent on importing pandas and the installed cloud clients.
-# Our jobs do not need them, because they read dumps and stores without Beam.
+# Jobs do not need them, because they read dumps and stores without Beam.
 UNUSED_MODULES = (
     "apache_beam.io.aws.s3filesystem",
     "apache_beam.io.azure.blobstoragefilesystem",
@@ -57,6 +58,7 @@ UNUSED_MODULES = (
 _START_SECONDS = {"flink": 10.0, "spark": 17.0}
 ALLOWED_VARIABLE = "BOOKWHEEL_ALLOWED_BEAM_OPTIONS"
 DEFAULT_VARIABLE = "BOOKWHEEL_BEAM_OPTIONS"
+# Beam's options that a form may always set.
 _SIZE_OPTIONS = frozenset([
     "autoscaling_algorithm", "default_sdk_harness_log_level", "direct_num_workers",
     "direct_running_mode", "disk_size_gb", "element_processing_timeout_minutes", "flexrs_goal",
@@ -112,11 +114,11 @@ def import_beam(flags: Sequence[str]) -> None:
             import_module(name)
 
 
-def start_seconds(flags: Sequence[str]) -> float:
+def get_start_seconds(flags: Sequence[str]) -> float:
     """Return how many core seconds a job must take to be worth starting the workers of its runner.
 
-    `BOOKWHEEL_START_SECONDS` sets it for every runner. By default it is 0 for runners that were not
-    measured, so that every job goes to workers.
+    `BOOKWHEEL_START_SECONDS` sets this number for every runner. By default it is 0 for runners that
+    were not measured, so that every job goes to workers.
 
     Raises:
         UsageError: the variable is not a number of seconds.
@@ -146,7 +148,7 @@ def limit_workers(flags: Sequence[str], task_bytes: int, memory_bytes: int | Non
         task_bytes: memory of one task.
         memory_bytes: memory of all workers; None uses the free memory.
     """
-    free_bytes = worker_memory(flags)
+    free_bytes = get_worker_memory(flags)
     if free_bytes is None or sets_worker_count(flags):
         return tuple(flags)
     n_workers = max(1, (memory_bytes or free_bytes) // task_bytes)
@@ -159,10 +161,10 @@ def count_gpus(devices: Path = Path("/dev")) -> int:
     This counts the files of the NVIDIA driver in `devices`, limited to as many as
     `CUDA_VISIBLE_DEVICES` names. The number is 0 if torch is built without CUDA.
     """
-    n_gpus = len([path for path in devices.glob("nvidia*") if _GPU.fullmatch(path.name)])
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:  # CUDA ignores all entries after an invalid one
-        visible_gpus = takewhile(lambda device: device.strip() not in {"", "-1", "NoDevFiles"}, visible.split(","))
+    n_gpus = len([path for path in devices.glob("nvidia*") if _GPU_DEVICE.fullmatch(path.name)])
+    device_ids = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if device_ids is not None:  # CUDA ignores all entries after an invalid one
+        visible_gpus = takewhile(lambda device: device.strip() not in {"", "-1", "NoDevFiles"}, device_ids.split(","))
         n_gpus = min(n_gpus, len([*visible_gpus]))
     return 0 if "+cpu" in get_versions("torch")["torch"] else n_gpus
 
@@ -182,7 +184,7 @@ def detect_precision(cpu_info: Path = Path("/proc/cpuinfo")) -> str:
     return CPU_FLOAT32
 
 
-def one_worker_per_gpu(flags: Sequence[str], n_gpus: int) -> tuple[str, ...]:
+def limit_to_gpus(flags: Sequence[str], n_gpus: int) -> tuple[str, ...]:
     """Return flags that start one local worker for each of `n_gpus` GPUs; the given flags if
     `n_gpus` is 0.
 
@@ -199,7 +201,7 @@ def one_worker_per_gpu(flags: Sequence[str], n_gpus: int) -> tuple[str, ...]:
     )
 
 
-def worker_memory(flags: Sequence[str]) -> int | None:
+def get_worker_memory(flags: Sequence[str]) -> int | None:
     """Return the bytes of memory that are free for workers; None if workers run on other machines.
 
     In a container the free memory of the host is measured; `BOOKWHEEL_WORKER_MEMORY` sets the
@@ -223,21 +225,21 @@ def _read_available_bytes() -> int:
 
 
 @contextmanager
-def hold_lease() -> Iterator[Path]:
-    """Hold a new lease while the block runs; yield the path that workers wait on."""
+def hold_launcher_lock() -> Iterator[Path]:
+    """Lock a new file while the block runs; yield its path, for the workers to wait on."""
     with temporary_folder("lease") as folder, (folder / "lock").open("x") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield Path(file.name)
 
 
-def exit_with_holder(lease: Path) -> None:
-    """End this process as soon as the holder of `lease` has ended; returns at once."""
-    threading.Thread(target=_wait_and_exit, args=(lease,), daemon=True, name="lease").start()
+def exit_with_launcher(lock: Path) -> None:
+    """End this process as soon as the launcher that holds `lock` has ended; returns at once."""
+    threading.Thread(target=_wait_and_exit, args=(lock,), daemon=True, name="launcher lock").start()
 
 
-def _wait_and_exit(lease: Path) -> None:
+def _wait_and_exit(lock: Path) -> None:
     try:
-        with lease.open() as file:
+        with lock.open() as file:
             fcntl.flock(file, fcntl.LOCK_SH)
     except FileNotFoundError:
         pass  # deleted before this worker started: the launcher has ended

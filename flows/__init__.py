@@ -13,14 +13,16 @@ Builds:
     takedown, maintain: remove pages; rebuild and expire by schedule.
 
 Models and evaluation:
-    finetune, training: train a model; the settings of a training, and the form that asks for them.
+    finetune, training: train a model; the types of its settings, for command line and forms.
     rebuild: rebuild, in a child process, the index that a training searches.
     compare, evaluate, evaluation_records: measure retrievers and models, and record the results.
-    release: rebuild, train, evaluate, and move the ref if it is accepted.
+    release, release_evaluator: rebuild, train, evaluate, and move the ref if the evaluation is
+        accepted.
+    reproduce, reproduction: reproduce a published table.
 
 Shared:
     stage, parameters: decorators of flows and stages, their parameters, progress, and failed runs.
-    outcome, artifacts: the results of flows, and how the Prefect UI shows them.
+    outcome, artifacts: the outcomes of flows, and how the Prefect UI shows them.
     launch, launch_model: start a run on a machine of the estimated size.
     machine: local services, work pools, automations and `doctor`.
     demo: the pages, questions and encoder of `bookwheel demo`.

@@ -2,7 +2,7 @@
 
 Purpose: add an index, or rebuild one with other settings, without building anything else.
 `reencode` encodes the passages with another encoder first. A training that also trains the passage
-encoder uses it to rebuild its index, during the training and at its end.
+encoder uses `reencode` to rebuild its index, during the training and at its end.
 Caching: the store's memo. An index that was built over the same vectors before is reused.
 Requires: a store that this machine and the workers both reach.
 """
@@ -17,7 +17,7 @@ from cyclopts import Parameter
 from beam_jobs import corpus, embed
 from beam_jobs.embed import EmbedTask
 from beam_jobs.launch import Launch, OnProgress
-from beam_jobs.workers import worker_memory
+from beam_jobs.workers import get_worker_memory
 from flows.finish import Build, finish_build
 from flows.outcome import BuildOutcome
 from flows.parameters import RecipeParameter, StoreParameter, Url
@@ -86,7 +86,7 @@ def add_index(
         with clock("look"), Snapshot.from_manifest(target, base_manifest) as base_snapshot:
             passages, embeddings = read_results(target, base_manifest.content, launch)
             dimensions = read_dimensions(base_snapshot)
-        plans = plan_indexes(chosen_indexes, passages, dimensions, worker_memory(beam_options))
+        plans = plan_indexes(chosen_indexes, passages, dimensions, get_worker_memory(beam_options))
         provenance = inherit_provenance(base_manifest)
         dump_url, encoder = (str(provenance.get(name, "")) for name in ("dump", "encoder"))
         assemble_content = partial(
@@ -172,12 +172,12 @@ def reencode(snapshot: str, store: Url, encoder: Url, ref: str, beam_options: Se
         with clock("look"):
             passages, _ = read_results(target, base_manifest.content, launch)
             encoding = prepare_encoder(target, encoder, recipe.encode)
-        dimension_by_representation = {EMBEDDINGS: encoding.space.dim}
+        dimensions = {EMBEDDINGS: encoding.space.dim}
         plans = plan_indexes(
             list_stale_indexes(base_manifest.content, recipe),
             passages,
-            dimension_by_representation,
-            worker_memory(beam_options),
+            dimensions,
+            get_worker_memory(beam_options),
         )
         with clock("embed") as on_progress:
             embeddings = embed_parts(passages, encoding, recipe.dtype_of(EMBEDDINGS), launch, on_progress)

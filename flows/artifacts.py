@@ -35,8 +35,8 @@ def log_build(outcome: BuildOutcome) -> None:
     log_gate(outcome.gate)
     for warning in outcome.warnings:
         log(f"warning: {warning}")
-    move_description = f"{outcome.ref}@{outcome.number} names it" if outcome.number else f"{outcome.ref} did not move"
-    log(f"snapshot {outcome.snapshot}: {move_description}")
+    move_sentence = f"{outcome.ref}@{outcome.number} names it" if outcome.number else f"{outcome.ref} did not move"
+    log(f"snapshot {outcome.snapshot}: {move_sentence}")
 
 
 def log_gate(gate: dict[str, Any]) -> None:
@@ -109,8 +109,8 @@ def _iter_retriever_rows(expression: str, comparison: dict[str, Any]) -> Iterato
     for stage in comparison["stages"]:
         costs = {"ms a question": f"{stage['milliseconds']:.3g}", "bytes": f"{stage['bytes']:,}"}
         yield {"retriever": expression, "of": f"stage {stage['stage']}", **_format_metrics(stage), **costs}
-    for name, stage in comparison["groups"].items():
-        yield {"retriever": expression, "of": f"{name} ({stage['n']:,} questions)", **_format_metrics(stage)}
+    for name, group in comparison["groups"].items():
+        yield {"retriever": expression, "of": f"{name} ({group['n']:,} questions)", **_format_metrics(group)}
 
 
 def _format_metrics(comparison: dict[str, Any]) -> dict[str, str]:

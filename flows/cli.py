@@ -34,14 +34,14 @@ from rag_model.secrets import mask_secrets, refuse_url_as_path
 from rag_model.store.versions.signatures import TRUST_VARIABLE, TrustedKeys
 from rag_model.untrusted_text import escape_controls
 
-USAGE = 2
+_USAGE_EXIT_CODE = 2
 # These variables are set before Prefect and transformers are imported. Values that the user has set
 # are kept.
 _ENVIRONMENT = {
     "PREFECT_LOGGING_LEVEL": "CRITICAL",  # a failure is reported once, in one sentence
     "PREFECT_SERVER_LOGGING_LEVEL": "CRITICAL",
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-    # a busy machine needs more than Prefect's 20
+    # Prefect's default of 20 seconds is too short on a busy machine
     "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "120",
     "DO_NOT_TRACK": "1",
     "TOKENIZERS_PARALLELISM": "false",  # bookwheel already runs one process per core
@@ -54,7 +54,7 @@ _ENVIRONMENT = {
 # Subcommands that build indexes. Their idle threads sleep, because busy waiting costs CPU time.
 _BUILD_VERBS = {"reindex", "release", "add-index", "import", "takedown", "index", "demo"}
 _BUILD_ENVIRONMENT = {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "10000"}
-_RETRIEVER = {"--retriever", "--index"}
+_RETRIEVER_OPTIONS = {"--retriever", "--index"}
 
 
 def select_settable(commands: tuple[str, ...], arguments: ArgumentCollection) -> ArgumentCollection:
@@ -70,8 +70,8 @@ def select_settable(commands: tuple[str, ...], arguments: ArgumentCollection) ->
     excluded_names = {"--yes"}
     if commands == ("index",):
         excluded_names |= {"--index", "--questions", "--beam-options"}
-    if any(argument.tokens for argument in arguments if _RETRIEVER & set(argument.names)):
-        excluded_names |= _RETRIEVER
+    if any(argument.tokens for argument in arguments if _RETRIEVER_OPTIONS & set(argument.names)):
+        excluded_names |= _RETRIEVER_OPTIONS
     settable = arguments.copy()
     settable[:] = [argument for argument in arguments if not excluded_names & set(argument.names)]
     return settable
@@ -180,7 +180,7 @@ def run(argv: Sequence[str]) -> int:
         with handle_interrupts(), _set_trust_file(common.trust):
             reply = verb(*bound_arguments.args, **bound_arguments.kwargs)
     except CycloptsError as error:
-        return _report_failure(_describe_usage_error(error, argv), USAGE, as_json=common.json)
+        return _report_failure(_describe_usage_error(error, argv), _USAGE_EXIT_CODE, as_json=common.json)
     except BookwheelError as error:
         if common.debug:
             traceback.print_exc()
@@ -231,7 +231,7 @@ def _set_trust_file(trust_file: Path | None) -> Iterator[None]:
     """
     previous_value = os.environ.get(TRUST_VARIABLE)
     if trust_file is not None:
-        # Path("") is the current folder
+        # `absolute` would turn an empty path, which is refused below, into the current folder
         os.environ[TRUST_VARIABLE] = str(trust_file.absolute()) if trust_file.name else ""
     try:
         TrustedKeys.from_environment()

@@ -95,10 +95,10 @@ def compare(
             returns fewer.
         judged_by: how relevance is judged; by default by pages for a BEIR folder, by passages if
             every question names one, otherwise by answers.
-        patterns: the answers are regular expressions.
+        patterns: whether the answers are regular expressions.
         encoder: question encoder in place of the snapshot's: a folder or a hub name.
         report: write the HTML report to this file.
-        files: files for the results.
+        files: files to write the results to; by default none.
         timing_seconds: time in seconds to spend on timing the stages of one retriever.
 
     Raises:
@@ -136,7 +136,7 @@ class ComparisonRun:
     judge: RetrievalJudge
     groups: QuestionGroups
     rankings: list[StageRankings] = field(default_factory=list)
-    standings: list[RetrieverComparison] = field(default_factory=list)
+    comparisons: list[RetrieverComparison] = field(default_factory=list)
 
 
 @stage
@@ -224,18 +224,18 @@ def compare_and_report(
     run: ComparisonRun, timed_metrics: Sequence[RetrieverMetrics], clock: StageClock, report: str | None
 ) -> CompareOutcome:
     """Compare the retrievers, recommend one, and write the report."""
-    run.standings = standings = comparison.compare_retrievers(timed_metrics, run.judge, run.k, run.groups)
+    run.comparisons = comparisons = comparison.compare_retrievers(timed_metrics, run.judge, run.k, run.groups)
     headline_measure = run.judge.get_headline_measure(run.k)
     advice = advise_retriever(run.snapshot, timed_metrics, headline_measure)
     if report:
-        write_report(render_retrieval_report(_build_report(run, standings, advice)), Path(report))
+        write_report(render_retrieval_report(_build_report(run, comparisons, advice)), Path(report))
     return CompareOutcome(
         snapshot=run.snapshot.id,
         k=run.k,
         n=len(run.question_set.questions),
         judged_by=run.judge.judged_by,
         measure=headline_measure,
-        standings={comparison.expression: comparison.to_json() for comparison in standings},
+        standings={comparison.expression: comparison.to_json() for comparison in comparisons},
         advice=advice,
         notes=run.groups.notes,
         seconds=clock.seconds,
@@ -248,7 +248,7 @@ def record_comparison(run: ComparisonRun, outcome: CompareOutcome, questions: st
     """Record the evaluation in the store if it is not recorded yet; see `store_evaluation`."""
     question_ids = tuple(question.id for question in run.question_set.questions)
     measure_values = MeasureValues(
-        question_ids, {comparison.expression: comparison.measured.final_stage.values for comparison in run.standings}
+        question_ids, {comparison.expression: comparison.measured.final_stage.values for comparison in run.comparisons}
     )
     metrics_by_retriever = {
         name: to_metrics({**comparison["metrics"], **comparison["ranks"]}, comparison["intervals"])
@@ -264,10 +264,10 @@ def record_comparison(run: ComparisonRun, outcome: CompareOutcome, questions: st
 def _write_record_files(run: ComparisonRun, advice: str, folder: Path) -> None:
     for number, rankings in enumerate(run.rankings, start=1):
         write_jsonl(rankings.outcomes, insert_name(folder / ROWS, _build_name_infix(run, number)))
-    write_report(render_retrieval_report(_build_report(run, run.standings, advice)), folder / REPORT)
+    write_report(render_retrieval_report(_build_report(run, run.comparisons, advice)), folder / REPORT)
 
 
-def _build_report(run: ComparisonRun, standings: Sequence[RetrieverComparison], advice: str) -> RetrievalReport:
+def _build_report(run: ComparisonRun, comparisons: Sequence[RetrieverComparison], advice: str) -> RetrievalReport:
     return RetrievalReport(
         snapshot=run.snapshot.id,
         created_at=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -275,7 +275,7 @@ def _build_report(run: ComparisonRun, standings: Sequence[RetrieverComparison], 
         k=run.k,
         judged_by=run.judge.judged_by,
         measure=run.judge.get_headline_measure(run.k),
-        retrievers=standings,
+        retrievers=comparisons,
         advice=advice,
         notes=run.groups.notes,
         lineage={

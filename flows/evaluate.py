@@ -99,10 +99,10 @@ def evaluate(
         with clock("open"):
             run = prepare_answer_run(opened_store, model, questions, ref, settings, asks)
         with clock("retrieve") as on_progress:
-            retrieve_passages(run.examination, on_progress)
-        for evaluation_condition in run.examination.list_conditions():
+            retrieve_passages(run.evaluation, on_progress)
+        for evaluation_condition in run.evaluation.list_conditions():
             with clock(evaluation_condition.name) as on_progress:
-                answer_under_condition(run.examination, evaluation_condition, on_progress)
+                answer_under_condition(run.evaluation, evaluation_condition, on_progress)
         outcome = run.build_outcome(clock.seconds, report)
         write_files(run, outcome, rows, kilt)
         outcome = record_answers(run, outcome, questions)
@@ -121,18 +121,18 @@ class AnswerRun:
     model: str  # full id, or the folder
     reader: str
     folder: Path | None  # the model's folder, if it has one
-    examination: AnswerEvaluation
+    evaluation: AnswerEvaluation
     subject: EvaluationSubject
 
     @property
     def retriever(self) -> str:
         """The retriever's expression."""
-        settings = self.examination.settings
+        settings = self.evaluation.settings
         return settings.expression or self.snapshot.manifest.content.default_retriever
 
     def build_outcome(self, seconds: dict[str, float], report: str | None) -> EvaluateOutcome:
         """Return the results as plain values."""
-        evaluation, open_book = self.examination, self.examination.results[0]
+        evaluation, open_book = self.evaluation, self.evaluation.results[0]
         abstention = evaluation.abstention
         answer_metrics = {name: estimate.value for name, estimate in open_book.metrics.items()}
         return EvaluateOutcome(
@@ -206,11 +206,11 @@ def prepare_answer_run(
         )
     first_reader_entry, *other_reader_entries = ((name, answer_cache_by_reader[name]) for name in reader_settings)
     k = settings.k or reading_model.k
-    texts = [question.text for question in question_set.questions]
+    question_texts = [question.text for question in question_set.questions]
     other_retrievers, whole_corpus = _prepare_ablations(
-        store, reading_model, retriever, reader_by_name, settings, texts
+        store, reading_model, retriever, reader_by_name, settings, question_texts
     )
-    examination = AnswerEvaluation(
+    evaluation = AnswerEvaluation(
         retriever,
         first_reader_entry[1],
         question_set,
@@ -223,7 +223,7 @@ def prepare_answer_run(
     )
     subject = describe_answers_subject(store, snapshot, model_id, question_set, settings, asks)
     folder = find_model_folder(store, model_id)
-    return AnswerRun(store, snapshot, model_id, next(iter(reader_settings)), folder, examination, subject)
+    return AnswerRun(store, snapshot, model_id, next(iter(reader_settings)), folder, evaluation, subject)
 
 
 def _prepare_ablations(
@@ -232,12 +232,12 @@ def _prepare_ablations(
     retriever: SnapshotRetriever,
     readers: Mapping[ReaderName, Reader],
     settings: EvaluationSettings,
-    texts: Sequence[str],
+    question_texts: Sequence[str],
 ) -> tuple[dict[str, SnapshotRetriever], WholeCorpus]:
     """Return the other retrievers to compare, and the whole corpus if it fits into one prompt."""
     if settings.ablations is None:
         return {}, WholeCorpus()
-    first_reader, whole_corpus = next(iter(readers.values())), prepare_whole_corpus(readers, retriever, texts)
+    first_reader, whole_corpus = next(iter(readers.values())), prepare_whole_corpus(readers, retriever, question_texts)
     encoder = None
     if isinstance(first_reader, MarginalReader):
         if first_reader.rag.settings.weighed_by == "scores":
@@ -258,7 +258,7 @@ answer_under_condition = stage(AnswerEvaluation.answer_condition, "answer_under_
 @stage
 def write_files(run: AnswerRun, outcome: EvaluateOutcome, rows: str | None, kilt: str | None) -> None:
     """Write the requested files: rows, predictions and the report."""
-    scored_answers = run.examination.results[0].scored
+    scored_answers = run.evaluation.results[0].scored
     if rows:
         write_answers(scored_answers, Path(rows))
     if kilt:
@@ -270,10 +270,9 @@ def write_files(run: AnswerRun, outcome: EvaluateOutcome, rows: str | None, kilt
 @stage
 def record_answers(run: AnswerRun, outcome: EvaluateOutcome, questions: str) -> EvaluateOutcome:
     """Record the evaluation in the store if it is not recorded yet; see `store_evaluation`."""
-    examination = run.examination
     values = MeasureValues(
-        tuple(question.id for question in examination.question_set.questions),
-        {run.retriever: examination.list_question_values()},
+        tuple(question.id for question in run.evaluation.question_set.questions),
+        {run.retriever: run.evaluation.list_question_values()},
     )
     metrics_by_retriever = {run.retriever: to_metrics({**outcome.metrics, **outcome.ranks}, outcome.intervals)}
     outcome_json = asdict(replace(outcome, report=None))
@@ -289,9 +288,9 @@ def _write_record_files(run: AnswerRun, outcome: EvaluateOutcome, folder: Path) 
 
 
 def _build_report(run: AnswerRun, outcome: EvaluateOutcome) -> AnswerReport:
-    evaluation = run.examination
-    settings = {name: setting for name, setting in asdict(evaluation.settings.decoding).items() if setting is not None}
-    decoding_text = ", ".join(f"{name} {setting}" for name, setting in settings.items())
+    evaluation = run.evaluation
+    decoding = asdict(evaluation.settings.decoding)
+    decoding_text = ", ".join(f"{name} {setting}" for name, setting in decoding.items() if setting is not None)
     return AnswerReport(
         model=outcome.model,
         snapshot=outcome.snapshot,

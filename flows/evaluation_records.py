@@ -30,7 +30,7 @@ class NewEvaluation:
 
     metrics: EvaluationMetrics
     values: MeasureValues
-    outcome: Mapping[str, Any]  # the outcome as the command prints it
+    outcome: Mapping[str, Any]  # the outcome as the command prints it with --json
     write: Callable[[Path], None]  # writes rows, report and predictions into a folder
 
 
@@ -71,8 +71,8 @@ def store_evaluation(
 
 
 def _publish_page(store: Store, evaluation: str) -> str | None:
-    """Write the report of a recorded evaluation as a page; return its URL, or None if it fails."""
-    with suppress(StoreError, KeyError, ValueError):  # the recorded report is complete without it
+    """Write the report of a recorded evaluation as a page; return its URL, or None if that fails."""
+    with suppress(StoreError, KeyError, ValueError):  # the recorded report is complete without the page
         report_html = store.blobs.read(store.evaluations.get(evaluation).content.files[REPORT])
         return store_report(store, evaluation, report_html.decode())
     return None

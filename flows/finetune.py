@@ -48,26 +48,31 @@ from rag_model.training.settings import Tables, parse_settings
 
 
 class TrainingWatch:
-    """Shows the steps, evaluations and index rebuilds of a training, as its `Report`."""
+    """Shows the steps, evaluations and index rebuilds of a training, which calls it as a
+    `ReportCallback`.
+    """
 
     def __init__(
         self, reporter: ProgressReporter, n_dev: int, evaluate_every: int, moving: MovingSettings | None = None
     ) -> None:
-        """Set the reporter, the number of dev examples and the evaluation interval in steps.
+        """Prepare to show a training.
 
-        `n_dev` is 0 for a training that creates its own examples.
+        Args:
+            reporter: shows the progress.
+            n_dev: number of dev examples; 0 for a training that creates its own examples.
+            evaluate_every: steps between two evaluations.
+            moving: the settings of the index that the training rebuilds; None: it rebuilds none.
         """
         self._reporter, self._n_dev, self._evaluate_every, self._moving = reporter, n_dev, evaluate_every, moving
-        # number of rebuilds that were started; number of them that the training uses; age of the
-        # index in steps, -1 if unknown
-        self._n_started_rebuilds, self._n_used_rebuilds, self._index_age = 0, 0, -1.0
+        self._n_started_rebuilds, self._n_used_rebuilds = 0, 0
+        self._index_age = -1.0  # steps since the encoders of the searched index; -1: unknown
         self._evaluation_start = time.monotonic()
         self._has_reported_scores = False
 
     def __call__(self, kind: str, step: int, n_steps: int, values: Mapping[str, float]) -> None:
-        """Show a report of the training."""
-        name, _, stage = kind.partition(" ")
-        if name == "stage":
+        """Show a report; `kind` says of what, such as `train`, `dev` or `stage NAME`."""
+        event, _, stage = kind.partition(" ")
+        if event == "stage":
             self._evaluate_every = int(values["evaluate_every"])
             self._reporter.say(f"stage {stage} begins")
             return
@@ -192,15 +197,15 @@ def finetune(
     target, name, processes = Store.open(store), check_ref_name(name or kind), join_processes()
     clock = StageClock("finetune", quiet=not processes.is_first)
     target.models.refs.require_exclusive_creation()
-    # keeps `gc` from deleting its snapshot
+    # keeps `gc` from deleting new and reused files
     with target.intents.hold(f"finetune-{secrets.token_hex(8)}"):
         with clock("prepare"):
             models = NamedModels(encoder, generator, teacher)
             job = prepare_training(target, kind, train, dev, ref, models, recipe or {}, max_steps, tuple(beam_options))
         check_equal_inputs(job, processes)
         with closing(SnapshotLease(target)) as lease:
-            lease.hold(job.snapshot.id)  # keeps `expire` and `gc` from deleting it
-            check_ref(job, name)
+            lease.hold(job.snapshot.id)  # keeps `expire` from deleting the snapshot
+            check_index_ref(job, name)
             finetuning_result = processes.share(job.find_result)
             if finetuning_result is None:
                 published_training = train_and_publish(
@@ -271,7 +276,7 @@ def _read_examples(objective: Objective[Any], train: str | None, dev: str | None
     return {"train": (), "dev": ()}
 
 
-def check_ref(job: Finetuning, name: str) -> None:
+def check_index_ref(job: Finetuning, name: str) -> None:
     """Check before the training that the model's own index may be published under its name.
 
     Raises:
@@ -302,7 +307,7 @@ def check_equal_inputs(job: Finetuning, processes: TrainingProcesses) -> None:
 def tag_existing_model(job: Finetuning, result: FinetuningResult, name: str) -> tuple[FinetuningResult, StoredModel]:
     """Move the model ref to the model of an earlier run with the same inputs."""
     stored_model = StoredModel(result.model, tag(job.store, f"{MODEL_PREFIX}{result.model}", name))
-    job.store.trainings.delete(job.key)  # a killed run may have left it
+    job.store.trainings.delete(job.key)  # a killed run may have left its checkpoint in the store
     return result, stored_model
 
 

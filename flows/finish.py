@@ -49,11 +49,11 @@ class Build:
     launch: Launch
     clock: StageClock
     recipe: Recipe
-    ref: str
-    source: str  # where the passages come from
+    ref: str  # the ref to move
+    source: str  # URL or path of the dump or passages
     encoder: str  # the encoder, as the user named it
-    passages: Sequence[ChunkResult]  # the chunk job's report of each part
-    embeddings: Mapping[str, Sequence[EmbedResult]]  # the embed job's reports by representation
+    passages: Sequence[ChunkResult]  # the chunk job's result for each part
+    embeddings: Mapping[str, Sequence[EmbedResult]]  # the embed job's results by representation
     plans: Mapping[str, IndexPlan]  # by name, the plans of the indexes that have to be built
     # returns the snapshot's content with the given indexes
     assemble_content: Callable[[Sequence[BuiltIndex]], Content]
@@ -106,7 +106,7 @@ def finish_build(build: Build) -> BuildOutcome:
 def build_indexes(build: Build) -> tuple[Manifest, SnapshotMetrics]:
     """Build and measure the indexes.
 
-    Return the manifest of the snapshot, which is not published yet.
+    Return the manifest of the snapshot, which is not published yet, and the measurements.
 
     Raises:
         BookwheelError: a stage failed; finished work is recorded.
@@ -186,19 +186,19 @@ def name_embed_stage(representation: str) -> str:
 
 
 def group_by_stage(embeddings: Mapping[str, Sequence[EmbedResult]]) -> dict[str, Sequence[EmbedResult]]:
-    """Return the embed job's reports by stage name instead of by representation."""
+    """Return the embed job's results by stage name instead of by representation."""
     return {name_embed_stage(name): embed_results for name, embed_results in embeddings.items()}
 
 
-def report_build(build: Build, manifest: Manifest, published: PublishResult, metrics: SnapshotMetrics) -> BuildOutcome:
+def report_build(build: Build, manifest: Manifest, result: PublishResult, metrics: SnapshotMetrics) -> BuildOutcome:
     """Write the report and the artifacts of a published snapshot, and return the outcome."""
     counts = count_passages(build.passages, build.embeddings, build.dropped_files)
     seconds = build.clock.seconds
     stage_results = build.passages, group_by_stage(build.embeddings)
-    page = write_report(build.store, manifest, published, metrics, counts, *stage_results, seconds)
-    number, gate = published.move.number if published.move else None, asdict(published.verdict)
+    report = write_report(build.store, manifest, result, metrics, counts, *stage_results, seconds)
+    number, gate = result.move.number if result.move else None, asdict(result.verdict)
     warnings = list_warnings(read_history(manifest))
-    outcome = BuildOutcome(manifest.id, build.ref, number, counts, metrics.metrics(), gate, seconds, page, warnings)
+    outcome = BuildOutcome(manifest.id, build.ref, number, counts, metrics.metrics(), gate, seconds, report, warnings)
     artifacts.show_build(outcome)
     return outcome
 

@@ -16,7 +16,7 @@ from cyclopts import Parameter
 from beam_jobs.job import run_job
 from beam_jobs.launch import Launch, OnProgress
 from beam_jobs.tasks import run_task
-from beam_jobs.workers import is_local, worker_memory
+from beam_jobs.workers import get_worker_memory, is_local
 from flows.finish import Build, finish_build
 from flows.outcome import BuildOutcome
 from flows.parameters import RecipeParameter, StoreParameter, Url
@@ -47,6 +47,7 @@ from rag_model.store.versions.manifest import EMBEDDINGS, Content, Manifest
 from rag_model.store.versions.snapshot import Snapshot
 
 _TASK_BYTES = 768 << 20  # bytes of memory of a process that imports one part
+# core seconds to import a passage, and bytes of vectors that one core imports per second
 _PASSAGE_SECONDS, _VECTOR_BYTES_PER_SECOND = 4e-5, 5e8
 
 
@@ -104,9 +105,10 @@ def import_library(
             check_encoder(target, imported_parts, encoding)
         chunk_results, embed_results = imported_parts.passages, {EMBEDDINGS: imported_parts.embeddings}
         new_indexes = {name: index_recipe for name, index_recipe in recipe.index.items() if name not in ready_files}
-        plans = plan_indexes(new_indexes, chunk_results, {EMBEDDINGS: encoding.space.dim}, worker_memory(beam_options))
+        dimensions, memory = {EMBEDDINGS: encoding.space.dim}, get_worker_memory(beam_options)
+        plans = plan_indexes(new_indexes, chunk_results, dimensions, memory)
         assemble_content = partial(build_imported_content, imported_parts, recipe, encoding)
-        ready_indexes = take_index_files(target, assemble_content(()), recipe, [*ready_files.values()])
+        ready_indexes = store_index_files(target, assemble_content(()), recipe, [*ready_files.values()])
         arguments = chunk_results, embed_results, plans, assemble_content, build_commits_provenance([encoding])
         build = Build(target, launch, clock, recipe, ref, passages, encoder, *arguments, ready_indexes=ready_indexes)
         return finish_build(build)
@@ -141,17 +143,14 @@ def add_ready_indexes(recipe: Recipe, ready_files: Mapping[str, ReadyIndex]) -> 
     Raises:
         UsageError: a file's index does not match the recipe's index of the same name.
     """
-    own_recipes = {name: IndexRecipe(file.factory, file.metric) for name, file in ready_files.items()}
-    combined_recipe = replace(
-        recipe, index={**recipe.index, **{name: own_recipes[name] for name in own_recipes if name not in recipe.index}}
-    )
+    indexes = dict(recipe.index)
     for name, file in ready_files.items():
-        file.check_recipe(combined_recipe.index[name])
-    return combined_recipe
+        file.check_recipe(indexes.setdefault(name, IndexRecipe(file.factory, file.metric)))
+    return replace(recipe, index=indexes)
 
 
 @stage
-def take_index_files(store: Store, draft: Content, recipe: Recipe, files: Sequence[ReadyIndex]) -> list[BuiltIndex]:
+def store_index_files(store: Store, draft: Content, recipe: Recipe, files: Sequence[ReadyIndex]) -> list[BuiltIndex]:
     """Compare index files with the vectors of the draft, and put them into the store.
 
     Raises:
@@ -197,7 +196,7 @@ def split_corpus(
                 run_task(import_part if sequential_parts is None else lambda *_: next(sequential_parts), task, store)
             )
             on_progress(len(reports), len(tasks))
-        for _ in sequential_parts or ():  # reading to the end checks that no passages are left
+        for _ in sequential_parts or ():  # reading to the end checks that no passages are left over
             pass
     return collect_parts(store, passages, reports, vector_input.dtype.name)
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from beam_jobs import index
 from beam_jobs.launch import Launch, OnProgress
-from beam_jobs.workers import worker_memory
+from beam_jobs.workers import get_worker_memory
 from flows.machine.workplace import open_work_store
 from flows.stage import StageClock
 from rag_model.errors import UsageError
@@ -27,7 +27,7 @@ from rag_model.snapshots.content import BuiltIndex
 from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.store import Store
 
-CODE = 1  # increase it when the same files would be split differently
+_SPLIT_CODE = 1  # increase it when the same files would be split differently
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +42,8 @@ class IndexRequest:
     # only building unless `fit_structure`
     memory: int | None = None
     column: str | None = None  # the vector column of Parquet files
-    invalid: InvalidRowPolicy = "refuse"
-    questions: Path | None = None
+    invalid: InvalidRowPolicy = "refuse"  # what to do with rows that have a NaN or an infinity
+    questions: Path | None = None  # file of query vectors; None: some of the indexed vectors
     disk: int | None = None  # maximum bytes of the index; None: any
     # whether candidates may be reranked by the full vectors of a snapshot, as in a recipe
     can_rerank: bool = False
@@ -77,8 +77,8 @@ def index_vectors(request: IndexRequest) -> IndexOutcome:
     plan = plan_index(request, vector_input.n, vector_input.d)
     check_self_contained(plan)
     questions = read_queries(request.questions, vector_input.d) if request.questions else None
-    cost, vectors_bytes = estimate_resources(plan), vector_input.n * vector_input.d * vector_input.dtype.itemsize
-    with open_work_store(request.out, request.work, cost.work_bytes + vectors_bytes, cost.disk_bytes) as store:
+    estimate, vectors_bytes = estimate_resources(plan), vector_input.n * vector_input.d * vector_input.dtype.itemsize
+    with open_work_store(request.out, request.work, estimate.work_bytes + vectors_bytes, estimate.disk_bytes) as store:
         launch = Launch.new(store.url, request.beam_options, request.memory)
         with clock("cut") as on_progress:
             part_blobs, kept_rows = _split_vectors(store, vector_input, request.invalid, on_progress)
@@ -101,14 +101,14 @@ def plan_index(request: IndexRequest, n: int, d: int) -> VectorPlan:
         UsageError: the recipe does not fit the vectors.
         ResourceError: the index needs more memory; the message names an index that would fit.
     """
-    memory = request.memory or worker_memory(request.beam_options)
+    memory = request.memory or get_worker_memory(request.beam_options)
     if memory is None and not (request.fit_structure and (request.disk or request.recipe.recall_target)):
         return resolve(request.recipe, n, d)
     recipes = [request.recipe]
     if request.fit_structure:
         recipes = choose_by_recall(list_alternatives(request.recipe, d, with_vectors=request.can_rerank), n, d)
-    is_serving = request.fit_structure or request.memory is not None
-    return fit_into_memory(recipes, n, d, memory or 1 << 62, serving=is_serving, disk=request.disk)
+    limits_search = request.fit_structure or request.memory is not None
+    return fit_into_memory(recipes, n, d, memory or 1 << 62, serving=limits_search, disk=request.disk)
 
 
 def _check_output_path(out: Path, vector_input: VectorInput) -> None:
@@ -130,7 +130,7 @@ def _split_vectors(
         "files": [*vector_input.identify_files().values()],
         "invalid": invalid,
         "part_rows": vector_input.count_part_rows(),
-        "code": CODE,
+        "code": _SPLIT_CODE,
     }
     memo_key = store.memo.compute_key(key_inputs)
     memo_record = store.memo.find("cut", memo_key)

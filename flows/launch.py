@@ -23,12 +23,12 @@ from rag_model.store.store import Store
 
 
 def estimate_rebuild(
-    memory: int, dump: str, store: str, encoder: str, limit: int | None, beam_options: Sequence[str], **other: Any
+    memory: int, dump: str, store: str, encoder: str, limit: int | None, beam_options: Sequence[str], **parameters: Any
 ) -> WorkEstimate:
     """Estimate the resources that a rebuild needs."""
     passage_encoder = resolve_encoders(Store.open(store), encoder).passage if encoder.startswith("model:") else encoder
     effective_options = resolve_options(beam_options) if is_deployment_run() else beam_options
-    recipe, is_local_run = other["recipe"] or Recipe(), is_local(effective_options)
+    recipe, is_local_run = parameters["recipe"] or Recipe(), is_local(effective_options)
     # A chunker without a setting `words` is estimated like the default chunker.
     max_words: int = getattr(recipe.chunk.create_chunker(), "words", DEFAULT_MAX_WORDS)
     n_passages = estimate_passages(dump, max_words, limit)

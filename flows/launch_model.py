@@ -17,7 +17,7 @@ from rag_model.resources import WorkEstimate, estimates
 from rag_model.snapshots.existing import list_stale_indexes, read_reencode_recipe
 from rag_model.store.store import Store
 from rag_model.store.versions.model_manifest import PASSAGE
-from rag_model.training.finetuning import estimate_work as of_training
+from rag_model.training.finetuning import estimate_work as estimate_training
 from rag_model.training.origins import NamedModels
 
 
@@ -29,13 +29,14 @@ def estimate_training_run(
     The settings and the examples are read in the same way as by the fine-tuning.
     """
     model_names = NamedModels(parameters["encoder"], parameters["generator"], parameters["teacher"])
-    settings = parameters["recipe"] or {}, parameters["max_steps"]
-    job = prepare_training(Store.open(store), kind, train, dev, ref, model_names, *settings)
+    tables, max_steps = parameters["recipe"] or {}, parameters["max_steps"]
+    job = prepare_training(Store.open(store), kind, train, dev, ref, model_names, tables, max_steps)
     content, encoder = job.snapshot.manifest.content, job.job.origins.names.get(PASSAGE)
     if encoder is None or not job.objective.result.rebuilds:
-        return of_training(job)
+        return estimate_training(job)
     stale_indexes = list_stale_indexes(content, read_reencode_recipe(content))
-    return of_training(job, estimates.estimate_build(job.snapshot.n, resolve_folder(encoder), stale_indexes, memory))
+    rebuild_estimate = estimates.estimate_build(job.snapshot.n, resolve_folder(encoder), stale_indexes, memory)
+    return estimate_training(job, rebuild_estimate)
 
 
 def estimate_evaluation_run(memory: int, **parameters: Any) -> WorkEstimate:

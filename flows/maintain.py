@@ -70,7 +70,7 @@ def watch(
     most: RunLimits | None = None,
     hours: float | None = None,
 ) -> WatchOutcome:
-    """Rebuild the snapshot if there is a newer complete dump than `ref`'s, by its file name.
+    """Rebuild the snapshot if a complete dump is newer than that of `ref`, judged by their names.
 
     If `wiki` is the address of a wiki itself, rebuild the snapshot if pages of the wiki changed.
 

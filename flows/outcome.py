@@ -24,8 +24,8 @@ class BuildOutcome:
 
     snapshot: str | None  # full id; None after a dry run
     ref: str
-    number: int | None  # number of the new entry in the ref's log; None: it did not move
-    counts: dict[str, Any]  # numbers of articles, of passages by origin, of drops
+    number: int | None  # number of the new entry in the ref's log; None: the ref did not move
+    counts: dict[str, Any]  # numbers of articles, of passages by origin, of dropped pages by reason
     metrics: dict[str, Any]  # metrics by index, such as recall against exact search
     gate: dict[str, Any] = field(default_factory=dict)  # whether the gate was passed, and each check
     seconds: dict[str, float] = field(default_factory=dict)  # by stage
@@ -89,7 +89,7 @@ class EvaluateOutcome:
     # questions
     intervals: dict[str, tuple[float, float]]
     ranks: dict[str, float]  # ranks of the first passage with an answer, and of the evidence
-    collapse: dict[str, float]
+    collapse: dict[str, float]  # metrics that show a retrieval collapse
     judged_by: str  # how relevance was judged: answers, pages or passages
     refusal: str  # how retrieval has collapsed, in one sentence; empty: it has not
     # results of each condition of the ablations; the first is the normal answer from passages
@@ -140,7 +140,7 @@ class CompareOutcome:
     seconds: dict[str, float] = field(default_factory=dict)  # by stage
     report: str | None = None  # the HTML report
     evaluation: str | None = None  # full id of the record in the store; None: not recorded
-    unrecorded: str = ""  # why it is not recorded, in one sentence
+    unrecorded: str = ""  # why the evaluation is not recorded, in one sentence
 
     @property
     def first_retriever(self) -> str:
@@ -218,14 +218,14 @@ class ReproduceOutcome:
 
     reproduction: str
     snapshots: dict[str, str]  # full id of each library's snapshot
-    lines: list[dict[str, Any]]  # a value in percent, with row, data, measure and verdict
+    lines: list[dict[str, Any]]  # values in percent, each with its row, data, measure and verdict
     summary: str  # how many values have each verdict, as part of a sentence
     notes: tuple[str, ...]  # sentences about the sample, the libraries and the data
     new: int  # number of new evaluations; earlier runs recorded the others
     seconds: dict[str, float] = field(default_factory=dict)  # by stage
     evaluation: str | None = None  # full id of the recorded table; None: it is not recorded
-    unrecorded: str = ""  # why it is not recorded, in one sentence
-    report: str | None = None  # URL of the page
+    unrecorded: str = ""  # why the table is not recorded, in one sentence
+    report: str | None = None  # URL of the table's page
 
 
 class ReproductionRefusedError(RefusedError):

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from pydantic_core import CoreSchema
 
 _BEAM_OPTIONS = "beam_options"  # the parameter for Beam's options
-_ARGS = "Args:\n"  # the section of a docstring
+_ARGS = "Args:\n"  # heading of the section of a docstring that describes the arguments
 Parameters = ParamSpec("Parameters")
 FlowResult = TypeVar("FlowResult")
 # When the server refuses a form, it shows one of these phrases, followed by "was expected".
@@ -68,7 +68,7 @@ _NON_EMPTY = _NonEmptyText()
 Url = Annotated[str, Parameter(validator=_NON_EMPTY), _NON_EMPTY]
 
 
-def read_file(read: Callable[[Path], Any], description: str | None = None, name: str | None = None) -> Parameter:
+def make_file_option(read: Callable[[Path], Any], description: str | None = None, name: str | None = None) -> Parameter:
     """Return a command-line option that takes a file; `read` turns the file into the parameter.
 
     Without `description`, the docstring of the flow describes the option.
@@ -84,7 +84,9 @@ def read_file(read: Callable[[Path], Any], description: str | None = None, name:
 
 
 # In a form, the user enters these settings as a table; on the command line, as a file.
-RecipeParameter = Annotated[Recipe | None, read_file(read_recipe, "A TOML file; omitted settings keep their defaults.")]
+RecipeParameter = Annotated[
+    Recipe | None, make_file_option(read_recipe, "A TOML file; omitted settings keep their defaults.")
+]
 StoreParameter = Annotated[StoreUrl, Parameter(validator=_NON_EMPTY), _NON_EMPTY]
 DumpParameter = Annotated[Url, Parameter(help=DUMP_HELP)]
 
@@ -150,7 +152,7 @@ def _get_secret_pattern() -> str:
 
 
 @cache
-def get_checked_flow() -> "type[Flow[..., Any]]":
+def get_checked_flow_class() -> "type[Flow[..., Any]]":
     """Return the class of flows that refuse parameters with secrets before a server records the
     run; this imports Prefect.
     """
@@ -223,6 +225,7 @@ def derive_command(
     flow_parameters = signature(flow_function, eval_str=True).parameters.values()
 
     def declare(function: Callable[..., Any]) -> Callable[..., Any]:
+        # the first parameter takes the arguments of the flow
         own_parameters = [*signature(function, eval_str=True).parameters.values()][1:]
         variadic_names = [parameter.name for parameter in own_parameters if parameter.kind is parameter.VAR_POSITIONAL]
         excluded_names = {*excluded, *([_BEAM_OPTIONS] if variadic_names else [])}

@@ -1,8 +1,8 @@
 """Rebuild an index during a training, in a separate process: `python -m flows.rebuild FOLDER`.
 
 `FOLDER` contains the task, as `order.json`. The process publishes the encoders in the folder as a
-model, and `reencode` builds a snapshot with them. Then it writes the result or the error to
-`outcome.json`. If the training ends earlier, the process ends too.
+model, and `reencode` builds a snapshot with them. Then the process writes the result or the error
+to `outcome.json`. If the training ends earlier, the process ends too.
 """
 
 import json
@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from beam_jobs.workers import exit_with_holder, hold_lease
+from beam_jobs.workers import exit_with_launcher, hold_launcher_lock
 from flows.add_index import reencode
 from flows.stage import run_flow
 from rag_model.atomic_write import atomic_write
@@ -31,7 +31,7 @@ from rag_model.untrusted_text import parse_json
 
 ORDER, OUTCOME = "order.json", "outcome.json"
 _NICENESS = 10  # lets the training on the same machine run before the rebuild
-# how often a rebuild is started in all if it is killed, by a user or because memory ran out
+# maximum number of starts of a rebuild that is killed, by a user or because memory ran out
 _MAX_STARTS = 3
 _STOP_TIMEOUT = 20.0  # seconds to wait after each signal for the process to end
 
@@ -46,13 +46,13 @@ class RebuildTask:
     step: int
     ref: str  # name under which the rebuilt snapshot and the model are published
     beam_options: tuple[str, ...]
-    lease: str  # path of the lease that the training holds until it ends
+    lease: str  # path of the lock that the training holds until it ends (`hold_launcher_lock`)
 
 
 def main(folder: Path) -> None:
     """Run the task that is in a folder, and write the outcome to the folder."""
     rebuild_task = RebuildTask(**parse_json((folder / ORDER).read_bytes()))
-    exit_with_holder(Path(rebuild_task.lease))
+    exit_with_launcher(Path(rebuild_task.lease))
     os.nice(_NICENESS)
     try:
         outcome: Mapping[str, Any] = {"made": asdict(rebuild_index(rebuild_task))}
@@ -157,9 +157,9 @@ class RebuildProcess:
 class RebuildLauncher:
     """Starts the rebuilds of one training; create it with `open_rebuild_launcher`."""
 
-    def __init__(self, store: Store, ref: str, beam_options: Sequence[str], devices: str, lease: Path) -> None:
+    def __init__(self, store: Store, ref: str, beam_options: Sequence[str], devices: str, lock: Path) -> None:
         """Set the arguments of all rebuilds; `ref` will name their snapshots and models."""
-        self._task_arguments = store.url, ref, tuple(beam_options), str(lease)
+        self._task_arguments = store.url, ref, tuple(beam_options), str(lock)
         self._environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         if devices:
             self._environment["CUDA_VISIBLE_DEVICES"] = devices
@@ -171,10 +171,10 @@ class RebuildLauncher:
         Raises:
             ResourceError: the order's folder cannot be written, or no process can be started.
         """
-        store, ref, beam_options, lease = self._task_arguments
+        store, ref, beam_options, lock = self._task_arguments
         try:
             (order.folder / OUTCOME).unlink(missing_ok=True)
-            task = RebuildTask(store, order.snapshot, str(order.encoders), order.step, ref, beam_options, lease)
+            task = RebuildTask(store, order.snapshot, str(order.encoders), order.step, ref, beam_options, lock)
             (order.folder / ORDER).write_text(json.dumps(asdict(task)), encoding="utf-8")
             rebuild_process = RebuildProcess(order.folder, self._environment)
         except OSError as error:
@@ -196,8 +196,8 @@ def open_rebuild_launcher(
     store: Store, ref: str, beam_options: Sequence[str], devices: str = ""
 ) -> Iterator[RebuildLauncher]:
     """Yield a launcher for the rebuilds of a training; end rebuilds that run after the block."""
-    with hold_lease() as lease:
-        launcher = RebuildLauncher(store, ref, beam_options, devices, lease)
+    with hold_launcher_lock() as lock:
+        launcher = RebuildLauncher(store, ref, beam_options, devices, lock)
         try:
             yield launcher
         finally:
@@ -213,8 +213,8 @@ def delete_rebuild_refs(store: Store, ref: str) -> None:
                 refs.delete(ref, current_move.number, "the training has ended")
 
 
-def _describe_exit(code: int) -> str:
-    return f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
+def _describe_exit(exit_code: int) -> str:
+    return f"by {signal.Signals(-exit_code).name}" if exit_code < 0 else f"with exit code {exit_code}"
 
 
 if __name__ == "__main__":

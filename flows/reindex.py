@@ -14,7 +14,7 @@ from functools import partial
 from beam_jobs import chunk, embed
 from beam_jobs.embed import EmbedTask
 from beam_jobs.launch import Launch, OnProgress
-from beam_jobs.workers import worker_memory
+from beam_jobs.workers import get_worker_memory
 from flows.command.console import ProgressReporter
 from flows.finish import Build, finish_build, name_embed_stage
 from flows.outcome import BuildOutcome
@@ -95,7 +95,7 @@ def reindex(
 
     with target.intents.hold(launch.run):  # keeps `gc` from deleting new and reused files
         with clock("plan") as on_progress:
-            missing_files = report_missing_files(target, parent, on_progress)
+            notes = report_missing_files(target, parent, on_progress)
             plan = plan_dump(target, dump, recipe, limit, parent, on_progress)
             encoders = prepare_encoders(target, encoder, recipe, parent)
             chunker = prepare_chunker(target, recipe.chunk)
@@ -104,9 +104,9 @@ def reindex(
             tables = read_tables(target, plan, dump, recipe, launch, on_progress)
             passages = chunk_parts(target, plan, chunker, parent, launch, on_progress, tables)
             # the parent may expire or be taken down while its articles are reused
-            missing_files = missing_files or report_missing_files(target, parent, on_progress)
-        dimension_by_representation = {name: stored_encoder.space.dim for name, stored_encoder in encoders.items()}
-        plans = plan_indexes(recipe.index, passages, dimension_by_representation, worker_memory(beam_options), parent)
+            notes = notes or report_missing_files(target, parent, on_progress)
+        dimensions = {name: stored_encoder.space.dim for name, stored_encoder in encoders.items()}
+        plans = plan_indexes(recipe.index, passages, dimensions, get_worker_memory(beam_options), parent)
         embeddings: dict[str, Sequence[EmbedResult]] = {}
         for name, stored_encoder in encoders.items():
             with clock(name_embed_stage(name)) as on_progress:
@@ -119,17 +119,17 @@ def reindex(
         assemble_snapshot = partial(assemble_content, plan, recipe, encoders, passages, embeddings)
         site_provenance = {"read_at": plan.read_at, "plan": plan.compute_digest()} if plan.read_at else {}
         provenance = {**site_provenance, **build_commits_provenance(encoders.values())}
-        arguments = passages, embeddings, plans, assemble_snapshot, provenance, reused_trainings
-        build = Build(target, launch, clock, recipe, ref, dump, encoder, *arguments, base=base, parent=parent.manifest)
-        return finish_build(replace(build, dropped_files=plan.dropped, notes=missing_files))
+        build_arguments = passages, embeddings, plans, assemble_snapshot, provenance, reused_trainings
+        build = Build(target, launch, clock, recipe, ref, dump, encoder, *build_arguments)
+        return finish_build(replace(build, base=base, parent=parent.manifest, dropped_files=plan.dropped, notes=notes))
 
 
 def report_missing_files(store: Store, parent: Parent, on_progress: ProgressReporter) -> list[str]:
-    """Print how many files of the parent are missing, and return the printed sentences."""
-    missing_descriptions = parent.describe_missing_files(store)
-    for missing_description in missing_descriptions:
-        on_progress.say(missing_description)
-    return missing_descriptions
+    """Say how many files of the parent are missing; return these sentences."""
+    sentences = parent.describe_missing_files(store)
+    for sentence in sentences:
+        on_progress.say(sentence)
+    return sentences
 
 
 plan_without_writing = stage(plan_dry_run, "plan_without_writing")
@@ -153,7 +153,7 @@ prepare_encoder = stage(store_encoder, "prepare_encoder")
 def prepare_encoders(store: Store, encoder: str, recipe: Recipe, parent: Parent) -> dict[str, StoredEncoder]:
     """Put the encoder of each representation into the store, for workers and readers.
 
-    For a hub name, take the commit with which the parent was built.
+    If an encoder is named on the hub, take the commit with which the parent was built.
     """
     return store_encoders(store, encoder, recipe, pins=parent.pins)
 
@@ -214,15 +214,15 @@ def embed_parts(
 def find_reused_trainings(
     store: Store,
     parent: Parent,
-    plans: Mapping[str, IndexPlan],
-    plan: Plan,
+    index_plans: Mapping[str, IndexPlan],
+    corpus_plan: Plan,
     embeddings: Mapping[str, Sequence[EmbedResult]],
     encoders: Mapping[str, StoredEncoder],
     rebuild_graphs: bool,
 ) -> tuple[dict[str, IndexPlan], dict[str, ReusedTraining]]:
     """Find the parent's trained files to reuse; note in the plan of an index why it has none."""
-    updated_plans, reused_trainings = dict(plans), dict[str, ReusedTraining]()
-    for name, index_plan in plans.items():
+    updated_plans, reused_trainings = dict(index_plans), dict[str, ReusedTraining]()
+    for name, index_plan in index_plans.items():
         if index_plan.over in encoders:
             space = encoders[index_plan.over].space.digest
             updated_plans[name] = note_obstacles(index_plan, find_reuse_obstacles(parent, name, index_plan, space))
@@ -232,7 +232,7 @@ def find_reused_trainings(
                 name,
                 index_plan,
                 space,
-                plan.parts,
+                corpus_plan.parts,
                 embeddings[index_plan.over],
                 rebuild_graphs=rebuild_graphs,
             )

@@ -18,7 +18,7 @@ from typing import Annotated, Any
 from flows import artifacts
 from flows.finetune import finetune
 from flows.outcome import ReleaseOutcome, ReleaseRefusedError
-from flows.parameters import DumpParameter, RecipeParameter, StoreParameter, Url, read_file
+from flows.parameters import DumpParameter, RecipeParameter, StoreParameter, Url, make_file_option
 from flows.reindex import DEFAULT_ENCODER, reindex
 from flows.release_evaluator import ReleaseEvaluation, ReleaseEvaluator
 from flows.stage import StageClock, deployment_flow, stage
@@ -77,7 +77,7 @@ def release(
     model: str | None = None,
     training: Annotated[
         ReleaseTraining | None,
-        read_file(
+        make_file_option(
             _read_training,
             "Train a RAG model on the new snapshot: TOML with kind, train, dev, name and [recipe.TABLE]s.",
         ),
@@ -117,11 +117,11 @@ def release(
     """
     opened_store, clock = Store.open(store, create=True), StageClock("release")
     acceptance = acceptance or ReleaseCriteria()
-    candidate, done = check_ref_name(f"{check_ref_name(ref)}{CANDIDATE}"), dict[str, bool]()
+    candidate_ref, done = check_ref_name(f"{check_ref_name(ref)}{CANDIDATE}"), dict[str, bool]()
     check_release_request(model, training)
     evaluator = ReleaseEvaluator(opened_store, questions, settings or EvaluationSettings())
     # Check this before the build, which may take hours.
-    evaluator.check(acceptance, answers=model is not None or training is not None)
+    evaluator.check(acceptance, has_model=model is not None or training is not None)
     # keeps `gc` from deleting new and reused files
     with opened_store.intents.hold(f"release-{secrets.token_hex(8)}"):
         current_move = opened_store.refs.find_current(ref)
@@ -132,17 +132,15 @@ def release(
             if inputs is not None and not rebuild_graphs:
                 snapshot = find_snapshot(opened_store, inputs, present_snapshot)
         present_model, candidate_model = resolve_models(opened_store, model, training)
-        answers = training is not None or candidate_model is not None
-        has_comparison = (
-            present_snapshot is not None and acceptance.tolerance is not None and (present_model is not None) == answers
-        )
+        has_model = training is not None or candidate_model is not None
+        has_comparison = acceptance.tolerance is not None and (present_model is not None) == has_model
         present_evaluation = evaluator(present_snapshot, present_model) if present_snapshot and has_comparison else None
         if present_evaluation is not None:
-            # metrics do not contain a measure that applies to none of the questions
+            # A measure that applies to none of the questions is missing from the metrics.
             acceptance.check_measures(present_evaluation.metrics)
         if done.setdefault("reindex", snapshot is None):
-            reindex_arguments = dump, store, encoder, recipe, candidate, limit, False, beam_options, ref, rebuild_graphs
-            snapshot = reindex.fn(*reindex_arguments).snapshot
+            reindex_arguments = dump, store, encoder, recipe, candidate_ref, limit, False, beam_options
+            snapshot = reindex.fn(*reindex_arguments, base=ref, rebuild_graphs=rebuild_graphs).snapshot
             if inputs is not None and snapshot is not None:
                 record_snapshot(opened_store, inputs, present_snapshot, snapshot)
         assert snapshot is not None  # None only after a dry run
@@ -156,7 +154,7 @@ def release(
             verdict = judge_candidate(
                 opened_store,
                 acceptance,
-                evaluator.headline(candidate_model),
+                evaluator.get_headline_measure(candidate_model),
                 candidate_evaluation,
                 present_evaluation,
                 withdrawn_move,

@@ -1,7 +1,7 @@
 """Evaluate each version of a release once, with the same questions and settings.
 
-This is separate from `release`, because that also trains models, and importing the training takes
-longer than looking up a recorded evaluation.
+This is separate from `release`, which also trains models, because importing the code of trainings
+takes longer than looking up a recorded evaluation.
 """
 
 from dataclasses import dataclass
@@ -65,14 +65,14 @@ class ReleaseEvaluator:
             self.question_set, settings.judged_by, patterns=settings.kind == "patterns"
         )
 
-    def headline(self, model: str | None) -> str:
-        """Return the deciding measure: one of answers if there is a model, or else of retrieval."""
+    def get_headline_measure(self, model: str | None) -> str:
+        """Return the measure that decides: one of answers if there is a model, else one of retrieval."""
         return deciding_measure(self.settings.kind) if model else self.judge.get_headline_measure(self.settings.depth)
 
-    def check(self, acceptance: ReleaseCriteria, *, answers: bool) -> None:
+    def check(self, acceptance: ReleaseCriteria, *, has_model: bool) -> None:
         """Check before the build that the evaluation will have all measures in `acceptance`.
 
-        `answers` says that a model answers the questions.
+        `has_model` says whether a model answers the questions.
 
         Raises:
             InputError: an answer is not a regular expression, and the settings require one.
@@ -84,12 +84,12 @@ class ReleaseEvaluator:
                 compile_pattern(answer)
         depth, has_evidence = self.settings.depth, any(question.evidence for question in self.question_set.questions)
         # If the answers are labels, no passage contains them, so they cannot judge retrieval.
-        has_no_text_answers = answers and self.settings.kind == "labels" and self.judge.judged_by == "answers"
+        has_no_text_answers = has_model and self.settings.kind == "labels" and self.judge.judged_by == "answers"
         measures = (
             [] if has_no_text_answers else [*self.judge.list_measures(depth), *self.judge.list_rank_measures(depth)]
         )
-        measures += list_evidence_measures() if has_evidence and answers else []
-        measures += list_measures(self.settings.kind, evidence=has_evidence) if answers else []
+        measures += list_evidence_measures() if has_evidence and has_model else []
+        measures += list_measures(self.settings.kind, evidence=has_evidence) if has_model else []
         acceptance.check_measures(dict.fromkeys(measures))
 
     def __call__(self, snapshot: str, model: str | None) -> ReleaseEvaluation:

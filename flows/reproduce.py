@@ -28,7 +28,7 @@ from flows.add_index import add_index
 from flows.evaluation_records import REPORT, NewEvaluation, store_evaluation
 from flows.import_library import import_library
 from flows.outcome import ReproduceOutcome, ReproductionIncompleteError, ReproductionRefusedError
-from flows.parameters import Url, read_file
+from flows.parameters import Url, make_file_option
 from flows.reindex import reindex
 from flows.release_evaluator import ReleaseEvaluation, ReleaseEvaluator
 from flows.reproduction import DataFile, Library, Reproduction, Row, read_reproduction
@@ -75,10 +75,10 @@ from rag_model.store.versions.manifest import EXACT
 from rag_model.store.versions.snapshot import Snapshot
 
 VERSION = 1  # increase it when equal values would give another table; tables then get new ids
-Key = TypeVar("Key", str, tuple[str, str])
+FailureKey = TypeVar("FailureKey", str, tuple[str, str])
 DEFAULT_FOLDER = "reproduction-data"
 MARKDOWN = "report.md"
-_MIN_RECORDS, _MIN_QUESTIONS = 1_000, 20  # minimum number of records and of questions in a sample
+_MIN_RECORDS, _MIN_QUESTIONS = 1_000, 20  # minimum numbers of records and questions in a sample
 _TIMING_SECONDS = 1.0  # seconds of timing per row; short, because the table shows no times
 SAMPLE_NOTE = "Measured on a sample of passages and questions: do not compare these values with the published ones."
 
@@ -98,23 +98,23 @@ class ReproductionPlan:
         """The libraries of the rows, by name."""
         return {row.library: self.reproduction.library[row.library] for row in self.rows}
 
-    def list_missing(self) -> dict[str, DataFile]:
+    def list_missing_data(self) -> dict[str, DataFile]:
         """Return the data sets that have to be downloaded."""
         return {
             name: file
             for name, file in self.data.items()
-            if not file.path and not any(path.exists() for path in (self.local_path(file), self.complete_path(file)))
+            if not (file.path or self.get_local_path(file).exists() or self.get_complete_path(file).exists())
         }
 
-    def complete_path(self, file: DataFile) -> Path:
+    def get_complete_path(self, file: DataFile) -> Path:
         """Return the path of the complete local copy of a data set."""
         return Path(file.path) if file.path else self.folder / file.local_name
 
-    def local_path(self, file: DataFile) -> Path:
+    def get_local_path(self, file: DataFile) -> Path:
         """Return the path of the local copy; a sample from the Hub has a separate folder, with the
         first files.
         """
-        path = self.complete_path(file)
+        path = self.get_complete_path(file)
         is_part = self.fraction is not None and file.url.startswith("hf://")
         return path.with_name(f"{path.name}-first-{self.fraction:g}") if is_part else path
 
@@ -139,15 +139,15 @@ class ReproductionPlan:
         # A sample downloads only the first files of a data set on the Hub.
         download_bytes_by_file = {
             name: ceil(file.bytes * (self.fraction or 1)) if file.url.startswith("hf://") else file.bytes
-            for name, file in self.list_missing().items()
+            for name, file in self.list_missing_data().items()
         }
         estimates_by_library = {name: estimate_library(self, name) for name in self.libraries}
         hours_by_library = {
             name: estimate.estimate_resources(cores, gpus).hours for name, estimate in estimates_by_library.items()
         }
         hours_by_row = {
-            row.name: sum(estimate.estimate_resources(cores, min(gpus, 1)).hours for estimate in row_works)
-            for row, row_works in zip(self.rows, self.estimate_rows(), strict=True)
+            row.name: sum(estimate.estimate_resources(cores, min(gpus, 1)).hours for estimate in row_estimates)
+            for row, row_estimates in zip(self.rows, self.estimate_rows(), strict=True)
         }
         names_by_licence: dict[str, list[str]] = {}
         licensed_names = [(name, file.licence) for name, file in self.data.items()]
@@ -216,7 +216,8 @@ def estimate_library(plan: ReproductionPlan, name: str) -> WorkEstimate:
         extra_folder = Path(_find_model(plan.folder, extra_representation.encoder))
         if extra_folder.is_dir():
             operations += n_passages * PASSAGE_TOKENS * read_architecture(extra_folder).operations_per_token
-        # A static encoder takes no time, so `parameters` is the size of the additional encoder.
+        # If the library's encoder is static, which takes no time, `parameters` is the number of
+        # weights of the extra representation's encoder.
         elif not architecture.operations_per_token:
             operations += n_passages * PASSAGE_TOKENS * 2.0 * library.parameters
     return replace(
@@ -238,10 +239,9 @@ def _read_encoder_sizes(plan: ReproductionPlan, library: Library) -> tuple[Archi
 def _count_passages(plan: ReproductionPlan, name: str) -> int:
     library = plan.reproduction.library[name]
     file = plan.data[library.dump]
-    n, path = library.passages or file.records, plan.local_path(file)
+    n, path = library.passages or file.records, plan.get_local_path(file)
     if path.is_file() and (not n or plan.fraction is not None):
-        # A local copy may be a small part of the published data, and a sample is a share of the
-        # copy.
+        # A local copy may be a small part of the published data; a sample is a share of the copy.
         n_passages = estimate_passages(str(path), 100)
         n = min(n or n_passages, n_passages)
     return n if plan.fraction is None else min(n, _compute_sample_size(n, plan.fraction, _MIN_RECORDS))
@@ -251,13 +251,13 @@ def _compute_sample_size(n_records: int, fraction: float, minimum: int) -> int:
     return max(minimum, ceil(fraction * n_records))
 
 
-def estimate_row(plan: ReproductionPlan, row: Row, data: str) -> WorkEstimate:
+def estimate_row(plan: ReproductionPlan, row: Row, data_name: str) -> WorkEstimate:
     """Estimate the work of a row on one data set: encode, search, and read the passages of each
     question.
     """
     library = plan.reproduction.library[row.library]
     architecture, d = _read_encoder_sizes(plan, library)
-    n_questions = plan.data[data].records
+    n_questions = plan.data[data_name].records
     if plan.fraction is not None:
         n_questions = min(n_questions, _compute_sample_size(n_questions, plan.fraction, _MIN_QUESTIONS))
     operations = 2.0 * row.parameters * PROMPT_TOKENS * (row.k or 5)
@@ -276,7 +276,7 @@ def estimate_row(plan: ReproductionPlan, row: Row, data: str) -> WorkEstimate:
 def reproduce(
     reproduction: str,
     store: Url,
-    folder: Annotated[str, read_file(str, name="--data")] = DEFAULT_FOLDER,
+    folder: Annotated[str, make_file_option(str, name="--data")] = DEFAULT_FOLDER,
     rows: Sequence[str] = (),
     fraction: float | None = None,
     beam_options: Sequence[str] = (),
@@ -369,11 +369,11 @@ class ReproductionRun:
     # keys: (name of the library, name of the index)
     index_failures: dict[tuple[str, str], BookwheelError] = field(default_factory=dict)
 
-    def open_evaluator(self, row: Row, data: str) -> ReleaseEvaluator:
+    def open_evaluator(self, row: Row, data_name: str) -> ReleaseEvaluator:
         """Read the questions of a data set; check that the measures of the table row apply."""
-        file = self.plan.data[data]
+        file = self.plan.data[data_name]
         encoder = _find_model(self.plan.folder, row.passage_encoder) if row.passage_encoder else None
-        measures = dict.fromkeys(row.list_measures(data), 0.0)
+        measures = dict.fromkeys(row.list_measures(data_name), 0.0)
         try:
             settings = EvaluationSettings(
                 kind=file.answers,
@@ -385,16 +385,14 @@ class ReproductionRun:
                 decoding=DecodingSettings(beams=row.beams),
                 labels=row.labels,
             )
-            evaluator = ReleaseEvaluator(self.store, self.paths[data], settings, encoder, _TIMING_SECONDS)
-            evaluator.check(ReleaseCriteria(measures, None), answers=row.command == "answer")
+            evaluator = ReleaseEvaluator(self.store, self.paths[data_name], settings, encoder, _TIMING_SECONDS)
+            evaluator.check(ReleaseCriteria(measures, None), has_model=row.command == "answer")
         except (InputError, UsageError) as error:
-            raise type(error)(f"row {row.name!r} on {data}: {error}") from error
+            raise type(error)(f"row {row.name!r} on {data_name}: {error}") from error
         return evaluator
 
-    def check_built(self, row: Row) -> None:
-        """Raise the error of the row's library, or of an index in the row's retriever, if one
-        failed.
-        """
+    def raise_build_failure(self, row: Row) -> None:
+        """Raise the error of the row's library, or of an index of its retriever, if one failed."""
         if row.library in self.library_failures:
             raise self.library_failures[row.library]
         for index_name in self.plan.reproduction.select_indexes(row.library, [row]):
@@ -468,27 +466,27 @@ def fetch_data(plan: ReproductionPlan, on_progress: OnProgress) -> dict[str, str
     Raises:
         InputError: a data set cannot be downloaded, or does not match its checksum.
     """
-    for name, file in plan.list_missing().items():
-        path = plan.local_path(file)
+    for name, file in plan.list_missing_data().items():
+        path = plan.get_local_path(file)
         try:
             if file.url.startswith("hf://"):
                 _fetch_from_hub(file.url, path, plan.fraction)
             else:
                 fetch_file(file.url, path, _split_checksum(file), on_progress)
         except InputError as error:
-            other_sources = [f"{other} ({plan.data[other].url})" for other in plan.list_missing() if other != name]
+            other_sources = [f"{other} ({plan.data[other].url})" for other in plan.list_missing_data() if other != name]
             also_missing = f"; also missing: {', '.join(other_sources)}" if other_sources else ""
             raise InputError(
                 f"data set {name} could not be downloaded ({error}): get {file.url} elsewhere, "
                 f"put it into {plan.folder} as {file.local_name}, and run this again{also_missing}"
             ) from error
     for file in plan.data.values():
-        has_no_sample = plan.complete_path(file).is_dir() and not plan.local_path(file).exists()
+        has_no_sample = plan.get_complete_path(file).is_dir() and not plan.get_local_path(file).exists()
         if plan.fraction is not None and has_no_sample:
-            _link_first_files(plan.complete_path(file), plan.local_path(file), plan.fraction)
+            _link_first_files(plan.get_complete_path(file), plan.get_local_path(file), plan.fraction)
     for name, file in plan.data.items():
-        _verify_data(name, file, plan.local_path(file))
-    return {name: _describe_path(file, plan.local_path(file)) for name, file in plan.data.items()}
+        _verify_data(name, file, plan.get_local_path(file))
+    return {name: _get_path_or_glob(file, plan.get_local_path(file)) for name, file in plan.data.items()}
 
 
 def _link_first_files(folder: Path, sample: Path, fraction: float) -> None:
@@ -518,7 +516,7 @@ def _verify_data(name: str, file: DataFile, path: Path) -> None:
         )
 
 
-def _describe_path(file: DataFile, path: Path) -> str:
+def _get_path_or_glob(file: DataFile, path: Path) -> str:
     """Return the path of a file or a folder of questions, or a glob for files from the Hub."""
     return str(path / file.url.rpartition("/")[2]) if file.url.startswith("hf://") else str(path)
 
@@ -595,18 +593,14 @@ def _list_encoders(store: Store, plan: ReproductionPlan, library: Library) -> li
         return []
     names = resolve_encoders(store, encoder)
     question_encoder = library.recipe.encode.question_encoder or names.question
-    return [
-        encoder,
-        question_encoder,
-        *(extra.encoder for extra in library.recipe.represent.values()),
-    ]
+    return [encoder, question_encoder, *(extra.encoder for extra in library.recipe.represent.values())]
 
 
 def sample_data(plan: ReproductionPlan, paths: Mapping[str, str], folder: Path) -> dict[str, str]:
-    """Return the paths of the data sets; for a sample, write the first lines of question files."""
+    """Return the paths of the data sets; for a sample, write some lines of each question file."""
     sampled_paths = dict(paths)
-    question_sets = {data for row in plan.rows for data in row.list_data()}
-    for name in question_sets if plan.fraction is not None else ():
+    question_set_names = {data for row in plan.rows for data in row.list_data()}
+    for name in question_set_names if plan.fraction is not None else ():
         assert plan.fraction is not None
         path = Path(paths[name])
         if path.is_file():
@@ -669,7 +663,7 @@ def build_library(run: ReproductionRun, name: str) -> None:
 
 
 @contextmanager
-def _record_failure(failures: dict[Key, BookwheelError], key: Key) -> Iterator[None]:
+def _record_failure(failures: dict[FailureKey, BookwheelError], key: FailureKey) -> Iterator[None]:
     """Record an error that the block raises; let a `StoreError` pass, which ends the command."""
     try:
         yield
@@ -691,8 +685,8 @@ def _choose_build(
         local_vectors = [url.removeprefix("file://") for url in vectors]
         arguments = dump, local_vectors, run.store.url, encoder, recipe, ref
         build_imported = partial(import_library.fn, *arguments, beam_options=run.beam_options)
-        stamp_by_url = {url: get_version_tag(url) for url in vectors}
-        return lambda: build_imported().snapshot, None if inputs is None else {**inputs, "vectors": stamp_by_url}
+        version_tags = {url: get_version_tag(url) for url in vectors}
+        return lambda: build_imported().snapshot, None if inputs is None else {**inputs, "vectors": version_tags}
     passage_limit = None if plan.fraction is None else _count_passages(plan, name)
     build = partial(reindex.fn, dump, run.store.url, encoder, recipe, ref, passage_limit, beam_options=run.beam_options)
     return lambda: build().snapshot, collect_inputs(run.store, dump, encoder, recipe, passage_limit)
@@ -708,20 +702,20 @@ def _find_or_build(store: Store, inputs: Inputs | None, build: Callable[[], str 
     return snapshot
 
 
-def evaluate_row(run: ReproductionRun, row: Row, data: str, evaluator: ReleaseEvaluator) -> None:
+def evaluate_row(run: ReproductionRun, row: Row, data_name: str, evaluator: ReleaseEvaluator) -> None:
     """Find the recorded evaluation of a row on one data set; evaluate the row if there is none.
 
     Raises:
         StoreError: the store is full or cannot be written.
     """
-    with _record_failure(run.failures, (row.name, data)):
-        run.check_built(row)
+    with _record_failure(run.failures, (row.name, data_name)):
+        run.raise_build_failure(row)
         model = None
         if row.model:
             name = _find_model(run.plan.folder, row.model)
             is_hub_name = "/" in name and not Path(name).is_dir()
             model = str(resolve_folder(name)) if is_hub_name else resolve_model_id(run.store, name)
-        run.evaluations[row.name, data] = evaluator(run.snapshots[row.library], model)
+        run.evaluations[row.name, data_name] = evaluator(run.snapshots[row.library], model)
 
 
 @stage

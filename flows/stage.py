@@ -29,7 +29,7 @@ from urllib.request import Request, urlopen
 from uuid import UUID
 
 from flows.command.console import ProgressReporter, format_seconds, show_progress
-from flows.parameters import check_parameters, get_checked_flow, get_flow_run, get_run_context, is_deployment_run
+from flows.parameters import check_parameters, get_checked_flow_class, get_flow_run, get_run_context, is_deployment_run
 from rag_model.errors import (
     InputError,
     MissingExtraError,
@@ -48,11 +48,12 @@ if TYPE_CHECKING:
     from prefect import Flow
     from prefect.client.schemas.objects import FlowRun, State
 
-# set in the environment, because the address is secret and Prefect shows parameters
-WEBHOOK = "BOOKWHEEL_WEBHOOK"
+# Variable with the URL to which failed runs are reported. It is not a parameter, because the URL is
+# secret and Prefect shows parameters.
+WEBHOOK_VARIABLE = "BOOKWHEEL_WEBHOOK"
 # after these errors a retry would fail in the same way, except after an `UnreachableError`
 _FINAL_ERRORS = (InputError, MissingExtraError, RefusedError, ResourceError, UsageError)
-_WEBHOOK_TIMEOUT = 30.0  # seconds for the webhook
+_WEBHOOK_TIMEOUT = 30.0  # seconds until a webhook that does not answer counts as failed
 
 Parameters = ParamSpec("Parameters")
 FlowResult = TypeVar("FlowResult")
@@ -90,11 +91,11 @@ def notify_webhook(flow: "Flow[..., Any]", flow_run: "FlowRun", state: "State[An
         UsageError: the setting is not a web address.
         OSError: the webhook does not answer, or its response is not a success.
     """
-    webhook = os.environ.get(WEBHOOK)
+    webhook = os.environ.get(WEBHOOK_VARIABLE)
     if not webhook:
         return
     if not webhook.startswith(("http://", "https://")):
-        raise UsageError(f"{WEBHOOK} is not a web address: give one such as https://…")
+        raise UsageError(f"{WEBHOOK_VARIABLE} is not a web address: give one such as https://…")
     message = {
         "flow": flow.name,
         "run": flow_run.name,
@@ -151,7 +152,7 @@ class CommandFlow(Generic[Parameters, FlowResult]):
     """A flow that creates its Prefect flow on first use, because importing Prefect is slow."""
 
     def __init__(self, function: Callable[Parameters, FlowResult], name: str) -> None:
-        """Hold the function, which checks its parameters, and the name of the flow."""
+        """Create the flow `name` of a function that checks its parameters."""
         update_wrapper(cast(Callable[..., Any], self), function)
         self.fn, self.name = function, name
         self.get_prefect_flow = cache(self._make_prefect_flow)
@@ -165,7 +166,7 @@ class CommandFlow(Generic[Parameters, FlowResult]):
         return getattr(self.get_prefect_flow(), name)
 
     def _make_prefect_flow(self) -> "Flow[Parameters, FlowResult]":
-        flow_class = cast("type[Flow[Parameters, FlowResult]]", get_checked_flow())
+        flow_class = cast("type[Flow[Parameters, FlowResult]]", get_checked_flow_class())
         return flow_class(
             self.fn,
             name=self.name,
@@ -201,8 +202,8 @@ def _declare_task(name: str) -> Callable[[Callable[[], FlowResult]], Callable[[]
     from prefect import task  # noqa: PLC0415 - see the module
     from prefect.cache_policies import NO_CACHE  # noqa: PLC0415
 
-    hours_limit = read_time_limit(STAGE_HOURS_VARIABLE)
-    return task(name=name, cache_policy=NO_CACHE, persist_result=False, timeout_seconds=hours_limit)
+    time_limit = read_time_limit(STAGE_HOURS_VARIABLE)
+    return task(name=name, cache_policy=NO_CACHE, persist_result=False, timeout_seconds=time_limit)
 
 
 def run_flow(
@@ -342,8 +343,8 @@ class StageClock:
     """
 
     flow: str = "reindex"  # prefix of the names of the bars in the Prefect UI
-    seconds: dict[str, float] = field(default_factory=dict)
-    cpu: dict[str, float] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)  # by stage
+    cpu: dict[str, float] = field(default_factory=dict)  # by stage
     quiet: bool = False  # whether another process shows the progress on standard error
 
     @contextmanager
@@ -373,12 +374,12 @@ class _Artifact:
         from prefect.artifacts import create_progress_artifact, update_progress_artifact  # noqa: PLC0415
 
         self._update = update_progress_artifact
-        self._stage, self._show, self._percent = stage, progress_bar, 0
+        self._stage, self._progress_bar, self._percent = stage, progress_bar, 0
         artifact_key = re.sub(r"[^a-z0-9]+", "-", f"{flow}-{stage}".lower())
         self._id = cast(UUID, create_progress_artifact(0.0, key=artifact_key, description=f"{stage}: how much is done"))
 
     def __call__(self, done: int, total: int) -> None:
-        self._show(done, total)
+        self._progress_bar(done, total)
         percent = int(100 * done / total) if total else 100
         if percent != self._percent:
             self._percent = percent
@@ -391,6 +392,6 @@ class _Artifact:
             self._update(self._id, 100.0)
 
     def say(self, sentence: str) -> None:
-        self._show.say(sentence)
+        self._progress_bar.say(sentence)
         log(f"{self._stage}: {sentence}")
         self._update(self._id, float(self._percent), description=f"{self._stage}: {sentence}")

@@ -39,7 +39,7 @@ from functools import partial
 from beam_jobs import corpus
 from beam_jobs.corpus import RedactTask
 from beam_jobs.launch import Launch, OnProgress
-from beam_jobs.workers import worker_memory
+from beam_jobs.workers import get_worker_memory
 from flows.finish import Build, build_indexes, group_by_stage
 from flows.outcome import TakedownOutcome
 from flows.parameters import StoreParameter
@@ -176,14 +176,14 @@ def find_trainings_to_redact(
 def prepare_takedown_build(
     store: Store, affected: AffectedSnapshot, content: Content, launch: Launch, clock: StageClock
 ) -> Build:
-    """Plan the indexes of a snapshot that is derived from another."""
+    """Plan the build of the snapshot that replaces the affected one."""
     old_manifest = affected.manifest
     recipe, provenance = read_snapshot_recipe(old_manifest.content), inherit_provenance(old_manifest)
     provenance["takedown"] = {"of": old_manifest.id, "pages": list(affected.pages)}
     passages, embeddings = read_stage_results(store, content, partial(corpus.run, launch=launch))
     with Snapshot.from_manifest(store, old_manifest) as snapshot:
         plans = plan_indexes(
-            recipe.index, passages, read_dimensions(snapshot), worker_memory(launch.flags), Parent(old_manifest)
+            recipe.index, passages, read_dimensions(snapshot), get_worker_memory(launch.flags), Parent(old_manifest)
         )
     source, encoder = (str(provenance.get(name, "")) for name in ("dump", "encoder"))
     build_arguments = passages, embeddings, plans, partial(replace_indexes, content), provenance

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 from pydantic import PydanticUserError, TypeAdapter
 
-from flows.parameters import read_file
+from flows.parameters import make_file_option
 from rag_model.toml import read_toml
 from rag_model.training.objectives.objective import Objective, list_objective_names, list_objectives
 from rag_model.training.settings import parse_field_comments
@@ -26,10 +26,10 @@ _OBJECTIVES_HELP = "; ".join(
 )
 
 
-def build_form(objectives: Iterable[Objective[Any]]) -> dict[str, Any]:
-    """Return the JSON schema of the settings of any of these objectives, or null.
+def build_form_schema(objectives: Iterable[Objective[Any]]) -> dict[str, Any]:
+    """Return the JSON schema of a value that is null or has the settings of one of the objectives.
 
-    Each choice is titled by the names of its objectives.
+    Objectives with the same settings share one choice of the form, which is titled by their names.
     """
     names_by_settings: dict[type[Any], list[str]] = {}
     for objective in objectives:
@@ -90,7 +90,7 @@ class _ObjectiveForm:
 
     def __get_pydantic_json_schema__(self, *_: Any) -> dict[str, Any]:
         """Return the schema of the settings of all objectives."""
-        return build_form(list_objectives())
+        return build_form_schema(list_objectives())
 
 
 RecipeTables = Annotated[dict[str, dict[str, Any]] | None, _ObjectiveForm()]
@@ -103,5 +103,5 @@ else:
 KindParameter = Annotated[KindName, Parameter(help=_OBJECTIVES_HELP)]
 RecipeTablesParameter = Annotated[
     RecipeTables,
-    read_file(read_toml, "A TOML file of settings; omitted ones keep their defaults.", "--training"),
+    make_file_option(read_toml, "A TOML file of settings; omitted ones keep their defaults.", "--training"),
 ]

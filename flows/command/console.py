@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
 _SECONDS_BETWEEN_LINES = 10.0  # seconds between two progress lines in plain text
-_UNITS = (("h", 3600), ("min", 60), ("s", 1))
+_UNITS = (("h", 3600), ("min", 60), ("s", 1))  # units of time with their seconds
 
 
 class ProgressReporter(Protocol):
@@ -33,7 +33,7 @@ class ProgressReporter(Protocol):
 
 @contextmanager
 def show_progress(stage_name: str, *, as_bytes: bool = False, quiet: bool = False) -> Iterator[ProgressReporter]:
-    """Show the progress of a stage, unless `quiet`; with `as_bytes`, count it in bytes."""
+    """Show the progress of a stage, unless `quiet`; with `as_bytes`, its units are bytes."""
     if quiet:
         yield _SilentReporter()
         return
@@ -148,7 +148,7 @@ class LiveAnswer:
         self._shown_text += new_text
         print(escape_controls(new_text), end="", flush=True)
 
-    def rest(self, reply: str) -> str:
+    def cut_shown_text(self, reply: str) -> str:
         """Return the part of a reply that is not on the terminal yet."""
         if reply.startswith(self._shown_text):
             return reply[len(self._shown_text) :]

@@ -75,7 +75,7 @@ class PromptOptions:
     prompt: Path | None = None
     cite: bool = False
 
-    def list_given(self) -> list[str]:
+    def list_given_options(self) -> list[str]:
         """Return the names of the given options."""
         return [f"--{field.name}" for field in fields(PromptOptions) if getattr(self, field.name) not in (None, False)]
 
@@ -87,7 +87,7 @@ class PromptOptions:
             UsageError: prompt options are given but no reader puts all passages into one prompt, or
                 a setting is invalid.
         """
-        given_options = self.list_given()
+        given_options = self.list_given_options()
         if given_options and not {"concat", "auto"} & {*readers} and not model.startswith(ENDPOINT_PREFIX):
             raise UsageError(
                 f"{given_options[0]} only applies to a reader with one prompt for "
@@ -116,7 +116,7 @@ class ReadingOptions(PromptOptions):
             UsageError: prompt options are given but the reader does not put all passages into one
                 prompt, or a setting is invalid.
         """
-        # These imports load torch, so they wait until `serve` has set the environment.
+        # These imports load torch, which reads the environment that `serve` sets first.
         from rag_model.generate.decoding import DecodingSettings  # noqa: PLC0415
         from rag_model.reading.settings import ReaderSettings  # noqa: PLC0415
 
@@ -140,7 +140,7 @@ def load_route(
         StoreError: the store has no such evaluation.
         UsageError: no reader is `auto`, or there is no store.
     """
-    from rag_model.reading.routing import CHOOSE_ROUTE, EVALUATION_PREFIX, Route  # noqa: PLC0415 - as above
+    from rag_model.reading.routing import CHOOSE_ROUTE, EVALUATION_PREFIX, Route  # noqa: PLC0415 - loads torch
 
     if source is None:
         if "auto" in readers and not is_chosen_later:

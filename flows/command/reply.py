@@ -166,9 +166,9 @@ class Common:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """The reply of a subcommand as JSON and text; `refusal` says why it failed, if it did."""
+    """The reply of a subcommand as JSON and text."""
 
-    document: Any
+    document: Any  # JSON values
     text: str
     refusal: str = ""  # why the subcommand failed, in one sentence; empty if it succeeded
     refusal_code: int = RefusedError.exit_code

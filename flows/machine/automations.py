@@ -19,16 +19,16 @@ from prefect.events.schemas.automations import AutomationCore
 from prefect.types import SecretDict
 from pydantic import SecretStr, ValidationError
 
-from flows.stage import WEBHOOK
+from flows.stage import WEBHOOK_VARIABLE
 from rag_model.errors import BookwheelError, InputError, UsageError, format_error
 
-BLOCK = "bookwheel"  # the Webhook block's name
+_BLOCK_NAME = "bookwheel"  # name of the saved `Webhook` block
 
 
 def create_automations(file: Path, webhook: str) -> list[str]:
     """Create the automations of a file on the configured server.
 
-    They replace the server's automations of the same name.
+    Automations of the server with the same names are replaced.
 
     Args:
         file: YAML whose key `automations` has a list in the form of Prefect's API. A `call-webhook`
@@ -43,10 +43,10 @@ def create_automations(file: Path, webhook: str) -> list[str]:
         UsageError: the webhook is not an HTTP URL.
     """
     if not webhook.startswith(("http://", "https://")):
-        raise UsageError(f"{WEBHOOK} is not a web address: give one such as https://…")
+        raise UsageError(f"{WEBHOOK_VARIABLE} is not a web address: give one such as https://…")
     definitions = _read_definitions(file)
     webhook_block = Webhook(url=SecretStr(webhook), headers=SecretDict({"Content-Type": "application/json"}))
-    block_id = str(webhook_block.save(BLOCK, overwrite=True))
+    block_id = str(webhook_block.save(_BLOCK_NAME, overwrite=True))
     automations = [_parse_automation(file, definition, block_id) for definition in definitions]
     with get_client(sync_client=True) as client:
         for automation in automations:
@@ -63,10 +63,10 @@ def _read_definitions(file: Path) -> list[dict[str, Any]]:
         raise InputError(f"{file} contains no automations ({error}): give infra/prefect-automations.yaml") from error
 
 
-def _parse_automation(file: Path, definition: dict[str, Any], block: str) -> AutomationCore:
+def _parse_automation(file: Path, definition: dict[str, Any], block_id: str) -> AutomationCore:
     try:
         action_fields = [
-            {"block_document_id": block, **action} if action["type"] == "call-webhook" else action
+            {"block_document_id": block_id, **action} if action["type"] == "call-webhook" else action
             for action in definition["actions"]
         ]
         return AutomationCore.model_validate({**definition, "actions": action_fields})
@@ -76,10 +76,10 @@ def _parse_automation(file: Path, definition: dict[str, Any], block: str) -> Aut
 
 def main(argv: Sequence[str]) -> int:
     """Create the automations of a file; print their names."""
-    webhook = os.environ.get(WEBHOOK, "")
+    webhook = os.environ.get(WEBHOOK_VARIABLE, "")
     try:
         if len(argv) != 1 or not webhook:
-            raise UsageError(f"give one file of automations, and set {WEBHOOK} to the URL that they call")
+            raise UsageError(f"give one file of automations, and set {WEBHOOK_VARIABLE} to the URL that they call")
         print("\n".join(create_automations(Path(argv[0]), webhook)))
     except BookwheelError as error:
         print(f"bookwheel: {error}", file=sys.stderr)

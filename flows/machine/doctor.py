@@ -25,7 +25,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from beam_jobs.options import check_flags, get_runner_name
-from beam_jobs.workers import worker_memory
+from beam_jobs.workers import get_worker_memory
 from flows.command.reply import Common, Reply
 from flows.stage import find_prefect_server
 from rag_model.errors import BookwheelError, ReadOnlyError
@@ -40,7 +40,7 @@ from rag_model.store.upkeep.verify import probe_store
 _TIMEOUT_SECONDS = 5.0  # seconds until a server that does not answer counts as down
 # errors if a server is down, or is not a server of the expected kind
 RESPONSE_ERRORS = (OSError, ValueError, KeyError, TypeError)
-_NEVER = {"none", "off", "disable"}  # Flink's names of the strategy that never restarts a job
+_NO_RESTART = {"none", "off", "disable"}  # Flink's names of the strategy that never restarts a job
 _RESTART_ADVICE = (
     "set restart-strategy.type: fixed-delay in Flink's configuration: without it the first failure fails the job"
 )
@@ -55,9 +55,9 @@ MAX_CLOCK_SKEW = 60.0
 class Finding:
     """The result of one check."""
 
-    what: str
+    what: str  # name of the check
     ok: bool
-    found: str
+    found: str  # observed version, value or state
     todo: str = ""  # advice if the check failed
 
 
@@ -101,7 +101,7 @@ def check_cluster(options: PipelineOptions) -> Iterator[Finding]:
         yield report_no_answer("flink, restarts", f"{address}/jobmanager/config", error, f"is {master} a JobManager?")
         return
     strategy = settings.get("restart-strategy.type", settings.get("restart-strategy", "none"))
-    yield Finding("flink, restarts", strategy not in _NEVER, strategy, _RESTART_ADVICE)
+    yield Finding("flink, restarts", strategy not in _NO_RESTART, strategy, _RESTART_ADVICE)
 
 
 def _check_slots(options: PipelineOptions, master: str, version: str, n_slots: int) -> Finding:
@@ -120,14 +120,14 @@ def _check_job_server(options: PipelineOptions, version: str) -> Iterator[Findin
     yield Finding("flink, java", java_path is not None, java_path or f"{java} is not on the PATH", "install Java 17")
     if flink.flink_job_server_jar:
         return
-    cluster_version = version.rpartition(".")[0]
+    minor_version = version.rpartition(".")[0]
     flink_versions = flink.PUBLISHED_FLINK_VERSIONS
     advice = (
-        f"say --flink_version={cluster_version}"
-        if cluster_version in flink_versions
+        f"say --flink_version={minor_version}"
+        if minor_version in flink_versions
         else f"run a Flink of {', '.join(flink_versions)}"
     )
-    is_compatible = cluster_version == flink.flink_version
+    is_compatible = minor_version == flink.flink_version
     yield Finding("flink, version", is_compatible, f"cluster {version}, job server for {flink.flink_version}", advice)
 
 
@@ -171,15 +171,15 @@ def check_versions() -> Iterator[Finding]:
 
 def _check_faiss(specifier: SpecifierSet) -> Finding:
     """Report the distribution that provides the module faiss."""
-    # With two packages, the command ends before its checks: see `check_single_faiss`.
-    name, installed = next(iter(list_faiss_packages().items()), ("faiss-cpu", ""))
-    is_version_allowed = bool(installed) and specifier.contains(installed, prereleases=True)
-    description = f"{name} {installed}" if installed else "none"
-    return Finding("faiss", is_version_allowed, description, f"pip install '{name}{specifier}'")
+    # With two packages, the command ends before these checks: see `check_single_faiss`.
+    name, installed_version = next(iter(list_faiss_packages().items()), ("faiss-cpu", ""))
+    is_allowed = bool(installed_version) and specifier.contains(installed_version, prereleases=True)
+    description = f"{name} {installed_version}" if installed_version else "none"
+    return Finding("faiss", is_allowed, description, f"pip install '{name}{specifier}'")
 
 
 def _check_memory() -> Finding:
-    free_bytes = worker_memory(()) or 0
+    free_bytes = get_worker_memory(()) or 0
     description = f"{format_bytes(free_bytes)} free, {count_cores()} cores"
     return Finding("memory", free_bytes >= MIN_MEMORY, description, "end other programs: a worker needs about 1 GB")
 

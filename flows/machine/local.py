@@ -31,13 +31,13 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from flows.demo import QUESTIONS, demo_dump
-from flows.stage import WEBHOOK
+from flows.stage import WEBHOOK_VARIABLE
 from rag_model.atomic_write import atomic_write
 from rag_model.errors import BookwheelError, ResourceError, UsageError
 
 _FIRST_PORT, _LAST_PORT = 15_000, 32_767
 POOLS = ("bookwheel-cpu", "bookwheel-gpu")
-_KEY, _SECRET = "bookwheel", "bookwheel-secret"
+_KEY, _SECRET = "bookwheel", "bookwheel-secret"  # credentials of the local object store
 _START_TIMEOUT = 180.0  # seconds until a start counts as failed, twice what a busy machine needs
 _STOP_TIMEOUT = 20.0  # seconds between asking a process to end and killing it
 _BIN = Path(sys.executable).parent
@@ -142,7 +142,7 @@ def down(folder: Path) -> list[str]:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
     for process in running_processes:
-        with suppress(ChildProcessError):  # it is not a child of this process, so init reaps it
+        with suppress(ChildProcessError):  # only its parent, such as init, can reap a process
             os.waitpid(process.pid, os.WNOHANG)
     (folder / "processes.json").unlink(missing_ok=True)
     return [process.name for process in running_processes]
@@ -164,7 +164,7 @@ def _start_services(folder: Path) -> LocalServices:
     )
     with atomic_write(folder / "places.json") as file:
         file.write_text(json.dumps(asdict(services)))
-    serve(folder, services)
+    start_prefect_server(folder, services)
     for pool in POOLS:  # a worker creates its pool if there is none
         arguments = ["worker", "start", "--pool", pool, "--type", "process", "--limit", "1"]
         _start_process(folder, pool, [str(_BIN / "prefect"), *arguments], services)
@@ -173,7 +173,7 @@ def _start_services(folder: Path) -> LocalServices:
     return services
 
 
-def serve(folder: Path, services: LocalServices) -> None:
+def start_prefect_server(folder: Path, services: LocalServices) -> None:
     """Start the Prefect server with its database in the folder, and wait until it answers.
 
     Raises:
@@ -248,7 +248,7 @@ def _deploy(folder: Path, services: LocalServices, deployments: Path) -> None:
     _run_program(
         folder, services_with_defaults, "prefect", "--no-prompt", "deploy", "--all", "--prefect-file", str(deployments)
     )
-    if os.environ.get(WEBHOOK):
+    if os.environ.get(WEBHOOK_VARIABLE):
         _run_program(
             folder,
             services_with_defaults,
@@ -273,8 +273,8 @@ def _start_process(folder: Path, name: str, command: Sequence[str], services: Lo
     file_actions = [(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)]
     file_actions += [(os.POSIX_SPAWN_OPEN, stream, str(folder / f"{name}.log"), log_flags, 0o600) for stream in (1, 2)]
     environment = {**os.environ, **services.environment}
-    environment.pop(WEBHOOK, None)  # the automation calls it, so runs must not
-    # in a new process session, since it outlives this process
+    environment.pop(WEBHOOK_VARIABLE, None)  # the automation calls the webhook, so runs must not
+    # `setsid` starts a new process session, since the service outlives this process
     pid = os.posix_spawn(command[0], list(command), environment, file_actions=file_actions, setsid=True)
     processes = [*_read_processes(folder), StartedProcess(name, pid, _get_start_time(pid))]
     with atomic_write(folder / "processes.json") as file:
@@ -293,10 +293,10 @@ def _run_program(folder: Path, services: LocalServices, program: str, *arguments
 
 
 def _wait_for(folder: Path, name: str, is_ready: Callable[[], bool]) -> None:
-    def is_over() -> bool:
-        return is_ready() or all(process.name != name for process in _list_running(folder))
+    def has_ended() -> bool:
+        return all(process.name != name for process in _list_running(folder))
 
-    if not _wait_until(is_over, _START_TIMEOUT) or all(process.name != name for process in _list_running(folder)):
+    if not _wait_until(lambda: is_ready() or has_ended(), _START_TIMEOUT) or has_ended():
         raise ResourceError(f"{name} did not start: see {folder / f'{name}.log'}")
 
 

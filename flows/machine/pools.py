@@ -13,15 +13,15 @@ from prefect.deployments import run_deployment
 from prefect.exceptions import ObjectNotFound
 from prefect.runtime import flow_run
 
-from beam_jobs.workers import MEMORY_VARIABLE, worker_memory
+from beam_jobs.workers import MEMORY_VARIABLE, get_worker_memory
 from flows import artifacts
 from flows.stage import deployment_flow, stage
 from rag_model.errors import UsageError
 from rag_model.process import CORES_VARIABLE, count_cores, format_bytes, parse_bytes
 from rag_model.resources import PROCESS_BYTES, RunLimits, RunResources, WorkEstimate, choose_resources
 
-HOURS = 6.0  # default duration in hours: one night
-THREADS = "OMP_NUM_THREADS"  # otherwise torch and faiss would use all cores of the machine
+_DEFAULT_HOURS = 6.0  # intended duration of a run: one night
+_THREADS_VARIABLE = "OMP_NUM_THREADS"  # without it, torch and faiss use all cores of the machine
 SHARED_MACHINE = "process"  # the type of a work pool whose runs share the worker's machine
 _SCRATCH_GIB = 100  # GiB for downloads, the cache, and Beam's temporary files
 
@@ -36,7 +36,7 @@ class LaunchedRun:
     run: str  # id
     name: str
     job_variables: dict[str, Any]
-    needs: RunResources
+    needs: RunResources  # the estimated resources
 
 
 def create_launch_flow(
@@ -50,9 +50,9 @@ def create_launch_flow(
     Args:
         name: the name of the flow.
         target: the flow whose runs are estimated and started.
-        estimate_work: returns a run's work.
-        excluded_parameters: parameters of `target` that the new flow does not have, because it may
-            start other flows, which do not have them either.
+        estimate_work: estimates the work of a run.
+        excluded_parameters: parameters of `target` that the new flow does not have, because a user
+            may start the deployment of another flow, which lacks them.
     """
     start_parameters = [*signature(start_run).parameters.values()][2:]
     start_parameters[0] = start_parameters[0].replace(default=name_deployment(target.name))
@@ -91,7 +91,7 @@ def start_run(
     Args:
         parameters: the run's parameters; a parameter that is None or empty keeps the deployment's
             value.
-        estimate_work: returns the work of the run from the bytes that it may use and its
+        estimate_work: estimates the work of the run from its memory limit in bytes and its
             parameters.
         deployment: the deployment to start, FLOW/NAME; the type of its work pool decides how a
             machine is requested.
@@ -105,15 +105,15 @@ def start_run(
             are given.
     """
     pool = get_pool_type(deployment)
-    limits, default_hours = get_limits(most, pool), 0.0 if pool == SHARED_MACHINE else HOURS
+    limits, default_hours = get_limits(most, pool), 0.0 if pool == SHARED_MACHINE else _DEFAULT_HOURS
     resources = choose_resources(
         estimate_work(parse_bytes(limits.memory), **parameters), limits, default_hours if hours is None else hours
     )
     show_resources(resources)
-    set_parameters = {k: v for k, v in parameters.items() if v not in (None, [], ())}
-    variables, idempotency_key = job_variables(pool, resources), f"launch-{flow_run.id}" if flow_run.id else None
+    given_parameters = {k: v for k, v in parameters.items() if v not in (None, [], ())}
+    variables, idempotency_key = build_job_variables(pool, resources), f"launch-{flow_run.id}" if flow_run.id else None
     run: Any = run_deployment(
-        deployment, parameters=set_parameters, timeout=0, job_variables=variables, idempotency_key=idempotency_key
+        deployment, parameters=given_parameters, timeout=0, job_variables=variables, idempotency_key=idempotency_key
     )
     return LaunchedRun(str(run.id), run.name, variables, resources)
 
@@ -144,7 +144,7 @@ def get_limits(limits: RunLimits | None, pool: str) -> RunLimits:
     """
     if limits is None and pool != SHARED_MACHINE:
         raise UsageError(f"runs of this deployment get machines of their own ({pool}): give their size in `most`")
-    limits = limits or RunLimits(str(worker_memory(())), count_cores(), len([*Path("/dev").glob("nvidia[0-9]*")]))
+    limits = limits or RunLimits(str(get_worker_memory(())), count_cores(), len([*Path("/dev").glob("nvidia[0-9]*")]))
     # plausible values for one machine
     if not (1 <= limits.cores <= 1024 and 0 <= limits.gpus <= 64):
         raise UsageError(
@@ -153,7 +153,7 @@ def get_limits(limits: RunLimits | None, pool: str) -> RunLimits:
     return limits
 
 
-def job_variables(pool: str, resources: RunResources) -> dict[str, Any]:
+def build_job_variables(pool: str, resources: RunResources) -> dict[str, Any]:
     """Return the job variables with which the workers of a pool of type `pool` start a run.
 
     Docker's default job template has all these variables. The default job template of Kubernetes
@@ -162,7 +162,7 @@ def job_variables(pool: str, resources: RunResources) -> dict[str, Any]:
     env = {
         CORES_VARIABLE: str(resources.cores),
         MEMORY_VARIABLE: str(max(1, resources.memory - PROCESS_BYTES)),
-        THREADS: str(resources.cores),
+        _THREADS_VARIABLE: str(resources.cores),
     }
     if pool == "docker":
         gpus = {"device_requests": [{"count": resources.gpus, "capabilities": [["gpu"]]}]} if resources.gpus else {}

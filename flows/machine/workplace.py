@@ -23,7 +23,7 @@ _STORE_MARKER = "store.json"  # every store contains this file
 
 @contextmanager
 def open_work_store(out: Path, folder: Path | None, work_bytes: int, out_bytes: int) -> Iterator[Store]:
-    """Open the store `OUT.work`, which is deleted at the end of the block and kept if it fails.
+    """Open the store `OUT.work`, and delete it at the end of the block unless the block fails.
 
     Args:
         out: the file to build.
@@ -69,7 +69,7 @@ def lock_folder(work_folder: Path) -> Iterator[None]:
     """Lock an existing folder; the kernel releases the lock even if this process is killed.
 
     Raises:
-        UsageError: another run uses it.
+        UsageError: another run uses the folder.
     """
     with (work_folder / "lock").open("w") as lock_file:
         try:

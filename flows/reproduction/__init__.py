@@ -35,7 +35,7 @@ class DataFile:
     url: str = ""  # http(s)://, or hf://datasets/OWNER/NAME@REVISION/PATTERN for files of the Hub
     path: str = ""  # local file, folder or glob; relative to the reproduction's file
     file: str = ""  # name of the local copy; by default derived from the URL
-    bytes: int = 0  # 0: unknown
+    bytes: int = 0  # size of the download; 0: unknown
     checksum: str = ""  # md5:…, sha1:… or sha256:…; empty: only the digest is reported
     licence: str = ""
     records: int = 0  # number of passages, documents or questions; 0: unknown
@@ -84,17 +84,15 @@ class Row:
     """One system that is measured; the table has a line for each of its data sets and measures."""
 
     name: str
-    library: str
+    library: str  # name of the library whose passages are retrieved
     source: str = ""  # where the values are published
     command: Literal["retrieve", "answer"] = "retrieve"
     retriever: str = "exact"
     # Published values in percent, by data set and measure.
     published: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    tolerance: float = 0.0  # percentage points
-    # Further measures that have no published value; measured on `data` and the data sets of
-    # `published`.
-    measures: tuple[str, ...] = ()
-    data: tuple[str, ...] = ()
+    tolerance: float = 0.0  # accepted difference from the published values, in percentage points
+    measures: tuple[str, ...] = ()  # further measures, which have no published value
+    data: tuple[str, ...] = ()  # further data sets to measure, besides those of `published`
     model: str = ""  # answering model: a folder, a hub name or a model of the store
     # Passage encoder that belongs to the model's question encoder, if the model does not record it.
     passage_encoder: str = ""
@@ -158,11 +156,11 @@ class Reproduction:
                 raise UsageError(f"{name!r} cannot name a reproduction, data set or library: use a-z, 0-9 and -")
         for name, library in self.library.items():
             for data_name in filter(None, (library.dump, library.vectors)):
-                _check_known(data_name, self.data, f"library {name}", "data set")
+                _check_defined(data_name, self.data, f"library {name}", "data set")
         for row in self.row:
-            _check_known(row.library, self.library, f"row {row.name!r}", "library")
+            _check_defined(row.library, self.library, f"row {row.name!r}", "library")
             for data_name in row.list_data():
-                _check_known(data_name, self.data, f"row {row.name!r}", "data set")
+                _check_defined(data_name, self.data, f"row {row.name!r}", "data set")
         row_names = [row.name for row in self.row]
         if duplicate_name := next((name for name in row_names if row_names.count(name) > 1), None):
             raise UsageError(f"two rows have the name {duplicate_name!r}: give each its own")
@@ -191,9 +189,9 @@ class Reproduction:
         return {name: index for name, index in self.library[library].recipe.index.items() if name in retriever_words}
 
 
-def _check_known(name: str, known: Mapping[str, object], owner: str, noun: str) -> None:
-    if name not in known:
-        raise UsageError(f"{owner} names the {noun} {name!r}, which is not defined: choose from {', '.join(known)}")
+def _check_defined(name: str, choices: Mapping[str, object], owner: str, noun: str) -> None:
+    if name not in choices:
+        raise UsageError(f"{owner} names the {noun} {name!r}, which is not defined: choose from {', '.join(choices)}")
 
 
 def list_built_in() -> list[str]:

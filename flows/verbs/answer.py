@@ -41,9 +41,9 @@ def answer(
 ) -> Reply:
     """Answer questions from passages of a snapshot, and show what each answer was read from.
 
-    A RAG model weighs its passages, and the reply has each passage's share of the answer. In one
-    prompt passages are numbered, and the reply lists the passage of each number. A terminal shows
-    the answer while it is generated.
+    A RAG model weighs its passages, and the reply has each passage's share of the answer. The
+    reader `concat` numbers the passages in its prompt, and the reply lists the passage of each
+    number. A terminal shows the answer while it is generated.
 
     Args:
         question: One or more questions, one per argument.
@@ -59,7 +59,7 @@ def answer(
         answers = opened_reader.answer(questions, k, AnswerCallbacks(on_text=live_answer))
     document = {"snapshot": snapshot.id, "model": model_id, "answers": [answer_json(answer_) for answer_ in answers]}
     text = "\n\n".join(_format_answer(answer_) for answer_ in answers)
-    return Reply(document, text if live_answer is None else live_answer.rest(text))
+    return Reply(document, text if live_answer is None else live_answer.cut_shown_text(text))
 
 
 def _format_answer(answer: Answer) -> str:

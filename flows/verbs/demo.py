@@ -18,11 +18,11 @@ EXAMPLE_QUESTIONS = (
 def demo(*, folder: str = "bookwheel-demo", common: Common | None = None) -> Reply:
     """Build, measure and search a snapshot of 96 real Wikipedia articles.
 
-    The snapshot has a real encoder, and three questions are searched. Takes a few minutes on two
-    cores the first time and seconds after that. Needs the extra `demo`, no network.
+    The snapshot has a real encoder, and three questions are searched. The demo takes a few minutes
+    on two cores the first time, and seconds after that. It needs the extra `demo`, and no network.
 
     Args:
-        folder: The folder for its store; other stores are not changed.
+        folder: The folder for the demo's store; other stores are not changed.
     """
     build_reply = reindex(dump=demo_dump(), store=folder, encoder=demo_encoder())
     evaluate_reply = evaluate(store=folder, questions=str(QUESTIONS))

@@ -117,7 +117,7 @@ def evaluate(
         model_options: dict[str, Any] = {"--ablations": ablations, "--kilt": kilt, "--asks": asks, "--reader": reader}
         model_options |= {"--label": label, "--abstain": abstain, "--risk": risk, "--abstain-below": abstain_below}
         model_options |= {"--route": route, "--choose-route": choose_route, "--max-tokens": max_tokens is not None}
-        model_options |= dict.fromkeys(prompt_options.list_given(), True)
+        model_options |= dict.fromkeys(prompt_options.list_given_options(), True)
         _refuse_options(model_options, "needs a model: give one with --model")
         from flows.compare import RunFiles, compare  # noqa: PLC0415 - `--help` does not need it
 

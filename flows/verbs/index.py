@@ -41,17 +41,17 @@ def describe_plan(request: IndexRequest, n: int, d: int) -> Reply:
     plan: Any = plan_index(request, n, d) if is_over_vectors else kind.plan(request.recipe, n, d)
     cost, row_bytes = kind.estimate(plan), estimate_row_bytes(kind.represents, d)
     seconds_by_stage = estimate_stage_seconds(plan, d)
-    needed_bytes, plan_factory = cost.peak_bytes(), with_refinement(plan.factory, getattr(plan, "refine", None))
-    if request.memory is not None and needed_bytes > request.memory:
+    build_bytes, plan_factory = cost.peak_bytes(), with_refinement(plan.factory, getattr(plan, "refine", None))
+    if request.memory is not None and build_bytes > request.memory:
         description = (
-            f"{plan.factory} over {format_count(n, 'passage')} takes {format_bytes(needed_bytes)} of memory to build"
+            f"{plan.factory} over {format_count(n, 'passage')} takes {format_bytes(build_bytes)} of memory to build"
         )
         raise ResourceError(f"{description}: raise --memory from {format_bytes(request.memory)}")
     plan_numbers = {
         name: getattr(plan, name) for name in _REPORTED_FIELDS[not plan.shards] if getattr(plan, name, None) is not None
     }
     plan_record = plan.entry() | plan_numbers | {"notes": list(plan.notes), "stage_bytes": dict(cost.stages)}
-    plan_record |= {"build_bytes": needed_bytes, "search_bytes": cost.search_bytes, "disk_bytes": cost.disk_bytes}
+    plan_record |= {"build_bytes": build_bytes, "search_bytes": cost.search_bytes, "disk_bytes": cost.disk_bytes}
     plan_record |= {"work_bytes": cost.work_bytes, "beside_bytes": n * row_bytes}
     seconds_error = SECONDS_ERROR.get(plan.kind)
     error_note = (
@@ -75,7 +75,7 @@ def describe_plan(request: IndexRequest, n: int, d: int) -> Reply:
             f"{core_seconds / 60:,.1f} minutes of one core"
             for stage, core_seconds in seconds_by_stage.items()
         ),
-        f"memory    {format_bytes(needed_bytes)} to build, {format_bytes(cost.search_bytes)} to search",
+        f"memory    {format_bytes(build_bytes)} to build, {format_bytes(cost.search_bytes)} to search",
         f"disk      {format_bytes(cost.disk_bytes)} for the index, {cost.disk_bytes / n:,.0f} "
         f"bytes a passage; {format_bytes(cost.work_bytes)} while it is built",
         f"{kind.represents:<9} {format_bytes(n * row_bytes)} on disk in addition to the index, "
@@ -168,12 +168,12 @@ def index(
         can_rerank=plan and recall is not None,
         beam_options=paths[len(files) :],
     )
-    represented_rows = get_kind_for_factory(recipe.factory).represents
+    row_kind = get_kind_for_factory(recipe.factory).represents
     if plan:
-        if d is not None and represented_rows in {"text", "sparse"}:
+        if d is not None and row_kind in {"text", "sparse"}:
             raise UsageError(f"--d is {d}, but {factory} has no dimension: leave --d out")
-        return describe_plan(request, *_determine_size(request, n, 1 if represented_rows in {"text", "sparse"} else d))
-    if represented_rows != "vectors":
+        return describe_plan(request, *_determine_size(request, n, 1 if row_kind in {"text", "sparse"} else d))
+    if row_kind != "vectors":
         raise UsageError(f"{factory} is not built over vectors from files: name it in a recipe, as [index.NAME]")
     outcome = index_vectors(request)
     return Reply(_convert_outcome_to_json(outcome), _format_outcome(outcome))

@@ -139,8 +139,8 @@ def _describe_signer(signer: str | None) -> str:
     return f"signed by {signer}" if signer else "not signed by a trusted key"
 
 
-def _iter_fields(ref: str, move: RefMove, signature: str | None) -> Iterator[str]:
+def _iter_fields(ref: str, move: RefMove, signer_text: str | None) -> Iterator[str]:
     yield from (f"{ref}@{move.number}", f"{move.snapshot[:12] or 'nothing':<12}", move.created_at)
-    if signature:
-        yield signature
+    if signer_text:
+        yield signer_text
     yield move.note

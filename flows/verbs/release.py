@@ -60,7 +60,8 @@ def release(
     depth_option = {"k": k} if has_model else {"depth": 20 if k is None else k}
     model_options = {"--max-tokens": max_tokens, "--reader": reader}
     prompt_options = prompt_options or PromptOptions()
-    given_options = [name for name, value in model_options.items() if value is not None] + prompt_options.list_given()
+    given_options = [name for name, value in model_options.items() if value is not None]
+    given_options += prompt_options.list_given_options()
     if given_options and not has_model:
         raise UsageError(f"{given_options[0]} only applies to a model: add --model or --training")
     readers = () if reader is None else (reader,)

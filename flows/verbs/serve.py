@@ -109,7 +109,7 @@ def serve(
         index: An index, or `exact`; the short form of --retriever. Repeat the option for further
             values.
         in_memory: Load indexes instead of mapping them: the kernel cannot evict their pages, and
-            two versions are in memory while one follows the other.
+            two versions are in memory while the service changes to a new one.
         memory: Memory for the processes, the encoders and the indexes, such as 4G. Only indexes
             that fit are served, and the recall that this costs is logged. By default mapped
             indexes of any size are served.

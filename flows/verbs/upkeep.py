@@ -8,10 +8,9 @@ from flows.command.reply import AnyVersion, Common, Reply, StoreUrl, Yes, parse_
 from rag_model.errors import RefusedError, format_count
 from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.store import Store
-from rag_model.store.upkeep.expire import ExpirePolicy
-from rag_model.store.upkeep.expire import expire_store as expire_old
-from rag_model.store.upkeep.gc import collect_garbage as collect
-from rag_model.store.upkeep.verify import verify_version as verify_snapshot
+from rag_model.store.upkeep.expire import ExpirePolicy, expire_store
+from rag_model.store.upkeep.gc import collect_garbage
+from rag_model.store.upkeep.verify import verify_version
 from rag_model.store.versions.catalog import Catalog
 
 
@@ -34,7 +33,7 @@ def expire(
         older_than: Keep younger moves; the age of a move is the time since the ref moved away
             from it.
     """
-    report = expire_old(Store.open(store), ExpirePolicy(keep, parse_age(older_than)), dry_run=not yes)
+    report = expire_store(Store.open(store), ExpirePolicy(keep, parse_age(older_than)), dry_run=not yes)
     lines = [
         *(f"move      {move}" for move in report.moves),
         *(f"snapshot  {snapshot[:12]}" for snapshot in report.snapshots),
@@ -66,7 +65,7 @@ def gc(
         grace: Keep files that are younger than this: 7d, 90m, 0.
     """
     opened_store = Store.open(store)
-    tally_by_kind = collect(opened_store, parse_age(grace), dry_run=not yes)
+    tally_by_kind = collect_garbage(opened_store, parse_age(grace), dry_run=not yes)
     writer_names = [
         intent.name for intent in opened_store.intents.list_live_intents(time.time()) if not intent.is_lease
     ]
@@ -104,7 +103,7 @@ def verify(snapshot: AnyVersion = "latest", /, *, store: StoreUrl, common: Commo
     opened_store = Store.open(store)
     catalog, name = opened_store.find_catalog(snapshot)
     version_id = catalog.resolve(name)
-    problems, trust_problem = verify_snapshot(opened_store, version_id, catalog), _describe_trust_problem(catalog, name)
+    problems, trust_problem = verify_version(opened_store, version_id, catalog), _describe_trust_problem(catalog, name)
     document = {
         "ok": not problems and not trust_problem,
         catalog.noun: version_id,

@@ -8,7 +8,7 @@ from xml.sax.saxutils import escape, quoteattr
 
 import pytest
 
-from beam_jobs.chunk import ChunkTask, _estimate_seconds, load_table, plan_template_tasks, run, run_table_jobs
+from beam_jobs.chunk import ChunkTask, _estimate_seconds, load_template_table, plan_template_tasks, run, run_table_jobs
 from beam_jobs.launch import Launch
 from rag_model.corpus.chunk import ChunkRecipe
 from rag_model.corpus.passages import PassageFile
@@ -56,7 +56,7 @@ def test_the_templates_of_a_dump_are_read_once(tmp_path: Path) -> None:
             assert store.memo.find("templates", store.memo.compute_key(task.inputs()))
         assert run_table_jobs(store, plan, str(dump), (), launch).templates == tables[-1]
     with_templates, without_templates = tables
-    assert load_table(store, with_templates).entries["b"].value == "b: {{{1}}}"
+    assert load_template_table(store, with_templates).entries["b"].value == "b: {{{1}}}"
     assert without_templates is None, "the parts have the keys of a dump without templates"
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from beam_jobs.explain import StageReuse, explain
-from beam_jobs.index_work import index_inputs
+from beam_jobs.index_work import get_index_inputs
 from rag_model.corpus.chunk import ChunkRecipe
 from rag_model.index.recipe import IndexRecipe, resolve
 from rag_model.snapshots.encoding import EncodeRecipe
@@ -37,7 +37,7 @@ def test_explanation_of_the_same_dump_finds_all_outputs(explain_stages: Any, mon
     assert stages["train/hnsw"] == StageReuse("train/hnsw", "if it fits", 0, 1, 1, 0, {"no record": 1})
     assert stages["index/hnsw"] == StageReuse("index/hnsw", "indexes", 0, 1, 1, 0, {"no record": 1})
     # As after `gc`, which deletes the record of an index that no snapshot has.
-    foreign_inputs = {**index_inputs(resolve(IndexRecipe("IVF,Flat"), rows, 32)), "vectors": "none"}
+    foreign_inputs = {**get_index_inputs(resolve(IndexRecipe("IVF,Flat"), rows, 32)), "vectors": "none"}
     store.memo.write_record("merge", store.memo.compute_key(foreign_inputs), {}, {}, foreign_inputs)
     assert explain_stages()["index/hnsw"].changed == {"no record": 1}
 

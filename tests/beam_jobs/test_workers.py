@@ -123,8 +123,8 @@ def test_the_command_line_is_free_but_takes_no_secret() -> None:
 
 _HOLD_A_LEASE = """
 import sys
-from beam_jobs.workers import hold_lease
-with hold_lease() as lease:
+from beam_jobs.workers import hold_launcher_lock
+with hold_launcher_lock() as lease:
     print(lease, flush=True)
     sys.stdin.read()
 """

@@ -27,7 +27,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 from beam_jobs.workers import START_VARIABLE
 from flows import cli
-from flows.machine.local import LocalServices, down, find_free_ports, serve
+from flows.machine.local import LocalServices, down, find_free_ports, start_prefect_server
 from rag_model.store.versions.signatures import SIGNING_KEY_VARIABLE
 
 for _name, _value in cli._ENVIRONMENT.items():  # as the command does, before Prefect and transformers are imported
@@ -108,7 +108,7 @@ def prefect_url(prefect_database: Path, tmp_path_factory: pytest.TempPathFactory
     # Without the UI and the services that schedule runs.
     environment = {"PREFECT_HOME": str(folder), "PREFECT__SERVER_EPHEMERAL": "1"}
     try:
-        serve(folder, LocalServices("", url, "", environment))
+        start_prefect_server(folder, LocalServices("", url, "", environment))
         if not is_migrated:
             databases = [closing(sqlite3.connect(folder / name)) for name in ("prefect.db", "copy")]
             with databases[0] as database, databases[1] as copy:

@@ -21,12 +21,12 @@ from prefect.exceptions import ObjectAlreadyExists
 from prefect.flows import load_flow_from_entrypoint
 from prefect.utilities.callables import parameter_schema
 
-from beam_jobs.workers import worker_memory
+from beam_jobs.workers import get_worker_memory
 from flows.evaluate import evaluate
 from flows.finetune import finetune
 from flows.launch import estimate_rebuild, launch
 from flows.launch_model import estimate_evaluation_run, estimate_training_run, launch_evaluate, launch_finetune
-from flows.machine.pools import LaunchedRun, job_variables
+from flows.machine.pools import LaunchedRun, build_job_variables
 from flows.maintain import watch
 from flows.reindex import reindex
 from flows.stage import deployment_flow
@@ -151,7 +151,7 @@ def test_estimate_leaves_out_work_of_flink_workers(mini_dump: Path, tiny: Path) 
 def test_kubernetes_pools_declare_all_job_variables(pool: str) -> None:
     template = json.loads((ROOT / "infra" / "kubernetes" / "pools" / f"{pool}.json").read_text())
     known_variables = set(template["variables"]["properties"])
-    variables = job_variables("kubernetes", make_resources(gpus=1 if pool == "gpu" else 0))
+    variables = build_job_variables("kubernetes", make_resources(gpus=1 if pool == "gpu" else 0))
     assert set(variables) - {"gpus"} <= known_variables
     assert ("gpus" in known_variables) == (pool == "gpu")
     assert template["job_configuration"]["env"] == "{{ env }}"
@@ -165,26 +165,27 @@ def make_resources(gpus: int) -> RunResources:
 def test_job_variables_fit_pool_type() -> None:
     environment = {"BOOKWHEEL_CORES": "3", "OMP_NUM_THREADS": "3"}
     environment["BOOKWHEEL_WORKER_MEMORY"] = str((4 << 30) - PROCESS_BYTES)
-    assert job_variables("docker", make_resources(gpus=0)) == {
+    assert build_job_variables("docker", make_resources(gpus=0)) == {
         "env": environment,
         "mem_limit": f"{4 << 30}b",
         "container_create_kwargs": {"nano_cpus": 3 * 10**9},
     }
-    device_requests = job_variables("docker", make_resources(gpus=2))["container_create_kwargs"]["device_requests"]
+    container_arguments = build_job_variables("docker", make_resources(gpus=2))["container_create_kwargs"]
+    device_requests = container_arguments["device_requests"]
     assert device_requests == [{"count": 2, "capabilities": [["gpu"]]}]
-    assert job_variables("process", make_resources(gpus=2)) == {"env": environment}
-    assert job_variables("process", make_resources(gpus=0)) == {"env": environment | {"CUDA_VISIBLE_DEVICES": ""}}
-    assert job_variables("kubernetes", make_resources(gpus=2))["scratch"] == "300Gi"
+    assert build_job_variables("process", make_resources(gpus=2)) == {"env": environment}
+    assert build_job_variables("process", make_resources(gpus=0)) == {"env": environment | {"CUDA_VISIBLE_DEVICES": ""}}
+    assert build_job_variables("kubernetes", make_resources(gpus=2))["scratch"] == "300Gi"
 
 
 def test_workers_respect_limits_from_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BOOKWHEEL_CORES", "1")
     monkeypatch.setenv("BOOKWHEEL_WORKER_MEMORY", "12345")
-    assert (count_cores(), worker_memory(())) == (1, 12345)
+    assert (count_cores(), get_worker_memory(())) == (1, 12345)
     monkeypatch.setenv("BOOKWHEEL_CORES", "4096")
     monkeypatch.setenv("BOOKWHEEL_WORKER_MEMORY", str(1 << 60))
     assert count_cores() < 4096
-    assert (worker_memory(()) or 0) < 1 << 60
+    assert (get_worker_memory(()) or 0) < 1 << 60
 
 
 def test_run_above_limits_is_refused_and_not_started(

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from flows.training import build_form
+from flows.training import build_form_schema
 from rag_model.training.loop.loop_settings import LoopSettings
 from rag_model.training.objectives.objective import get_objective
 from tests.fixtures.toy_objective import Toy
@@ -40,7 +40,7 @@ class FileToy(Toy):
 
 
 def test_form_describes_settings_without_default_values() -> None:
-    (form, null) = build_form([get_objective("dpr")])["anyOf"]
+    (form, null) = build_form_schema([get_objective("dpr")])["anyOf"]
     assert null == {"type": "null"}
     assert list(form["properties"]) == ["loop", "dpr", "negatives"]
     mining = form["properties"]["negatives"]["properties"]["mining"]
@@ -52,7 +52,7 @@ def test_form_describes_settings_without_default_values() -> None:
 
 
 def test_settings_without_form_are_json_object() -> None:
-    unserializable, files, _ = build_form([UnserializableToy(), FileToy()])["anyOf"]
+    unserializable, files, _ = build_form_schema([UnserializableToy(), FileToy()])["anyOf"]
     assert unserializable == {"title": "toy", "type": "object"}
     statements = files["properties"]["files"]["properties"]["statements"]
     assert statements["description"] == 'by default "a.txt"'

@@ -7,7 +7,7 @@ import pytest
 import yaml
 from prefect.utilities.templating import apply_values
 
-from flows.machine.pools import job_variables
+from flows.machine.pools import build_job_variables
 from rag_model.resources import RunResources, WorkEstimate
 from tests.fixtures.infra_files import (
     REGISTRY,
@@ -57,7 +57,7 @@ def test_a_run_is_a_job_that_kubernetes_takes(name: str, values: dict[str, Any])
 
 
 def test_a_rebuild_gets_its_estimated_resources() -> None:
-    variables = job_variables("kubernetes", RESOURCES)
+    variables = build_job_variables("kubernetes", RESOURCES)
     assert set(variables) <= set(pool("gpu")["variables"]["properties"])
     job = _fill_template("gpu", variables)
     kubernetes_validate.validate(job, VERSION, strict=True)
