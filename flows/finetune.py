@@ -299,7 +299,7 @@ def check_equal_inputs(job: Finetuning, processes: TrainingProcesses) -> None:
     """
     if processes.share(lambda: job.key) != job.key:
         raise UsageError(
-            f"process {processes.index} has other inputs than the first process: give all "
+            f"process {processes.rank} has other inputs than the first process: give all "
             "processes the same arguments, settings and files, and name a moving --ref by an id"
         )
 

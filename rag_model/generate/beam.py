@@ -4,6 +4,9 @@ A *group* is one search for an answer. In RAG-Token a group is a question; its d
 marginalized at every step. In RAG-Sequence a group is a question with one passage, d = 1. A
 hypothesis has d rows of the generator's state, which are selected together. The rows of hypotheses
 that can no longer be among the best answers are dropped, so a finished group takes no more time.
+
+Shapes: g groups, h unfinished hypotheses of all groups, c candidates for the next token of a
+hypothesis, v words in the vocabulary.
 """
 
 from collections.abc import Sequence
@@ -16,7 +19,7 @@ from rag_model.errors import InputError
 from rag_model.generate.decoding import DecodingSettings, ProposeTokens, send_to
 from rag_model.generate.generator import Generator, State
 
-GPU_BLOCK = 8  # steps of a greedy search on a GPU between two reads of tokens by the host
+GPU_STEPS_PER_READ = 8  # steps of a greedy search on a GPU between two reads of tokens by the host
 _NO_TOKEN = "the generator gives no token a probability: its weights are damaged, so download or train it again"
 
 
@@ -39,7 +42,7 @@ class _Extension:
     """An unfinished hypothesis, extended by one token."""
 
     hypothesis: Hypothesis
-    parent: int  # row number of the hypothesis that was extended
+    parent: int  # number of the extended hypothesis, counted over all groups
 
 
 def propose_most_likely(beams: int) -> ProposeTokens:
@@ -69,40 +72,40 @@ def beam_search(
     fewer.
 
     A candidate becomes an answer if it has the end token or `token_limit` tokens, and is among the
-    first `beams` candidates of its group. The search of a group ends when no unfinished hypothesis
-    can still become one of the best `n_answers` answers.
+    `live_hypotheses` most likely candidates of its group. The search of a group ends when no unfinished
+    hypothesis can still become one of the best `n_answers` answers.
 
     Args:
         generator: computes the next logits from a state.
         prefill_result: the result of `generator.prefill`: (g d, v) logits and the state, which is
             not changed.
         log_prior: (g, d) log p(z|x); zeros if d = 1.
-        settings: decoding settings; `beams`, `token_limit` and `length_penalty` are used.
+        settings: decoding settings; `live_hypotheses`, `token_limit` and `length_penalty` are used.
         propose_tokens: function that selects the candidates for the next token.
-        n_answers: number of answers per group, at most `beams`.
+        n_answers: number of answers per group, at most `live_hypotheses`.
 
     Raises:
         InputError: the logits of a group are NaN or -infinity.
     """
-    steps_per_read = GPU_BLOCK if log_prior.is_cuda else 1
+    steps_per_read = GPU_STEPS_PER_READ if log_prior.is_cuda else 1
     if settings.beams == 1 and steps_per_read > 1 and not getattr(generator, "reads_tokens", False):
         return search_greedily(generator, prefill_result, log_prior, settings, propose_tokens, steps_per_read)
     logits, state = prefill_result
     del prefill_result
-    beams = [[Hypothesis((), 0.0, ())] for _ in log_prior]
+    live_hypotheses = [[Hypothesis((), 0.0, ())] for _ in log_prior]
     answers: list[list[Hypothesis]] = [[] for _ in log_prior]
-    while any(beams):
-        row_groups = [group for group, hypotheses in enumerate(beams) for _ in hypotheses]
+    while any(live_hypotheses):
+        hypothesis_groups = [group for group, hypotheses in enumerate(live_hypotheses) for _ in hypotheses]
         extensions = _extend_hypotheses(
-            logits, log_prior, row_groups, beams, propose_tokens, _get_forbidden_token(generator)
+            logits, log_prior, hypothesis_groups, live_hypotheses, propose_tokens, _get_forbidden_token(generator)
         )
         parent_rows: list[int] = []
         for group, candidates in enumerate(extensions):
             live_candidates = _separate_finished(candidates, answers[group], generator.end_token, settings, n_answers)
-            beams[group] = [extension.hypothesis for extension in live_candidates]
+            live_hypotheses[group] = [extension.hypothesis for extension in live_candidates]
             parent_rows += [extension.parent for extension in live_candidates]
         if parent_rows:
-            tokens = [hypothesis.tokens[-1] for hypotheses in beams for hypothesis in hypotheses]
+            tokens = [hypothesis.tokens[-1] for hypotheses in live_hypotheses for hypothesis in hypotheses]
             logits, state = _append_tokens(generator, state, parent_rows, tokens, log_prior)
     if not all(answers):
         raise InputError(_NO_TOKEN)
@@ -135,10 +138,10 @@ def _extend_hypotheses(
 ) -> list[list[_Extension]]:
     """Return all proposed extensions of all unfinished hypotheses, by group."""
     row_prior = log_prior[send_to(torch.tensor(groups), log_prior.device)]  # (g, d) -> (h, d)
-    token_columns = _propose_columns(logits, row_prior, groups, propose_tokens, forbidden_token)
+    candidate_values = _propose_candidates(logits, row_prior, groups, propose_tokens, forbidden_token)
     extensions: list[list[_Extension]] = [[] for _ in live_hypotheses]
     parents = [hypothesis for hypotheses in live_hypotheses for hypothesis in hypotheses]
-    for row, (group, parent, candidates) in enumerate(zip(groups, parents, token_columns.tolist(), strict=True)):
+    for row, (group, parent, candidates) in enumerate(zip(groups, parents, candidate_values.tolist(), strict=True)):
         for log_p_gain, token, *shares in candidates:
             if not log_p_gain > -float("inf"):  # NaN is excluded as well
                 continue
@@ -147,12 +150,12 @@ def _extend_hypotheses(
     return extensions
 
 
-def _extend_hypothesis(hypothesis: Hypothesis, gain: float, token: float, shares: Sequence[float]) -> Hypothesis:
+def _extend_hypothesis(hypothesis: Hypothesis, log_p_gain: float, token: float, shares: Sequence[float]) -> Hypothesis:
     all_shares = (*hypothesis.shares, tuple(shares)) if shares else ()
-    return Hypothesis((*hypothesis.tokens, int(token)), hypothesis.log_p + gain, all_shares)
+    return Hypothesis((*hypothesis.tokens, int(token)), hypothesis.log_p + log_p_gain, all_shares)
 
 
-def _propose_columns(
+def _propose_candidates(
     logits: Tensor, prior: Tensor, groups: Sequence[int], propose_tokens: ProposeTokens, forbidden_token: int | None
 ) -> Tensor:
     """Return (h, c, 2 + d) float64: log p, token id, and p(z_i | x, y_≤i) of each candidate.
@@ -202,16 +205,16 @@ def search_greedily(
             if columns:
                 next_tokens = columns[-1][:, 0, 1].long()  # (h, 1, 2 + d) -> (h,)
                 logits, state = generator.step(state, next_tokens.repeat_interleave(d))
-            columns.append(_propose_columns(logits, prior, live_groups, propose_tokens, forbidden_token))
+            columns.append(_propose_candidates(logits, prior, live_groups, propose_tokens, forbidden_token))
             n_steps += 1
         live_rows = list[int]()
         # (h, steps, 2 + d)
         for row, (group, candidates) in enumerate(zip(live_groups, torch.cat(columns, 1).tolist(), strict=True)):
             is_live = True
-            for gain, token, *shares in candidates:
-                if not gain > -float("inf"):  # NaN is excluded as well
+            for log_p_gain, token, *shares in candidates:
+                if not log_p_gain > -float("inf"):  # NaN is excluded as well
                     raise InputError(_NO_TOKEN)
-                answers[group] = _extend_hypothesis(answers[group], gain, token, shares)
+                answers[group] = _extend_hypothesis(answers[group], log_p_gain, token, shares)
                 is_live = answers[group].tokens[-1] != generator.end_token
                 if not is_live:
                     break
@@ -226,9 +229,9 @@ def search_greedily(
 
 
 def _separate_finished(
-    candidates: list[_Extension], finished: list[Hypothesis], end_token: int, settings: DecodingSettings, n_answers: int
+    candidates: list[_Extension], answers: list[Hypothesis], end_token: int, settings: DecodingSettings, n_answers: int
 ) -> list[_Extension]:
-    """Move finished candidates of a group to `finished`; return candidates to extend further."""
+    """Move the finished candidates of a group to `answers`; return the candidates to extend."""
     candidates.sort(key=lambda extension: extension.hypothesis.log_p, reverse=True)
     live_extensions: list[_Extension] = []
     for candidate_rank, candidate in enumerate(candidates[: 2 * settings.beams]):
@@ -236,10 +239,10 @@ def _separate_finished(
         if tokens[-1] != end_token and len(tokens) < settings.token_limit:
             live_extensions.append(candidate)
         elif candidate_rank < settings.beams:
-            finished.append(candidate.hypothesis)
-    finished.sort(key=lambda hypothesis: hypothesis.score(settings.length_penalty), reverse=True)
-    del finished[n_answers:]
-    score_to_beat = finished[-1].score(settings.length_penalty) if len(finished) == n_answers else -float("inf")
+            answers.append(candidate.hypothesis)
+    answers.sort(key=lambda hypothesis: hypothesis.score(settings.length_penalty), reverse=True)
+    del answers[n_answers:]
+    score_to_beat = answers[-1].score(settings.length_penalty) if len(answers) == n_answers else -float("inf")
     return [
         extension
         for extension in live_extensions[: settings.beams]

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from transformers import Cache
 
 _AnyCache = TypeVar("_AnyCache", bound="Cache")
-# in transformers 5.24 and later, and in earlier releases
-_ARGUMENT_NAMES = ("cache", "past_key_values")
+# names of the cache in transformers 5.24 and later, and in earlier releases
+_CACHE_NAMES = ("cache", "past_key_values")
 Mode = Literal["thorough", "fast"]
 DEFAULT_NEW_TOKENS = 50  # maximum tokens of an answer, as in transformers' eval_rag.py
 ProposeTokens = Callable[[Tensor, Sequence[int]], tuple[Tensor, Tensor]]
@@ -60,12 +60,12 @@ def _find_argument_name(forward: Callable[..., Any]) -> str:
     """
     output_type = require("transformers.modeling_outputs", "model").CausalLMOutputWithPast
     name_sets = signature(forward).parameters, {field.name for field in fields(output_type)}
-    return next(name for names in name_sets for name in _ARGUMENT_NAMES if name in names)
+    return next(name for names in name_sets for name in _CACHE_NAMES if name in names)
 
 
 def get_cache(outputs: Mapping[str, Any]) -> Any:
     """Return the cache from the output of a transformers model."""
-    return next(outputs[name] for name in _ARGUMENT_NAMES if name in outputs)
+    return next(outputs[name] for name in _CACHE_NAMES if name in outputs)
 
 
 def select_cache_rows(cache: _AnyCache, rows: Tensor, *, same_contexts: bool = False) -> _AnyCache:
@@ -164,25 +164,25 @@ def derive_seed(sampling: Sampling | None, text: str) -> int:
 
 
 def create_random_streams(seeds: Sequence[int]) -> list[torch.Generator]:
-    """Return one random number generator per seed. They are on the CPU, so that the numbers are the
-    same for all devices.
+    """Return one random number generator per seed, on the CPU, so that its numbers are the same for
+    all devices.
     """
     return [torch.Generator().manual_seed(seed) for seed in seeds]
 
 
-def draw_uniform(generators: Sequence[torch.Generator]) -> Tensor:
-    """Draw one number in [0, 1) from each random number generator; return (n,) float64."""
-    return torch.stack([torch.rand((), generator=stream, dtype=torch.float64) for stream in generators])
+def draw_uniform(random_streams: Sequence[torch.Generator]) -> Tensor:
+    """Draw one number in [0, 1) from each random stream; return (n,) float64."""
+    return torch.stack([torch.rand((), generator=stream, dtype=torch.float64) for stream in random_streams])
 
 
-def propose_sampled(sampling: Sampling, generators: Sequence[torch.Generator]) -> ProposeTokens:
+def propose_sampled(sampling: Sampling, random_streams: Sequence[torch.Generator]) -> ProposeTokens:
     """Return a function that draws one token per row with the random stream of the row's group.
 
     The function also returns the token's log p in the unmodified model.
     """
 
     def propose(log_p: Tensor, groups: Sequence[int]) -> tuple[Tensor, Tensor]:
-        uniforms = send_to(draw_uniform([generators[group] for group in groups]), log_p.device)
+        uniforms = send_to(draw_uniform([random_streams[group] for group in groups]), log_p.device)
         tokens = sample_tokens(log_p, sampling, uniforms)[:, None]
         return log_p.gather(-1, tokens), tokens  # (h, v) -> (h, 1)
 
@@ -190,10 +190,8 @@ def propose_sampled(sampling: Sampling, generators: Sequence[torch.Generator]) -
 
 
 def sample_tokens(log_p: Tensor, sampling: Sampling, numbers: Tensor) -> Tensor:
-    """Return (n,) int64 tokens: per row, the first token whose cumulative p exceeds the row's
-    number.
-
-    The tokens are in descending order of p.
+    """Return (n,) int64 tokens: per row, the first token, in descending order of p, whose
+    cumulative p exceeds the row's random number.
 
     Args:
         log_p: (n, v) log p of the tokens.

@@ -139,8 +139,8 @@ class Generator(Protocol):
 
 
 def make_stoppable(generator: Generator, should_stop: Callable[[], bool]) -> Generator:
-    """Wrap a generator so that each forward pass first raises `StoppedError` if `stop()` is
-    true.
+    """Wrap a generator so that each forward pass first raises `StoppedError` if `should_stop`
+    returns True.
     """
     stoppable_generator: Any = _StoppableGenerator(generator, should_stop)
     return stoppable_generator  # type: ignore[no-any-return]
@@ -170,15 +170,15 @@ class _StoppableGenerator:
         return getattr(self._generator, name)
 
 
-def decode_new_text(generator: Generator, tokens: Sequence[int], emitted: str, *, is_last: bool) -> str:
-    """Return the text of `tokens` that follows `emitted`, the part that has been reported already.
+def decode_new_text(generator: Generator, tokens: Sequence[int], emitted_text: str, *, is_last: bool) -> str:
+    """Return the text of `tokens` that follows `emitted_text`, the part that has been reported already.
 
     The result is empty while the last token ends inside a character.
     """
     text = generator.decode(tokens)
     if text.endswith(_INCOMPLETE_CHARACTER) and not is_last:
         return ""
-    return text[len(emitted) :] if text.startswith(emitted) else ""
+    return text[len(emitted_text) :] if text.startswith(emitted_text) else ""
 
 
 def report_tokens(generator: Generator, on_token: Callable[[int, Sequence[int]], None]) -> Generator:
@@ -193,9 +193,9 @@ def report_tokens(generator: Generator, on_token: Callable[[int, Sequence[int]],
 
 
 class _ReportingGenerator:
-    """Generator whose state is (inner state, list of (context index, tokens) of each row)."""
+    """Generator whose state is (inner state, list of (context index, tokens so far) per row)."""
 
-    reads_tokens = True  # tells a search that the host has to read the tokens after every step
+    reads_tokens = True  # lets `beam_search` read the tokens after every step, also on a GPU
 
     def __init__(self, generator: Generator, on_token: Callable[[int, Sequence[int]], None]) -> None:
         self._generator, self._on_token = generator, on_token
@@ -210,8 +210,8 @@ class _ReportingGenerator:
             (context, (*previous_tokens, token))
             for (context, previous_tokens), token in zip(histories, tokens.tolist(), strict=True)
         ]
-        for row_context, tokens_so_far in new_histories:
-            self._on_token(row_context, tokens_so_far)
+        for context, tokens_so_far in new_histories:
+            self._on_token(context, tokens_so_far)
         logits, inner_state = self._generator.step(inner_state, tokens)
         return logits, (inner_state, new_histories)
 

@@ -78,7 +78,7 @@ def token_likelihood(prior: Tensor, log_p: Tensor, mask: Tensor) -> Likelihood:
     return Likelihood(log_marginals.masked_fill(~mask, 0).sum(1), posterior, log_shares)
 
 
-def sequence_uniform(prior: Tensor, totals: Tensor, mask: Tensor, vocabulary: int) -> Tensor:
+def sequence_smoothing_term(prior: Tensor, totals: Tensor, mask: Tensor, vocabulary: int) -> Tensor:
     """Return the label smoothing term of RAG-Sequence, (b,), as in transformers'
     `RagSequenceForGeneration`.
 
@@ -88,7 +88,7 @@ def sequence_uniform(prior: Tensor, totals: Tensor, mask: Tensor, vocabulary: in
     return (vocabulary * prior + _sum_tokens(totals, mask)).logsumexp(1)
 
 
-def token_uniform(prior: Tensor, logits: Tensor, mask: Tensor) -> Tensor:
+def token_smoothing_term(prior: Tensor, logits: Tensor, mask: Tensor) -> Tensor:
     """Return the label smoothing term of RAG-Token, (b,): Σ_i Σ_w log Σ_z p(z|x) p(w|x,z,y_<i).
 
     `logits` are (b, k, t, v). The function processes one token at a time and recomputes it in the
@@ -101,23 +101,23 @@ def token_uniform(prior: Tensor, logits: Tensor, mask: Tensor) -> Tensor:
     return torch.stack(step_log_p, 1).masked_fill(~mask, 0).sum(1)  # t times (b,) -> (b, t) -> (b,)
 
 
-def smooth_labels(log_p: Tensor, uniform: Tensor, epsilon: float, vocabulary: int) -> Tensor:
-    """Return the smoothed loss (1 - ε) (-log p(y|x)) + ε / v (-uniform), (b,), as in fairseq and
-    transformers.
+def smooth_labels(log_p: Tensor, smoothing_term: Tensor, epsilon: float, vocabulary: int) -> Tensor:
+    """Return the smoothed loss (1 - ε) (-log p(y|x)) - ε / v `smoothing_term`, (b,), as in fairseq
+    and transformers.
     """
-    return -(1 - epsilon) * log_p - epsilon / vocabulary * uniform
+    return -(1 - epsilon) * log_p - epsilon / vocabulary * smoothing_term
 
 
-def target_log_p(logits: Tensor, targets: Tensor, *, totals: bool = False) -> tuple[Tensor, Tensor]:
+def target_log_p(logits: Tensor, targets: Tensor, *, with_totals: bool = False) -> tuple[Tensor, Tensor]:
     """Return (log p(y_i|…), Σ_w log p(w|…)), each (b, k, t), at least float32, with gradient.
 
-    `logits` are (b, k, t, v), and `targets` (b, t). Without `totals`, the sums are zeros. The
-    function processes a few rows of the logits at a time, so that the gradient is the only further
-    tensor as large as the logits.
+    `logits` are (b, k, t, v), and `targets` (b, t). Without `with_totals`, the sums Σ_w are zeros.
+    The function processes a few rows of the logits at a time, so that the gradient is the only
+    further tensor as large as the logits.
     """
     target_ids = targets[:, None].expand(logits.shape[:-1])  # (b, t) -> (b, 1, t) -> (b, k, t)
     logit_rows = logits.reshape(-1, logits.shape[-1])  # (b, k, t, v) -> (b k t, v)
-    log_p_and_totals: tuple[Tensor, Tensor] = _TargetLogP.apply(logit_rows, target_ids.reshape(-1), totals)  # type: ignore[no-untyped-call]
+    log_p_and_totals: tuple[Tensor, Tensor] = _TargetLogP.apply(logit_rows, target_ids.reshape(-1), with_totals)  # type: ignore[no-untyped-call]
     # (b k t,) -> (b, k, t)
     return log_p_and_totals[0].view(target_ids.shape), log_p_and_totals[1].view(target_ids.shape)
 

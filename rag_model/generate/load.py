@@ -34,7 +34,8 @@ from rag_model.generate.prompts import (
 from rag_model.generate.transformer import CausalGenerator, Seq2SeqGenerator
 from rag_model.tokenizer import load_with_guard
 
-_UNBOUNDED = 100_000  # maximum input tokens of a model without a limit
+_DEFAULT_MAX_TOKENS = 100_000  # maximum input tokens of a model that has no limit itself
+# Keys of config.json for the maximum input tokens.
 _LENGTH_KEYS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len")
 _ANSWER_CUE = "Answer:"  # last line of the default instruction
 # Placeholder for the user message, to determine the text around it in the chat template.
@@ -139,8 +140,8 @@ def _find_weight_source(folder: Path) -> dict[str, Any]:
     if files and not (folder / CONFIG).is_file():
         if len(files) > 1:
             raise InputError(f"model {folder} has {len(files)} GGUF files: move the one to read into a separate folder")
-        for module in ("gguf", "accelerate"):
-            require(module, "train")
+        for package in ("gguf", "accelerate"):
+            require(package, "train")
         check_gguf_file(files[0])
         return {"gguf_file": files[0].name}
     read_json_object(folder / CONFIG)
@@ -174,8 +175,10 @@ def _load_tokenizer(folder: Path, weight_source: dict[str, Any]) -> Any:
 
 
 def _load_module(folder: Path, auto_class: Any, arguments: dict[str, Any]) -> Any:
-    weights = {} if "gguf_file" in arguments else {"use_safetensors": True}
-    module, loading_info = _load_by_class(folder, auto_class, {**arguments, **weights, "output_loading_info": True})
+    weight_arguments = {} if "gguf_file" in arguments else {"use_safetensors": True}
+    module, loading_info = _load_by_class(
+        folder, auto_class, {**arguments, **weight_arguments, "output_loading_info": True}
+    )
     refuse_missing_tensors("generator", folder, sorted(loading_info["missing_keys"]))
     if "gguf_file" in arguments:  # the weights are now plain floats, which can be trained and saved
         module.hf_quantizer = None
@@ -234,5 +237,7 @@ def _read_max_tokens(config: Any) -> int:
     limit.
     """
     if hasattr(config, "relative_attention_num_buckets"):
-        return _UNBOUNDED
-    return min((int(length) for name in _LENGTH_KEYS if (length := getattr(config, name, None))), default=_UNBOUNDED)
+        return _DEFAULT_MAX_TOKENS
+    return min(
+        (int(length) for name in _LENGTH_KEYS if (length := getattr(config, name, None))), default=_DEFAULT_MAX_TOKENS
+    )

@@ -27,7 +27,7 @@ from rag_model.errors import InputError, UsageError
 from rag_model.tokenizer import explain_tokenizer_errors
 
 Span = tuple[int, int]  # character offsets (start, end) in a text
-_TRUNCATION_ORDER = ("text", "title", "question")
+_TRUNCATION_ORDER = ("text", "title", "question")  # fields of a template, first truncated first
 DEFAULT_INSTRUCTION = (
     "Answer the question in a few words, from the passage.\n\n"
     "Title: {title}\nPassage: {text}\n\nQuestion: {question}\nAnswer:"
@@ -45,11 +45,11 @@ class TokenizedText:
 
 @explain_tokenizer_errors()
 def tokenize_untrusted(
-    tokenizer: Any, texts: Sequence[str], untrusted: Sequence[Sequence[Span]], *, add_special_tokens: bool
+    tokenizer: Any, texts: Sequence[str], untrusted_spans: Sequence[Sequence[Span]], *, add_special_tokens: bool
 ) -> list[TokenizedText]:
     """Tokenize each text; with `add_special_tokens` the tokenizer adds special tokens around it.
 
-    If a span of `untrusted` contains the name of a special token, the text is split after the first
+    If a span of `untrusted_spans` contains the name of a special token, the text is split after the first
     character of the name, and both sides are tokenized separately. Texts without such names are
     tokenized as a whole.
     """
@@ -65,31 +65,35 @@ def tokenize_untrusted(
         )
     )
     tokenized_texts: list[TokenizedText] = []
-    for text, untrusted_spans, ids, encoding in zip(
-        texts, untrusted, encodings["input_ids"], encodings.encodings, strict=True
+    for text, text_spans, ids, encoding in zip(
+        texts, untrusted_spans, encodings["input_ids"], encodings.encodings, strict=True
     ):
         tokenized_text = TokenizedText(ids, encoding.offsets, encoding.special_tokens_mask)
         cuts = sorted(
             {
                 offset
                 for offset in _iter_cut_offsets(text, special_names)
-                if any(span_start < offset <= span_end for span_start, span_end in untrusted_spans)
+                if any(span_start < offset <= span_end for span_start, span_end in text_spans)
             }
         )
         tokenized_texts.append(_tokenize_segments(tokenizer, text, cuts, tokenized_text) if cuts else tokenized_text)
     return tokenized_texts
 
 
-def _iter_cut_offsets(text: str, names: tuple[str, ...]) -> Iterator[int]:
-    """Yield the offset after the first character of each special token name; names may overlap."""
-    if any(name in text for name in names):
-        for match in _compile_name_pattern(names).finditer(text):
+def _iter_cut_offsets(text: str, special_names: tuple[str, ...]) -> Iterator[int]:
+    """Yield the offset after the first character of each occurrence of a special token's name.
+
+    A cut there keeps the tokenizer from reading the name as a special token. Occurrences may
+    overlap.
+    """
+    if any(name in text for name in special_names):
+        for match in _compile_name_pattern(special_names).finditer(text):
             yield match.start() + 1
 
 
 @lru_cache(maxsize=16)
-def _compile_name_pattern(names: tuple[str, ...]) -> re.Pattern[str]:
-    return re.compile(f"(?={'|'.join(map(re.escape, names))})")
+def _compile_name_pattern(special_names: tuple[str, ...]) -> re.Pattern[str]:
+    return re.compile(f"(?={'|'.join(map(re.escape, special_names))})")
 
 
 def _tokenize_segments(tokenizer: Any, text: str, cuts: Sequence[int], tokenized_text: TokenizedText) -> TokenizedText:
@@ -109,10 +113,10 @@ def _tokenize_segments(tokenizer: Any, text: str, cuts: Sequence[int], tokenized
 
 def _split_added_tokens(tokenized_text: TokenizedText) -> tuple[list[int], list[int]]:
     """Return the tokens that the tokenizer added before and after a text."""
-    text_indices = [position for position, added in enumerate(tokenized_text.added) if not added]
-    if not text_indices:
+    text_positions = [position for position, added in enumerate(tokenized_text.added) if not added]
+    if not text_positions:
         return tokenized_text.ids, []
-    return tokenized_text.ids[: text_indices[0]], tokenized_text.ids[text_indices[-1] + 1 :]
+    return tokenized_text.ids[: text_positions[0]], tokenized_text.ids[text_positions[-1] + 1 :]
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,7 +266,7 @@ def render_prompts(
 
 
 def tokenize_prompts(
-    tokenizer: Any, prompts: Sequence[RenderedPrompt], max_tokens: int, *, special: bool = True
+    tokenizer: Any, prompts: Sequence[RenderedPrompt], max_tokens: int, *, add_special_tokens: bool = True
 ) -> list[list[int]]:
     """Tokenize prompts with a fast tokenizer of transformers, and truncate each to `max_tokens`.
 
@@ -276,7 +280,7 @@ def tokenize_prompts(
         tokenizer,
         [prompt.text for prompt in prompts],
         [prompt.truncatable for prompt in prompts],
-        add_special_tokens=special,
+        add_special_tokens=add_special_tokens,
     )
     return [
         tokenized_prompt.ids

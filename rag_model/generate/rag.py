@@ -23,12 +23,12 @@ from rag_model.generate.likelihood import (
     Likelihood,
     log_prior,
     sequence_likelihood,
-    sequence_uniform,
+    sequence_smoothing_term,
     smooth_labels,
     target_log_p,
     target_log_p_from_state,
     token_likelihood,
-    token_uniform,
+    token_smoothing_term,
 )
 
 Variant = Literal["sequence", "token"]  # RAG-Sequence, RAG-Token
@@ -61,8 +61,8 @@ class RagSettings:
 
 
 class Rag(nn.Module):
-    """Model of p(y|x) over retrieved passages; `settings.k` is the number of passages to retrieve,
-    which may differ from the number of scores k.
+    """Model of p(y|x) over retrieved passages; the number k of passages per question may differ
+    from `settings.k`, the default number to retrieve.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Rag(nn.Module):
         """Combine a generator with a question encoder, whose `forward` maps b questions to (b, d)
         vectors.
 
-        `passage` is the passage encoder if that is trained too; None: p(z|x) uses the vectors of a
+        `passage` is the passage encoder if it is trained too; None: p(z|x) uses the vectors of a
         snapshot.
         """
         super().__init__()
@@ -129,7 +129,7 @@ class Rag(nn.Module):
         for tokens in labels:
             log_p = target_log_p_from_state(generator, first_logits, state, tokens, contexts.k)
             target = Targets(tokens[None], torch.ones_like(tokens, dtype=torch.bool)[None])
-            mask = self._mask_counted_tokens(target).expand(len(prior), -1)  # (1, t) -> (b, t)
+            mask = self._mask_scored_tokens(target).expand(len(prior), -1)  # (1, t) -> (b, t)
             likelihoods.append(self._compute_marginal(prior, log_p, mask))
         return (
             torch.stack([likelihood.log_p for likelihood in likelihoods], 1),
@@ -148,10 +148,10 @@ class Rag(nn.Module):
         if not smoothing:
             return -likelihood.log_p
         if self._is_sequence:
-            uniform_log_p = sequence_uniform(prior, totals, targets.mask, vocabulary_size)
+            smoothing_term = sequence_smoothing_term(prior, totals, targets.mask, vocabulary_size)
         else:
-            uniform_log_p = token_uniform(prior, logits, targets.mask)
-        return smooth_labels(likelihood.log_p, uniform_log_p, smoothing, vocabulary_size)
+            smoothing_term = token_smoothing_term(prior, logits, targets.mask)
+        return smooth_labels(likelihood.log_p, smoothing_term, smoothing, vocabulary_size)
 
     def _compute_likelihood(
         self, scores: Tensor, contexts: Contexts, targets: Targets
@@ -159,8 +159,8 @@ class Rag(nn.Module):
         _check_shapes(scores, contexts, targets)
         prior, logits = self.prior(scores), self.generator.logits(contexts, targets)
         needs_totals = self._is_sequence and self.settings.label_smoothing > 0
-        log_p, totals = target_log_p(logits, targets.tokens, totals=needs_totals)
-        return self._compute_marginal(prior, log_p, self._mask_counted_tokens(targets)), prior, logits, totals
+        log_p, totals = target_log_p(logits, targets.tokens, with_totals=needs_totals)
+        return self._compute_marginal(prior, log_p, self._mask_scored_tokens(targets)), prior, logits, totals
 
     @property
     def _is_sequence(self) -> bool:
@@ -169,12 +169,12 @@ class Rag(nn.Module):
     def _compute_marginal(self, prior: Tensor, log_p: Tensor, mask: Tensor) -> Likelihood:
         return (sequence_likelihood if self._is_sequence else token_likelihood)(prior, log_p, mask)
 
-    def _mask_counted_tokens(self, targets: Targets) -> Tensor:
+    def _mask_scored_tokens(self, targets: Targets) -> Tensor:
         if not self.settings.exclude_bos or self.generator.first_token is None:
             return targets.mask
-        counted_mask = targets.mask.clone()
-        counted_mask[:, 0] &= targets.tokens[:, 0] != self.generator.first_token
-        return counted_mask
+        scored_mask = targets.mask.clone()
+        scored_mask[:, 0] &= targets.tokens[:, 0] != self.generator.first_token
+        return scored_mask
 
 
 def _check_shapes(scores: Tensor, contexts: Contexts, targets: Targets) -> None:

@@ -1,12 +1,12 @@
 """Generators that run transformers models, decoder-only and encoder-decoder.
 
-`CausalGenerator`: Llama, SmolLM, GPT-2 and all other models of `AutoModelForCausalLM`. A context is
-a prompt with the passage and the question; an answer is its continuation. Prompts are left-padded,
-so that all answers begin in the same column; position ids count from the first token of each
-prompt.
+`CausalGenerator` runs Llama, SmolLM, GPT-2 and all other models of `AutoModelForCausalLM`. A
+context is a prompt with the passage and the question; an answer is its continuation. Prompts are
+left-padded, so that all answers begin in the same column; position ids count from the first token
+of each prompt.
 
-`Seq2SeqGenerator`: BART, T5 and all other models of `AutoModelForSeq2SeqLM`. The encoder reads a
-question with a passage once. The first input of the decoder is its start token; the targets are the
+`Seq2SeqGenerator` runs BART, T5 and all other models of `AutoModelForSeq2SeqLM`. The encoder reads
+a question with a passage once. The first input of the decoder is its start token; the targets are the
 tokens of an answer: `<s> … </s>` for BART, `… </s>` for T5.
 """
 
@@ -59,7 +59,7 @@ class CausalState:
 
 @dataclass(frozen=True, slots=True)
 class CausalGenerator(_TransformerGenerator):
-    """A `Generator`; create one with `load_generator`."""
+    """A decoder-only `Generator`; create one with `load_generator`."""
 
     prompt_template: InstructionTemplate
     end_token: int
@@ -82,7 +82,9 @@ class CausalGenerator(_TransformerGenerator):
         """
         prompts, k = render_prompts(self.prompt_template, questions, passages)
         max_length = min(self.prompt_template.max_length, self.max_tokens - self.prompt_template.max_answer)
-        token_rows = tokenize_prompts(self.tokenizer, prompts, max_length, special=self.prompt_template.special)
+        token_rows = tokenize_prompts(
+            self.tokenizer, prompts, max_length, add_special_tokens=self.prompt_template.special
+        )
         tokens, mask = pad_rows([id_row or [self.end_token] for id_row in token_rows], self.pad_token, left=True)
         return Contexts(tokens, mask, k).to(self.module.device)
 
@@ -176,13 +178,13 @@ class Seq2SeqState:
     cache: "EncoderDecoderCache"
     hidden: Tensor  # (m, s, d) output of the encoder
     mask: Tensor  # (m, s) int64, 0 for padding
-    # (m,) int64 context of each row; on the CPU, so that reading it does not wait for a GPU
+    # (m,) int64 number of each row's context; on the CPU, so that reading it waits for no GPU
     context: Tensor
 
 
 @dataclass(frozen=True, slots=True)
 class Seq2SeqGenerator(_TransformerGenerator):
-    """A `Generator`; create one with `load_generator`."""
+    """An encoder-decoder `Generator`; create one with `load_generator`."""
 
     prompt_template: PromptTemplate
     decoder_start_token: int  # the decoder's first input token

@@ -38,7 +38,7 @@ class Statement:
 class _CitationMark:
     """A citation that was removed from a text."""
 
-    offset: int  # offset in the text without citations at which this one was
+    offset: int  # position of the citation in the text without citations
     numbers: tuple[int, ...]
 
 
@@ -129,7 +129,7 @@ Memory = Literal["weights", "passages"]
 
 
 def name_memory(text: str, read_texts: Iterable[str]) -> Memory | None:
-    """Return where an answer comes from: `passages` if a text was read, else the model's `weights`.
+    """Return the source of an answer: `passages` if a text was read, else the model's `weights`.
 
     >>> name_memory("Orwell", []), name_memory("Orwell", ["by Orwell"]), name_memory("", [])
     ('weights', 'passages', None)

@@ -30,7 +30,8 @@ from rag_model.reading.settings import Order
 from rag_model.retrieve.hits import Hit
 
 CountTokens = Callable[[Sequence[str]], list[int]]  # returns the number of tokens of each text
-_SEED_LENGTH = 8  # number of first characters that are searched for in the previous text
+# An overlap is found by searching for the first characters of the next text in the previous one.
+_SEED_LENGTH = 8
 # Numbers in brackets, such as [2], [1, 3] and [1-3].
 _BRACKETED_NUMBERS = re.compile(r"\[([\d\s,;\N{EN DASH}-]{0,40}\d[\d\s,;\N{EN DASH}-]{0,40})\]")
 _ELLIPSIS = " \N{HORIZONTAL ELLIPSIS}"
@@ -164,12 +165,12 @@ class PromptContext:
     """Numbered passages as one text, and the entry of each number."""
 
     text: str  # text of all entries; empty without passages
-    excerpts: tuple[ContextEntry, ...]  # in the order of their numbers
+    entries: tuple[ContextEntry, ...]  # in the order of their numbers
 
 
 @dataclass(frozen=True, slots=True)
 class _PromptEntry:
-    """An entry of a context that has no number yet."""
+    """An entry of a context before the entries are numbered."""
 
     run: PassageRun
     text: str
@@ -185,7 +186,7 @@ class _PromptEntry:
         return _collapse_whitespace(self.run.first.passage.section)
 
 
-def assemble(
+def assemble_context(
     hits: Sequence[Hit], count_tokens: CountTokens, budget: int, order: Order = "rank", *, dated: bool = False
 ) -> PromptContext:
     """Return a context from a question's hits, best first, with at most `budget` tokens.
@@ -206,7 +207,7 @@ def assemble(
     capacity = budget
     while True:
         context = _number_entries(_order_entries(_select_fitting(entries, count_tokens, capacity), order))
-        if not context.excerpts:
+        if not context.entries:
             minimum = count_tokens([_render_line(_truncate_entry(entries[0], 1))])[0] + budget - capacity
             raise UsageError(
                 f"a budget of {budget} tokens has no room for a passage: give at least {minimum}, enough for one word"
@@ -214,7 +215,7 @@ def assemble(
         n_excess_tokens = count_tokens([context.text])[0] - budget
         if n_excess_tokens <= 0:
             return context
-        capacity -= n_excess_tokens  # the whole text may have more tokens than all lines
+        capacity -= n_excess_tokens  # the text may have more tokens than its lines separately
 
 
 def _select_fitting(entries: Sequence[_PromptEntry], count_tokens: CountTokens, capacity: int) -> list[_PromptEntry]:
@@ -258,8 +259,8 @@ def _order_entries(entries: Sequence[_PromptEntry], order: Order) -> list[_Promp
 
 
 def _get_corpus_position(entry: _PromptEntry) -> tuple[int, int]:
-    """Return the sort key of an entry: its row, then its first word, whose number may restart
-    within a page.
+    """Return the sort key of an entry: the row of its first passage, and then the number of its
+    first word. Numbers of words may restart within a page.
     """
     return entry.run.first.row, entry.run.first.passage.start_word
 

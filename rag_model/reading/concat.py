@@ -6,7 +6,7 @@ from typing import Any
 
 from rag_model.errors import UsageError
 from rag_model.reading.answer import Answer, SupportingPassage
-from rag_model.reading.assembly import PromptContext, assemble
+from rag_model.reading.assembly import PromptContext, assemble_context
 from rag_model.reading.reader import (
     ASSEMBLY,
     GENERATION,
@@ -22,7 +22,7 @@ from rag_model.reading.writers.writer import Completion, Prompt, Writer
 from rag_model.retrieve.hits import Hit, Retriever
 from rag_model.retrieve.retriever import check_queries
 
-K = 5  # default passages per question, as in `RagSettings`
+CONCAT_K = 5  # default passages per question, as in `RagSettings`
 _SPARE_TOKENS = 8  # spare tokens, because a prompt may have more tokens than its parts together
 
 
@@ -34,8 +34,8 @@ class ConcatReader(RetrievingReader):
         retriever: Retriever | None,
         writer: Writer,
         settings: PromptSettings | None = None,
-        k: int = K,
-        passages: int | None = None,
+        k: int = CONCAT_K,
+        max_passages: int | None = None,
     ) -> None:
         """Create a reader.
 
@@ -45,10 +45,11 @@ class ConcatReader(RetrievingReader):
             writer: the model that completes the prompt.
             settings: the format of the prompt.
             k: default number of passages per question.
-            passages: maximum number of passages that the retriever returns, and so of `k`.
+            max_passages: maximum number of passages that the retriever returns; `k` is limited to
+                it.
         """
         self.retriever, self.writer, self.settings = retriever, writer, settings or PromptSettings()
-        self.k = min(k, passages or k)
+        self.k = min(k, max_passages or k)
 
     @property
     def decides(self) -> dict[str, Any]:
@@ -93,12 +94,14 @@ class ConcatReader(RetrievingReader):
         return self.writer.log_likelihood(prompts, texts)
 
     def build_context(self, question: str, hits: Sequence[Hit]) -> PromptContext:
-        """Return a context for the prompt that fits into the budget and into the writer's maximum.
+        """Return a context that fits into the budget and into the longest prompt of the writer.
 
         Raises:
             UsageError: no passage fits into the prompt.
         """
-        bare_prompt = Prompt(self.settings.system(closed=False), self.settings.user(" ", question))
+        bare_prompt = Prompt(
+            self.settings.build_system_message(closed_book=False), self.settings.build_user_message(" ", question)
+        )
         capacity = (
             self.writer.max_prompt_tokens
             - sum(self.writer.count_tokens([bare_prompt.system, bare_prompt.user]))
@@ -110,12 +113,16 @@ class ConcatReader(RetrievingReader):
                 f"of {self.writer.id}: ask a shorter question, or request a shorter answer"
             )
         budget = capacity if self.settings.budget is None else min(capacity, self.settings.budget)
-        return assemble(hits, self.writer.count_tokens, budget, self.settings.order, dated=self.settings.is_dated)
+        return assemble_context(
+            hits, self.writer.count_tokens, budget, self.settings.order, dated=self.settings.is_dated
+        )
 
     def build_prompt(self, question: str, context: PromptContext) -> Prompt:
         """Return the prompt for the writer."""
-        is_closed_book = not context.excerpts
-        return Prompt(self.settings.system(closed=is_closed_book), self.settings.user(context.text, question))
+        return Prompt(
+            self.settings.build_system_message(closed_book=not context.entries),
+            self.settings.build_user_message(context.text, question),
+        )
 
 
 def _build_answer(question: str, hits: Sequence[Hit], context: PromptContext, completion: Completion) -> Answer:
@@ -127,6 +134,6 @@ def _build_answer(question: str, hits: Sequence[Hit], context: PromptContext, co
         support,
         ended=completion.ended,
         usage=completion.usage,
-        context=context.excerpts,
+        context=context.entries,
         problem=completion.problem,
     )

@@ -86,13 +86,13 @@ class Threshold:
                 "`bookwheel evaluate --abstain`"
             ) from error
 
-    def write(self, path: Path, **chosen: Any) -> None:
-        """Write the threshold to a file, together with `chosen`, which says how it was chosen.
+    def write(self, path: Path, **selection: Any) -> None:
+        """Write the threshold to a file, with `selection`, the record of how it was chosen.
 
         Raises:
             InputError: the file cannot be written.
         """
-        threshold_json = json.dumps({**asdict(self), **chosen}, ensure_ascii=False, indent=1)
+        threshold_json = json.dumps({**asdict(self), **selection}, ensure_ascii=False, indent=1)
         write_user_file(path, [threshold_json, "\n"])
 
     def apply(self, answer: Answer) -> Answer:
@@ -181,7 +181,9 @@ class AbstainingReader(RetrievingReader):
     def answer_from(
         self, questions: Sequence[str], hits: Sequence[Sequence[Hit]], callbacks: AnswerCallbacks = NO_CALLBACKS
     ) -> list[Answer]:
-        """Return the answers from the given hits; `on_text` is called as by `answer`."""
+        """Return the answers from the given hits; `on_text` receives the same texts as in
+        `answer`.
+        """
         return self._withhold_unsure_answers(
             self._reader.answer_from(questions, hits, replace(callbacks, on_text=None)), callbacks
         )

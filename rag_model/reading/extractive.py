@@ -70,8 +70,10 @@ class SpanModel:
         transformers = require("transformers", "model")
         loader: Any = transformers.DPRReader if model_type == _DPR else transformers.AutoModelForQuestionAnswering
         module = load_pretrained(loader, folder, "model", "fetch it again", use_safetensors=True)
-        load = partial(load_pretrained, transformers.AutoTokenizer, folder, "the tokenizer of model", "fetch it again")
-        tokenizer = load_with_guard(folder / TOKENIZER, load)
+        load_tokenizer = partial(
+            load_pretrained, transformers.AutoTokenizer, folder, "the tokenizer of model", "fetch it again"
+        )
+        tokenizer = load_with_guard(folder / TOKENIZER, load_tokenizer)
         return cls(module.eval(), tokenizer, model_type)
 
     @property
@@ -86,8 +88,8 @@ class SpanModel:
         question_offsets = self.tokenizer(question, add_special_tokens=False, return_offsets_mapping=True)[
             "offset_mapping"
         ]
-        read_offsets = question_offsets[: min(_MAX_QUESTION_TOKENS, max_tokens // 2)]
-        question = question[: read_offsets[-1][1]] if read_offsets else question
+        truncated_offsets = question_offsets[: min(_MAX_QUESTION_TOKENS, max_tokens // 2)]
+        question = question[: truncated_offsets[-1][1]] if truncated_offsets else question
         model_inputs = self.tokenizer(
             [question] * len(texts),
             list(texts),
@@ -120,9 +122,9 @@ class SpanScores:
     ends: Tensor  # (k, t) scores as the end of the answer
     offsets: Tensor  # (k, t, 2) character offsets (start, end) in the text
     relevance: Tensor | None  # (k,) relevance of each passage, for DPR's reader
-    tokens: int  # number of input tokens
+    n_tokens: int  # number of input tokens of all texts
 
-    def find_best(self, max_span: int) -> tuple[int, int, int, float]:
+    def find_best_span(self, max_span: int) -> tuple[int, int, int, float]:
         """Return (text number, start offset, end offset, log p) of the best span.
 
         If no span is possible, the result is an empty span with log p = -inf.
@@ -157,11 +159,11 @@ class ExtractiveReader(RetrievingReader):
     """A `Reader` whose answers are spans of passages."""
 
     def __init__(
-        self, retriever: Retriever | None, model: SpanModel, k: int = EXTRACTIVE_K, passages: int | None = None
+        self, retriever: Retriever | None, model: SpanModel, k: int = EXTRACTIVE_K, max_passages: int | None = None
     ) -> None:
-        """Create a reader; `k` is at most `passages`, the maximum that the retriever returns."""
+        """Create a reader; `k` is at most `max_passages`, the maximum that the retriever returns."""
         self.retriever, self._model = retriever, model
-        self.k = min(k, passages or k)
+        self.k = min(k, max_passages or k)
 
     @property
     def decides(self) -> dict[str, Any]:
@@ -190,8 +192,12 @@ class ExtractiveReader(RetrievingReader):
         texts = [hit.passage.text for hit in hits]
         if not any(text.strip() for text in texts):
             return Answer(question, "", None, support, usage=TokenUsage(0, 0))
-        spans = self._model.score(question, texts)
-        text_number, span_start, span_end, log_p = spans.find_best(self._model.max_span)
+        span_scores = self._model.score(question, texts)
+        text_number, span_start, span_end, log_p = span_scores.find_best_span(self._model.max_span)
         return Answer(
-            question, texts[text_number][span_start:span_end].strip(), log_p, support, usage=TokenUsage(spans.tokens, 0)
+            question,
+            texts[text_number][span_start:span_end].strip(),
+            log_p,
+            support,
+            usage=TokenUsage(span_scores.n_tokens, 0),
         )

@@ -44,7 +44,7 @@ class MarginalReader(RetrievingReader):
         rag: Rag,
         decoding: DecodingSettings | None = None,
         batch: int = 8,
-        passages: int | None = None,
+        max_passages: int | None = None,
     ) -> None:
         """Create a reader.
 
@@ -56,7 +56,8 @@ class MarginalReader(RetrievingReader):
                 passages.
             decoding: settings of decoding; the generator limits the length of answers.
             batch: number of questions per batch.
-            passages: maximum number of passages that the retriever returns, an upper bound of `k`.
+            max_passages: maximum number of passages that the retriever returns; `k` is limited to
+                it.
         """
         if batch < 1:
             raise UsageError(f"a batch of {batch} questions is too small: give at least 1")
@@ -64,7 +65,7 @@ class MarginalReader(RetrievingReader):
         max_new_tokens = min(decoding.token_limit, rag.generator.max_answer)
         self.rag, self.decoding = rag, replace(decoding, max_new_tokens=max_new_tokens)
         self.retriever, self._batch = retriever, batch
-        self.k = min(rag.settings.k, passages or rag.settings.k)  # as in training
+        self.k = min(rag.settings.k, max_passages or rag.settings.k)  # as in training
 
     @property
     def decides(self) -> dict[str, Any]:
@@ -134,8 +135,8 @@ class MarginalReader(RetrievingReader):
     def _answer_batch(
         self, generator: Generator, questions: Sequence[str], hits: Sequence[Sequence[Hit]], timer: AnswerTimer
     ) -> list[Answer]:
-        """Answer questions with equal numbers of passages; the caller ends the stage `GENERATION`
-        of the timer.
+        """Answer questions with equal numbers of passages; the caller ends the timer's stage
+        `GENERATION`.
         """
         contexts, scores = self._encode(generator, questions, hits)
         log_prior = self.rag.prior(scores)
@@ -227,7 +228,7 @@ class LabelReader(MarginalReader):
         rag: Rag,
         labels: Mapping[str, str],
         batch: int = 8,
-        passages: int | None = None,
+        max_passages: int | None = None,
     ) -> None:
         """Create a reader; `labels` maps each label to the word that the model was trained to
         generate.
@@ -237,7 +238,7 @@ class LabelReader(MarginalReader):
         """
         if len(labels) < 2:
             raise UsageError(f"{len(labels)} labels are too few to choose from: give at least two")
-        super().__init__(retriever, rag, batch=batch, passages=passages)
+        super().__init__(retriever, rag, batch=batch, max_passages=max_passages)
         self._labels = dict(labels)
         self._targets = _encode_labels(rag.generator, list(labels.values()))
 

@@ -10,7 +10,7 @@ from rag_model.errors import UsageError
 from rag_model.generate.load import load_generator
 from rag_model.generate.rag import Rag
 from rag_model.generate.rag_folder import get_rag_folder, is_rag_folder, load_rag_by_id, resolve_rag_id
-from rag_model.reading.concat import ConcatReader, K
+from rag_model.reading.concat import CONCAT_K, ConcatReader
 from rag_model.reading.confidence import AbstainingReader
 from rag_model.reading.extractive import ExtractiveReader, SpanModel
 from rag_model.reading.marginal import LabelReader, MarginalReader
@@ -32,7 +32,7 @@ class ReadingModel:
     id: str  # id in the store, path of a folder, or `openai:MODEL` for an endpoint
     rag: Rag | None = None  # None: the model has no question encoder
     generator: Any = None  # None: the model is behind an endpoint, or is extractive
-    spans: SpanModel | None = None  # None: the model generates answers
+    span_model: SpanModel | None = None  # model of the reader `extractive`; None: another reader
 
     @property
     def question_encoder(self) -> Any:
@@ -42,14 +42,14 @@ class ReadingModel:
     @property
     def k(self) -> int:
         """The number of passages per question: that of a RAG model's training, or the default."""
-        return K if self.rag is None else self.rag.settings.k
+        return CONCAT_K if self.rag is None else self.rag.settings.k
 
     def open_reader(
         self, retriever: SnapshotRetriever | None, settings: ReaderSettings, writer: Writer | None = None
     ) -> Reader:
         """Return a reader over the passages of a retriever.
 
-        `writer` is used by the reader `concat`; None creates a writer.
+        `writer` is used by the reader `concat`; None: create one from the settings.
 
         Raises:
             UsageError: the settings do not apply to this model.
@@ -62,22 +62,22 @@ class ReadingModel:
     def _open_passage_reader(
         self, retriever: SnapshotRetriever | None, settings: ReaderSettings, writer: Writer | None
     ) -> Reader:
-        n_passages = None if retriever is None else retriever.most
+        max_passages = None if retriever is None else retriever.most
         if settings.reader_for(self.id) == "extractive":
-            if self.spans is None:
+            if self.span_model is None:
                 raise UsageError(
                     f"model {self.id} was loaded to generate answers: use --reader extractive for "
                     "all readers of the run"
                 )
-            return ExtractiveReader(retriever, self.spans, self.k, n_passages)
+            return ExtractiveReader(retriever, self.span_model, self.k, max_passages)
         if settings.reader_for(self.id) == "concat":
             writer = self.open_writer(settings) if writer is None else writer
-            return ConcatReader(retriever, writer, settings.concat, self.k, n_passages)
+            return ConcatReader(retriever, writer, settings.concat, self.k, max_passages)
         if self.rag is None:
             raise UsageError(f"model {self.id} is a generator without p(z|x): give --reader concat")
         if settings.labels:
-            return LabelReader(retriever, self.rag, settings.labels, passages=n_passages)
-        return MarginalReader(retriever, self.rag, settings.decoding, passages=n_passages)
+            return LabelReader(retriever, self.rag, settings.labels, max_passages=max_passages)
+        return MarginalReader(retriever, self.rag, settings.decoding, max_passages=max_passages)
 
     def open_writer(self, settings: ReaderSettings, batch: int = BATCH_SIZE) -> Writer:
         """Return the writer of answers; a generator in memory completes `batch` prompts at a time.
@@ -102,27 +102,30 @@ def resolve_model_id(store: Store, model: str) -> str:
     return model if model.startswith(ENDPOINT_PREFIX) else resolve_rag_id(store, model)
 
 
-def load_reading_model(store: Store | None, model_id: str, reader: ReaderName, asks: str | None = None) -> ReadingModel:
+def load_reading_model(
+    store: Store | None, model_id: str, reader: ReaderName, passage_encoder: str | None = None
+) -> ReadingModel:
     """Load the model with an id that `resolve_model_id` returned; a folder needs no store.
 
     `reader` names the reader that will use the model. For `concat` the model may be only a
-    generator; for `extractive` it is the folder of an extractive model. `asks` is passed to
-    `load_rag_by_id` as `passage_encoder`.
+    generator; for `extractive` it is the folder of an extractive model. For `passage_encoder`, see
+    `load_rag_by_id`.
 
     Raises:
         StoreError: a file of the model is missing or damaged.
         InputError: the model is incomplete or corrupt.
-        RefusedError: the passage space that the model records differs from the space of `asks`.
-        UsageError: `asks` is given, but the model has no question encoder.
+        RefusedError: the passage space that the model records differs from the space of
+            `passage_encoder`.
+        UsageError: `passage_encoder` is given, but the model has no question encoder.
     """
     folder = find_model_folder(store, model_id)
     if folder is not None and reader != "extractive" and (reader == "marginal" or is_rag_folder(folder)):
-        rag = load_rag_by_id(store, model_id, asks)
+        rag = load_rag_by_id(store, model_id, passage_encoder)
         return ReadingModel(model_id, rag, rag.generator)
-    if asks is not None:
+    if passage_encoder is not None:
         raise UsageError(f"model {model_id} has no question encoder: omit --asks")
     if folder is not None and reader == "extractive":
-        return ReadingModel(model_id, spans=SpanModel.load(folder))
+        return ReadingModel(model_id, span_model=SpanModel.load(folder))
     return ReadingModel(model_id, generator=None if folder is None else load_generator(folder))
 
 
@@ -158,7 +161,7 @@ def open_reader(
     model: str,
     retriever: str | None = None,
     settings: ReaderSettings | None = None,
-    asks: str | None = None,
+    passage_encoder: str | None = None,
 ) -> tuple[str, Reader]:
     """Open a reader over a snapshot; return (id of the model, reader).
 
@@ -170,7 +173,7 @@ def open_reader(
             snapshot's question encoder.
         retriever: an expression as for `open_retriever`; None: the snapshot's default.
         settings: settings of the reader.
-        asks: the name of the passage encoder with which the question encoder was trained, if the
+        passage_encoder: the name of the passage encoder with which the question encoder was trained, if the
             model does not record it.
 
     Raises:
@@ -178,7 +181,7 @@ def open_reader(
         RefusedError: the vector space of the model's question encoder differs from the snapshot's.
         StoreError: the store has no such model.
         InputError: the model is incomplete or corrupt, or the passage encoder is neither recorded
-            in the model nor given by `asks`.
+            in the model nor given by `passage_encoder`.
     """
     settings = settings or ReaderSettings()
     opened_store = Store.open(store)
@@ -187,7 +190,7 @@ def open_reader(
     model_id = resolve_model_id(opened_store, model)
     check_route(settings, model_id)
     reading_model, opened_retriever = open_reading_model(
-        snapshot, opened_store, model_id, retriever, [settings.reader_for(model_id)], asks
+        snapshot, opened_store, model_id, retriever, [settings.reader_for(model_id)], passage_encoder
     )
     return model_id, reading_model.open_reader(opened_retriever, settings)
 
@@ -209,7 +212,7 @@ def open_reading_model(
     model_id: str,
     retriever: str | None,
     readers: Sequence[ReaderName],
-    asks: str | None = None,
+    passage_encoder: str | None = None,
 ) -> tuple[ReadingModel, SnapshotRetriever]:
     """Load the model with an id from `resolve_model_id`; open the retriever that `readers` need.
 
@@ -218,7 +221,9 @@ def open_reading_model(
     """
     plan_retriever(snapshot, retriever)  # report an invalid expression before the model is loaded
     needs_inner_products = "marginal" in readers
-    reading_model = load_reading_model(store, model_id, "marginal" if needs_inner_products else readers[0], asks)
+    reading_model = load_reading_model(
+        store, model_id, "marginal" if needs_inner_products else readers[0], passage_encoder
+    )
     return reading_model, open_retriever(
         snapshot, retriever, encoder=reading_model.question_encoder, store=store, products=needs_inner_products
     )

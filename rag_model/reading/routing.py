@@ -75,9 +75,9 @@ class Route:
     signal: RouteSignal = "difference"
     # Threshold in nats per token: the weights answer if the score is at least this; None: never.
     least: float | None = 0.0
-    # `identify_model` of the model for which the threshold was chosen; empty: any model
+    # result of `identify_model` for the model of the threshold; empty: valid for any model
     model: str = ""
-    reader: str = ""  # name of the reader for which the threshold was chosen; empty: any reader
+    reader: str = ""  # name of the reader of the threshold; empty: valid for any reader
 
     def __post_init__(self) -> None:
         if self.signal not in ROUTE_SIGNALS or not (self.least is None or math.isfinite(self.least)):
@@ -120,13 +120,13 @@ class Route:
             route_json = None
         return cls.from_json(route_json, str(path))
 
-    def write(self, path: Path, **chosen: Any) -> None:
-        """Write the route to a file, together with `chosen`, which says how it was chosen.
+    def write(self, path: Path, **selection: Any) -> None:
+        """Write the route to a file, with `selection`, the record of how it was chosen.
 
         Raises:
             InputError: the file cannot be written.
         """
-        route_text = json.dumps({**asdict(self), **chosen}, ensure_ascii=False, indent=1)
+        route_text = json.dumps({**asdict(self), **selection}, ensure_ascii=False, indent=1)
         write_user_file(path, [route_text, "\n"])
 
     def explain_mismatch(self, model: str, reader: str) -> str:
@@ -159,8 +159,8 @@ class Route:
 
 
 def identify_model(model: str) -> str:
-    """Return what identifies a model: its id in the store, its name at an endpoint, or the digest
-    of the files of a folder.
+    """Return a string that identifies a model: its id in the store, its name at an endpoint, or the
+    digest of its folder's files.
     """
     folder = Path(model)
     return digest_json(digest_folder(folder)) if folder.is_dir() else model
@@ -243,11 +243,11 @@ class AutoReader(RetrievingReader):
 
     def _list_open_book_positions(self, closed_book: Sequence[Answer]) -> list[int]:
         """Return the positions of questions that also need an answer from passages."""
-        needs_both = self.route.signal != "weights"
+        needs_both_answers = self.route.signal != "weights"
         return [
             i
             for i, answer in enumerate(closed_book)
-            if needs_both or not answer.text or not self.route.chooses_weights(self.route.score(answer))
+            if needs_both_answers or not answer.text or not self.route.chooses_weights(self.route.score(answer))
         ]
 
     def _answer_open_book(

@@ -20,7 +20,7 @@ Order = Literal["rank", "document", "ends"]
 INSTRUCTION = "Answer the question in a few words, from the numbered passages."
 TEMPLATE = "{context}\n\nQuestion: {question}\nAnswer:"
 CLOSED_BOOK_TEMPLATE = "Question: {question}\nAnswer:"
-_CLOSED_INSTRUCTION = "Answer the question in a few words."
+_CLOSED_BOOK_INSTRUCTION = "Answer the question in a few words."
 _CITE_INSTRUCTION = "After each statement write the number of the passage that says it, in brackets, such as [1]."
 _DATED_CONTEXT = "dated_context"
 _SEPARATOR = "---"  # line between instruction and template in a prompt file
@@ -34,7 +34,8 @@ class PromptSettings:
     # The user message, with {question} and {context}. {dated_context} instead of {context} adds the
     # day of the revision to the titles. Literal braces are doubled.
     template: str = TEMPLATE
-    # `rank`: best first; `document`: as in the pages; `ends`: the best at both ends (1 3 5 4 2).
+    # Order of the passages. `rank`: best first; `document`: grouped by page, in the order of its
+    # text; `ends`: the best at both ends (1 3 5 4 2).
     order: Order = "rank"
     # Maximum tokens of the passages with titles and numbers; None: as many as the model can read.
     budget: int | None = None
@@ -62,20 +63,21 @@ class PromptSettings:
             return any(name == _DATED_CONTEXT for _, name, _, _ in Formatter().parse(self.template))
         return False
 
-    def system(self, *, closed: bool) -> str:
-        """Return the system message of a prompt with passages or, if `closed`, without passages."""
-        if closed:
-            return _CLOSED_INSTRUCTION if self.instruction else ""
+    def build_system_message(self, *, closed_book: bool) -> str:
+        """Return the system message of a prompt with or, if `closed_book`, without passages."""
+        if closed_book:
+            return _CLOSED_BOOK_INSTRUCTION if self.instruction else ""
         return f"{self.instruction} {_CITE_INSTRUCTION}".strip() if self.cite else self.instruction
 
-    def user(self, context: str, question: str) -> str:
+    def build_user_message(self, context: str, question: str) -> str:
         """Return the user message; with an empty context it contains only the question."""
         template_values = {"context": context, _DATED_CONTEXT: context, "question": question}
         return fill_template(self.template if context else CLOSED_BOOK_TEMPLATE, **template_values)
 
 
 def read_prompt(path: Path, **settings: Any) -> dict[str, Any]:
-    """Return arguments of `PromptSettings`: `settings`, and instruction and template from a file.
+    """Return keyword arguments of `PromptSettings`: `settings`, with the instruction and the
+    template of a prompt file.
 
     The file contains the instruction, a line `---`, and the user message. Without such a line, the
     whole file is the user message and there is no instruction. A byte order mark and trailing
@@ -137,8 +139,8 @@ class ReaderSettings:
     decoding: DecodingSettings = field(default_factory=DecodingSettings)
     # settings of the reader `concat`
     concat: PromptSettings = field(default_factory=PromptSettings)
-    # By label, the word that the model generates for it; empty: the model writes its answers
-    # freely.
+    # For each label, the word that the model generates for it; empty: the model writes its
+    # answers freely.
     labels: Mapping[str, str] = field(default_factory=dict)
     # threshold below which answers are withheld; None: return every answer
     threshold: Threshold | None = None

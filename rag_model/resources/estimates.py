@@ -232,14 +232,14 @@ def estimate_evaluation(
     from rag_model.evaluation.answers.settings import EvaluationSettings  # noqa: PLC0415
     from rag_model.evaluation.questions import read_questions  # noqa: PLC0415
     from rag_model.generate.rag_folder import is_rag_folder, read_rag_settings  # noqa: PLC0415
-    from rag_model.reading.concat import K  # noqa: PLC0415
+    from rag_model.reading.concat import CONCAT_K  # noqa: PLC0415
     from rag_model.reading.model import find_model_folder, resolve_model_id  # noqa: PLC0415
 
     opened_store, settings = Store.open(store), settings or EvaluationSettings()
     n_questions = len(read_questions(questions).questions)
     folder = find_model_folder(opened_store, resolve_model_id(opened_store, model))
     snapshot = Snapshot.from_store(opened_store, ref)
-    k = settings.k or (read_rag_settings(folder).k if folder and is_rag_folder(folder) else K)
+    k = settings.k or (read_rag_settings(folder).k if folder and is_rag_folder(folder) else CONCAT_K)
     architectures = _list_architectures(folder)
     # Number of passages that each condition reads; a prompt with k passages counts as k prompts
     # with one passage. The reader `auto` adds the answers without passages.

@@ -46,7 +46,7 @@ class TrainingIdentity:
     key: str  # memo key of all inputs of the training, 64 hex digits
     kind: str  # the objective's name
     snapshot: str  # full id
-    folder: Path
+    folder: Path  # the work folder of the training
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +185,8 @@ def restore_checkpoint(identity: TrainingIdentity, on_message: OnMessage) -> Non
             return
         _copy_into_folder(identity, stored_checkpoint)
     except BookwheelError as error:
-        if not any(_iter_valid_states(record_path.parent) for record_path in _list_records(identity.folder)):
+        stage_folders = _list_stage_folders(identity.folder)
+        if not any(True for stage_folder in stage_folders for _ in _iter_valid_states(stage_folder)):
             raise
         on_message(f"{error}; the training resumes from this machine's checkpoint")
         return
@@ -210,7 +211,7 @@ def _copy_into_folder(identity: TrainingIdentity, stored_checkpoint: StoredCheck
 
 
 def _is_up_to_date(folder: Path, progress: TrainingProgress) -> bool:
-    """Return whether the folder has an undamaged checkpoint of this step or of a later step."""
+    """Return whether the folder has an undamaged checkpoint that is at least as new as `progress`."""
     return any(state.step >= progress.step for state in _iter_valid_states(folder / progress.stage))
 
 
@@ -223,31 +224,33 @@ def _iter_valid_states(folder: Path) -> Iterator[TrainerState]:
 
 def _list_newest_checkpoints(folder: Path) -> list[Path]:
     """Return the newest checkpoint of every stage."""
-    checkpoint_lists = (list_checkpoints(record_path.parent / "checkpoints") for record_path in _list_records(folder))
+    checkpoint_lists = (list_checkpoints(stage_folder / "checkpoints") for stage_folder in _list_stage_folders(folder))
     return [checkpoints[0] for checkpoints in checkpoint_lists if checkpoints]
 
 
-def _list_records(folder: Path) -> list[Path]:
-    paths = (folder / RECORD, *folder.glob(f"*/{RECORD}"))
-    return [path for path in paths if path.is_file() and not path.parent.name.startswith(".")]
+def _list_stage_folders(folder: Path) -> list[Path]:
+    """Return the folders of the stages that have begun; without stages, this is `folder` itself."""
+    record_paths = (folder / RECORD, *folder.glob(f"*/{RECORD}"))
+    return [path.parent for path in record_paths if path.is_file() and not path.parent.name.startswith(".")]
 
 
 def _iter_resume_files(folder: Path) -> Iterator[tuple[Path, bool]]:
     """Yield (path, whether the file never changes) for each file that a resumed run needs."""
-    for record_path in _list_records(folder):
-        yield record_path, True
-        yield record_path.parent / METRICS, False
+    stage_folders = _list_stage_folders(folder)
+    for stage_folder in stage_folders:
+        yield stage_folder / RECORD, True
+        yield stage_folder / METRICS, False
     for checkpoint in _list_newest_checkpoints(folder):
         best_folder = checkpoint.parent.parent / read_state(checkpoint)[1].best.folder
         yield from (
             (path, True) for subfolder in (checkpoint, best_folder) for path in subfolder.rglob("*") if path.is_file()
         )
-    journal_paths = {path.parent / METRICS for path in _list_records(folder)}
+    journal_paths = {stage_folder / METRICS for stage_folder in stage_folders}
     # All other `.jsonl` files are caches of scores.
     yield from ((path, False) for path in folder.glob("*.jsonl") if path not in journal_paths)
-    refreshes = folder / "refreshes"
-    yield from ((path, True) for path in refreshes.glob("step-*.json"))
-    yield from ((path, True) for path in refreshes.glob("step-*/encoders/**/*") if path.is_file())
+    rebuild_folder = folder / "refreshes"
+    yield from ((path, True) for path in rebuild_folder.glob("step-*.json"))
+    yield from ((path, True) for path in rebuild_folder.glob("step-*/encoders/**/*") if path.is_file())
 
 
 def _describe_failure(step: int, error: Exception) -> str:

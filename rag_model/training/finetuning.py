@@ -60,7 +60,7 @@ class StageSummary:
     """The result of one stage of a training."""
 
     name: str
-    trained: TrainingResult
+    result: TrainingResult
     trained_on: str = ""  # one sentence about the training data
 
 
@@ -68,10 +68,10 @@ class StageSummary:
 class ModelCard:
     """The contents of a model card."""
 
-    result: ModelDescription
+    description: ModelDescription
     inputs: Mapping[str, Any]  # `Finetuning.inputs`
     corpus: Mapping[str, Any]  # source of the passages, as in the snapshot's manifest
-    trained: TrainingResult  # combined result of all stages
+    training_result: TrainingResult  # combined result of all stages
     stages: Sequence[StageSummary] = ()  # results of the stages; empty if there is only one stage
     # source of each initial model by part: NAME@COMMIT of the hub, or a folder
     sources: Mapping[str, str] = field(default_factory=dict)
@@ -82,7 +82,7 @@ def render_card(card: ModelCard) -> str:
     kind, language = card.inputs["kind"], str(card.corpus.get("language") or "")
     header = {
         "library_name": "bookwheel",
-        "pipeline_tag": card.result.hub_task,
+        "pipeline_tag": card.description.hub_task,
         "tags": ["bookwheel", "retrieval-augmented-generation", kind],
         **({"language": language} if language else {}),
     }
@@ -93,19 +93,19 @@ def render_card(card: ModelCard) -> str:
         "---",
         f"# {kind}, trained by bookwheel",
         "",
-        card.result.summary,
+        card.description.summary,
         "",
-        f"    {card.result.usage}",
+        f"    {card.description.usage}",
         "",
         "## Where it comes from",
         "",
         format_markdown_table(["what", "which"], _list_origin_rows(card)),
         "",
-        f"## How it does after {card.trained.steps:,} steps",
+        f"## How it does after {card.training_result.steps:,} steps",
         "",
         "On the dev set, before training and with the best weights.",
         "",
-        _format_measures(card.trained),
+        _format_measures(card.training_result),
         "",
         *(line for stage in card.stages for line in _render_stage(stage)),
         "## Recipe",
@@ -130,7 +130,7 @@ def _list_origin_rows(card: ModelCard) -> list[Sequence[str]]:
         ("its text", ", ".join(part for part in (corpus, licence) if part)),
         *(
             (f"asked from step {searched_snapshot.step:,}", searched_snapshot.snapshot)
-            for searched_snapshot in card.trained.searched_snapshots
+            for searched_snapshot in card.training_result.searched_snapshots
             if searched_snapshot.step
         ),
         *((f"examples ({name})", digest) for name, digest in card.inputs["examples"].items()),
@@ -138,13 +138,13 @@ def _list_origin_rows(card: ModelCard) -> list[Sequence[str]]:
 
 
 def _render_stage(stage: StageSummary) -> list[str]:
-    steps_text = f"{stage.trained.steps:,} steps; the best weights are those of step {stage.trained.best_step:,}."
+    steps_text = f"{stage.result.steps:,} steps; the best weights are those of step {stage.result.best_step:,}."
     description = f"{stage.trained_on} {steps_text}".lstrip()
-    return [f"### Stage {stage.name}", "", description, "", _format_measures(stage.trained), ""]
+    return [f"### Stage {stage.name}", "", description, "", _format_measures(stage.result), ""]
 
 
-def _format_measures(trained: TrainingResult) -> str:
-    initial, best = trained.initial_measures, trained.best_measures
+def _format_measures(result: TrainingResult) -> str:
+    initial, best = result.initial_measures, result.best_measures
     names = dict.fromkeys([*initial, *best])
     measure_rows = [(name, _format_measure(initial.get(name)), _format_measure(best.get(name))) for name in names]
     return format_markdown_table(["measure", "before", "after"], measure_rows)
@@ -245,9 +245,9 @@ class Finetuning:
         `on_checkpoint` is called with the stage, the step and the number of steps after every
         checkpoint that is to be uploaded to the store.
 
-        `rebuild` runs the rebuilds of a moving index. `report` is called as by `train`, and also
-        with kind `stage NAME` and the value `evaluate_every` before each named stage, and with kind
-        `score` while the data of a stage are scored.
+        `rebuild` runs the rebuilds of a moving index. `report` is called as `train` calls it, and
+        also with kind `stage NAME` and the value `evaluate_every` before each named stage, and with
+        kind `score` while the data of a stage are scored.
 
         `training.html` in `work` shows the curves, and when the training switched to a new index.
 
@@ -293,35 +293,36 @@ class Finetuning:
             temp_path.write_text(page_html, encoding="utf-8")
 
     def publish(
-        self, trained: TrainingResult, work: Path, name: str, seconds: Mapping[str, float]
+        self, training_result: TrainingResult, work: Path, name: str, seconds: Mapping[str, float]
     ) -> tuple[FinetuningResult, StoredModel]:
         """Put the best weights with the model card and the curves into the store as a new model.
 
-        The model is tagged with `name`, and the memo records the result.
+        The ref `name` moves to the model, and the memo records the result. `seconds` has the
+        duration of each part of the run, for the model's provenance.
 
         Raises:
             StoreError: the store cannot be written.
             UsageError: the task did not save all parts that its objective declares.
         """
-        best_folder = trained.best_folder
+        best_folder = training_result.best_folder
         self._check_parts(best_folder)
         stages = self._stage_summaries if len(self._stage_summaries) > 1 else ()
         corpus, sources = self.snapshot.manifest.content.corpus, self.job.origins.list_sources()
-        card = ModelCard(self.objective.result, self.inputs, corpus, trained, stages, sources)
+        card = ModelCard(self.objective.result, self.inputs, corpus, training_result, stages, sources)
         (best_folder / "README.md").write_text(render_card(card), encoding="utf-8")
         for stage in self._stage_summaries:
             shutil.copyfile(work / stage.name / METRICS, best_folder / f"{stage.name}{'-' * bool(stage.name)}{METRICS}")
-        before, after = dict(trained.initial_measures), dict(trained.best_measures)
+        before, after = dict(training_result.initial_measures), dict(training_result.best_measures)
         space = self.objective.space(self.job, best_folder)
         trained_model = ModelMetadata(
             self.objective.name,
             space.to_json() if space else None,
             {name: input_value for name, input_value in self.inputs.items() if name != "kind"},
             {"before": before, "after": after},
-            self._build_provenance(seconds, trained),
+            self._build_provenance(seconds, training_result),
         )
         stored_model = put_model(self.store, best_folder, trained_model, name)
-        result = FinetuningResult(stored_model.model, trained.steps, trained.best_step, before, after)
+        result = FinetuningResult(stored_model.model, training_result.steps, training_result.best_step, before, after)
         files = self.store.models.get(stored_model.model).content.files
         self.store.memo.write_record(STAGE, self.key, files, asdict(result), self.inputs)
         return result, stored_model
@@ -335,13 +336,13 @@ class Finetuning:
                 "remove them from `result.parts`"
             )
 
-    def _build_provenance(self, seconds: Mapping[str, float], trained: TrainingResult) -> dict[str, Any]:
+    def _build_provenance(self, seconds: Mapping[str, float], training_result: TrainingResult) -> dict[str, Any]:
         return {
             "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
             "names": dict(self.job.origins.list_sources()),
             **(
-                {"asked": [asdict(searched) for searched in trained.searched_snapshots]}
-                if trained.searched_snapshots
+                {"asked": [asdict(searched) for searched in training_result.searched_snapshots]}
+                if training_result.searched_snapshots
                 else {}
             ),
             "device": torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine(),

@@ -87,7 +87,7 @@ class MovingSettings:
 class RebuildOrder:
     """One rebuild that is to be run."""
 
-    step: int  # training step from which the encoders are
+    step: int  # training step after which the encoders were saved
     snapshot: str  # full id of the snapshot whose passages are encoded
     folder: Path  # folder with the encoders and the files of the rebuild
 
@@ -101,7 +101,7 @@ class RebuildOrder:
 class RebuildResult:
     """A finished rebuild, whose snapshot is published and has passed the gate."""
 
-    step: int  # training step from which the encoders are
+    step: int  # training step after which the encoders were saved
     snapshot: str  # full id of the new snapshot
     encoding_seconds: float  # seconds to encode the passages
     seconds: float  # seconds of the whole rebuild
@@ -247,6 +247,7 @@ class MovingIndex:
         # the rebuild that produced the current snapshot; None for the initial snapshot
         self._current_rebuild: RebuildResult | None = None
         self._running_rebuild: tuple[RebuildOrder, RunningRebuild] | None = None
+        # whether a rebuild is due but waits for the running one, and whether a checkpoint was loaded
         self._is_overdue = self._has_resumed = False
         self._n_failures, self._swap_seconds = 0, 0.0
         self._lease = SnapshotLease(store)

@@ -155,8 +155,8 @@ def _render_tables(settings: Any, path: tuple[str, ...], unit_defaults: Mapping[
         yield from _render_tables(setting, (*path, name), unit_defaults.get(name, {}))
 
 
-def _is_choice(kind: Any) -> bool:
-    return get_origin(kind) is Literal
+def _is_choice(hint: Any) -> bool:
+    return get_origin(hint) is Literal
 
 
 def _render_setting(name: str, value: Any, default: Any, description: str, unit_value: Any) -> str:

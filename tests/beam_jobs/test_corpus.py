@@ -34,7 +34,7 @@ from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.objects.files import Files
 from rag_model.store.store import Store
 from rag_model.store.versions.snapshot import Snapshot
-from rag_model.training.data.answer_scores import BLOCK, ScoringExample, score_answers, score_example
+from rag_model.training.data.answer_scores import BLOCK_SIZE, ScoringExample, score_answers, score_example
 from rag_model.training.data.examples import Example, build_passage
 from rag_model.training.data.judging import (
     JudgeBlock,
@@ -49,7 +49,7 @@ from rag_model.training.data.negatives import NegativesRecipe, add_mined_passage
 from rag_model.training.data.pair_scores import PairBlock, WorkerPairScorer
 from rag_model.training.data.temporary_index import open_temporary_index
 from rag_model.training.data.texts import SalientSpans
-from rag_model.training.objectives.end2end import Statement, first_sentence, sample_leads
+from rag_model.training.objectives.end2end import Statement, get_first_sentence, sample_leads
 from tests.fixtures.monthly_dumps import build
 from tests.fixtures.tiny import save_bert, save_cross_encoder, save_onnx
 from tests.fixtures.tiny_generators import save_llama
@@ -57,7 +57,7 @@ from tests.fixtures.tiny_sidr import save_sidr
 
 EXAMPLES = [
     ScoringExample(str(n), f"who was king {n}?", f"king {n}", (("a", "the king"), ("b", f"{n}")))
-    for n in range(BLOCK + 1)
+    for n in range(BLOCK_SIZE + 1)
 ]
 
 
@@ -104,9 +104,9 @@ def test_the_estimate_of_scoring_grows_with_contexts_and_weights(store: Store, g
 
     score_answers(store, lambda: generator, "a", EXAMPLES, scorer)
     (block, rest) = scoring_tasks
-    assert (block.contexts, rest.contexts) == (2 * BLOCK, 2)
+    assert (block.contexts, rest.contexts) == (2 * BLOCK_SIZE, 2)
     weights = BlobRef(block.content.id, 540_000_000)
-    large = replace(block, contexts=10 * BLOCK, model=(("model.safetensors", weights),))
+    large = replace(block, contexts=10 * BLOCK_SIZE, model=(("model.safetensors", weights),))
     assert 30 < large.estimate_seconds() < 300
     assert rest.estimate_seconds() < 0.1
 
@@ -117,7 +117,7 @@ def test_workers_compute_teacher_scores_as_one_process_does(onnx: bool, store: S
     teacher = save_onnx(teacher, tmp_path / "graph") if onnx else teacher
     pairs = [f"who was king {n}?" for n in range(6)], ["york"] * 6, ["the king " * n for n in range(6)]
     worker_runner = partial(corpus.run, launch=Launch.new(store.url, ["--runner=FnApiRunner"]))
-    scores = WorkerPairScorer(store, teacher, "a", worker_runner, cpu=True, block=4, onnx=onnx).scores(*pairs)
+    scores = WorkerPairScorer(store, teacher, "a", worker_runner, cpu=True, block_size=4, onnx=onnx).scores(*pairs)
     np.testing.assert_allclose(scores, CrossEncoder.load(teacher, device="cpu").scores(*pairs), atol=1e-4)
     assert len([*store.files.list_names("memo/teach")]) == 2
 
@@ -269,7 +269,7 @@ def draw_leads(snapshot: Snapshot, limit: int, seed: int) -> list[Statement]:
     """Draw leads by reservoir sampling over all passages, read one by one."""
     rng, sample, number, page = random.Random(seed), dict[int, Statement](), 0, ""
     for passage in snapshot.passages(range(snapshot.n)):
-        sentence = first_sentence(passage.text) if passage.page_id != page else ""
+        sentence = get_first_sentence(passage.text) if passage.page_id != page else ""
         page = passage.page_id
         if len(sentence.split()) >= 5:
             slot = number if number < limit else rng.randrange(number + 1)

@@ -237,7 +237,7 @@ def measure(options: argparse.Namespace, work: Path, seed: int) -> tuple[dict[st
     folders = {"generator": options.generator, **({"transfer": options.transfer} if options.transfer else {})}
     readers: dict[str, Any] = {
         name: CachedPairScorer(
-            PassageJudge(load_generator(folder, device="cpu"), bare, settings), name, work / name, block=1
+            PassageJudge(load_generator(folder, device="cpu"), bare, settings), name, work / name, block_size=1
         )
         for name, folder in folders.items()
     }

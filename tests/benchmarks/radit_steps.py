@@ -99,7 +99,7 @@ def write_batch(folder: Path, stage: str) -> None:
                 scored_list.text,
                 list(scored_list.rows),
                 scored_list.scores.log_p,
-                scored_list.scores.tokens,
+                scored_list.scores.n_tokens,
             ]
             for scored_list in batch
         ]

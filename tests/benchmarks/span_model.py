@@ -151,7 +151,7 @@ def measure_answers(folder: Path, rows: Sequence[dict[str, Any]]) -> dict[str, A
     """Return EM and F1 of the saved model, each from the question's own context alone, with 95 % intervals."""
     model, answers = SpanModel.load(folder), []
     for row in rows:
-        _, start, end, _ = model.score(row["question"], [row["context"]]).find_best(model.max_span)
+        _, start, end, _ = model.score(row["question"], [row["context"]]).find_best_span(model.max_span)
         answers.append((row["context"][start:end], row["answers"]))
     estimates = {
         name: estimate_mean([of(*pair) for pair in answers]) for name, of in (("EM", exact_match), ("F1", token_f1))

@@ -218,11 +218,11 @@ def list_whole_corpus(reader: ConcatReader, retriever: SnapshotRetriever, questi
         context = reader.build_context(max(questions, key=len), hits)
     except UsageError:
         return []
-    included_positions = {position for excerpt in context.excerpts for position in excerpt.places}
+    included_positions = {position for entry in context.entries for position in entry.places}
     is_missing = (
         position not in included_positions and bool(hit.passage.text.strip()) for position, hit in enumerate(hits)
     )
-    return [] if any(is_missing) or any(excerpt.cut for excerpt in context.excerpts) else hits
+    return [] if any(is_missing) or any(entry.cut for entry in context.entries) else hits
 
 
 class AnswerEvaluation:

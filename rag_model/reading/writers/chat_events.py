@@ -22,7 +22,7 @@ MIN_KEY_LENGTH = 16
 DONE = "[DONE]"
 _REASONING_FIELDS = ("reasoning_content", "reasoning", "reasoning_details", "thinking")
 _TEXT_PARTS = frozenset(("text", "output_text"))  # types of content parts that contain the answer
-_MAX_TOKENS = 1 << 31  # larger token counts or log-likelihoods from a server are rejected
+_MAX_TOKENS = 1 << 31  # token counts and log-likelihoods of this size or more are rejected
 
 
 class KeyMask:
@@ -60,8 +60,8 @@ class EventParser:
 
     def __init__(self) -> None:
         """Create a parser for one stream."""
-        self._rest = bytearray()  # an incomplete line
-        self._data: list[str] = []
+        self._rest = bytearray()  # the last line, which is incomplete
+        self._data: list[str] = []  # data lines of the current event
 
     def feed(self, chunk: bytes) -> Iterator[str]:
         """Yield the data of each event that `chunk` completes."""
@@ -133,6 +133,7 @@ class ChatReply:
         token_log_probs = self.log_likelihoods
         if token_log_probs is None or self.has_reasoning:
             return None
+        # Some servers count the end token of a complete text, but send no likelihood for it.
         n_missing = 0 if self.usage is None else self.usage[1] - len(token_log_probs)
         return sum(token_log_probs) if n_missing <= (self.reason == "stop") else None
 

@@ -12,7 +12,7 @@ from rag_model.errors import UsageError
 
 CHAT_TEMPLATE_TOKENS = 32  # maximum tokens that a chat template adds around two messages
 _DEFAULT_NEW_TOKENS = 4_096  # some models generate thousands of tokens of reasoning
-_REPLY_BYTES_PER_TOKEN = 1_024  # bytes of a stream per token; an event with one token has about 300
+_REPLY_BYTES_PER_TOKEN = 1_024  # maximum bytes of a stream per token; usual events have about 300
 _NUMBER_FIELDS = ("context", "concurrency", "tries", "whole_seconds", "first_seconds", "connect_seconds")
 _BOOLEANS = {"yes": True, "true": True, "1": True, "no": False, "false": False, "0": False}
 _EXPECTED_VALUES = {
@@ -102,7 +102,7 @@ class ChatSettings:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ, **overrides: Any) -> Self:
-        """Read the settings from the environment; `overrides` settings take precedence.
+        """Read the settings from the environment; the settings in `overrides` take precedence.
 
         The variables are BOOKWHEEL_LLM_CONTEXT, _CONCURRENCY, _TRIES, _WHOLE_SECONDS,
         _FIRST_SECONDS, _CONNECT_SECONDS, _LENGTH_FIELD, _LOGPROBS (yes or no), _TEMPERATURE (a
@@ -145,8 +145,8 @@ class ChatSettings:
         """Return the settings that determine an answer, for memo keys."""
         decisive_names = ("temperature", "top_p", "seed", "length_field", "logprobs", "context")
         decisive_settings = {name: getattr(self, name) for name in decisive_names}
-        counted_by = self.tokenizer and self.tokenizer.name
-        return {"max_new_tokens": self.token_limit, **decisive_settings, "counted by": counted_by}
+        tokenizer_name = self.tokenizer and self.tokenizer.name
+        return {"max_new_tokens": self.token_limit, **decisive_settings, "counted by": tokenizer_name}
 
 
 def _parse_value(variable: str, name: str, field_type: Any, text: str) -> Any:

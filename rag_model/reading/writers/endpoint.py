@@ -76,8 +76,8 @@ class EndpointWriter:
     @property
     def decides(self) -> dict[str, Any]:
         """The settings that determine this writer's answers, for memo keys; without the API key."""
-        # A sampled answer must not be reused, so the id of this object is made part of the memo
-        # key.
+        # A sampled answer must not be reused for another writer, so the memo key contains the id of
+        # this object.
         instance_fields = {} if self.settings.is_repeatable else {"once": self._instance_id}
         return {**describe_endpoint(self.model, self.settings, self.endpoint), **instance_fields}
 
@@ -134,11 +134,11 @@ class EndpointWriter:
         return [system + user for system, user in zip(token_counts[::2], token_counts[1::2], strict=True)]
 
     async def _complete_all(
-        self, prompts: Sequence[Prompt], reports_text: bool, put_text: Callable[[int, str], None]
+        self, prompts: Sequence[Prompt], streams_text: bool, send_text: Callable[[int, str], None]
     ) -> list[ChatReply]:
         return await gather_or_cancel(
-            self._chat.complete(_to_messages(prompt), partial(put_text, index) if reports_text else None)
-            for index, prompt in enumerate(prompts)
+            self._chat.complete(_to_messages(prompt), partial(send_text, position) if streams_text else None)
+            for position, prompt in enumerate(prompts)
         )
 
     def _to_completion(self, prompt: Prompt, reply: ChatReply) -> Completion:
@@ -208,7 +208,7 @@ class ChatClient:
         self._endpoint, self._model, self._settings = endpoint, model, settings
         self._errors = EndpointErrors(endpoint, model)
         self._length_field, self._requests_usage = settings.length_field, True
-        self._slots = asyncio.Semaphore(settings.concurrency)
+        self._semaphore = asyncio.Semaphore(settings.concurrency)
         accepted_types = "text/event-stream, application/json"
         self._client = create_endpoint_client(endpoint, accepted_types, settings.connect_seconds)
 
@@ -220,7 +220,7 @@ class ChatClient:
         Raises:
             FailedAttemptError: the request failed, and retries did not help.
         """
-        async with self._slots:
+        async with self._semaphore:
             timeout_error = self._errors.timeout("gave no whole answer", self._settings.whole_seconds)
             return await retry(self._settings, lambda: self._attempt_completion(messages, on_text), timeout_error)
 
@@ -246,7 +246,7 @@ class ChatClient:
         """
         request = self._client.build_request("POST", f"{self._endpoint.url}/chat/completions", json=body)
         try:
-            async with asyncio.timeout(self._settings.first_seconds) as first_timeout:
+            async with asyncio.timeout(self._settings.first_seconds) as first_text_timeout:
                 response = await self._client.send(request, stream=True)
                 try:
                     if not response.is_success:
@@ -254,7 +254,7 @@ class ChatClient:
                     async with aclosing(self._iter_texts(response, reply)) as streamed_texts:
                         async for text in streamed_texts:
                             if reply.has_begun:
-                                first_timeout.reschedule(None)
+                                first_text_timeout.reschedule(None)
                             if on_text is not None and text:
                                 on_text(text)
                 finally:

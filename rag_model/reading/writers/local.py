@@ -59,7 +59,7 @@ class LocalWriter:
             raise UsageError(f"a batch of {batch} prompts is too small: give at least 1")
         decoding = decoding or DecodingSettings()
         self.id, self._generator, self._batch = model_id, generator, batch
-        # Whether prompt and answer share the context.
+        # Whether prompt and answer together must fit into the context.
         self._shares_context = isinstance(generator, CausalGenerator)
         self._has_chat_template = self._shares_context and bool(generator.tokenizer.chat_template)
         self.decoding = replace(decoding, max_new_tokens=min(decoding.token_limit, generator.max_tokens))
@@ -125,9 +125,9 @@ class LocalWriter:
             raise UsageError(f"{len(prompts)} prompts and {len(texts)} texts: give one text per prompt")
         log_likelihood_by_position: dict[int, float] = {}
         for positions in self._iter_batches(prompts):
-            batch_texts = [texts[row] for row in positions]
+            batch_texts = [texts[position] for position in positions]
             generator, contexts = self._encode_prompts(
-                [prompts[row] for row in positions],
+                [prompts[position] for position in positions],
                 max(self.count_tokens(batch_texts)) + _SPECIAL_TOKENS + _SPARE_TOKENS,
             )
             targets = generator.encode_targets(batch_texts)
@@ -136,7 +136,7 @@ class LocalWriter:
             log_likelihood_by_position.update(
                 zip(positions, log_probs.masked_fill(~targets.mask, 0).sum(1).tolist(), strict=True)
             )
-        return [log_likelihood_by_position[row] for row in range(len(prompts))]
+        return [log_likelihood_by_position[position] for position in range(len(prompts))]
 
     def _complete_batch(
         self,
@@ -145,7 +145,7 @@ class LocalWriter:
         should_stop: StopCheck | None,
         on_text: TextCallback | None,
     ) -> list[Completion]:
-        batch_prompts = [prompts[row] for row in positions]
+        batch_prompts = [prompts[position] for position in positions]
         generator, contexts = self._encode_prompts(batch_prompts, self._max_new_tokens)
         emitted_texts = [""] * len(positions)
         text_filters = [ReasoningFilter() for _ in positions]

@@ -30,7 +30,7 @@ _REASONING_MARKS = (
     ("<|channel|>", "final<|message|>"),
     ("<|start|>", "final<|message|>"),
 )
-_MAX_MARK_LENGTH = max(len(closing) for _, closing in _REASONING_MARKS)
+_MAX_CLOSING_MARK_LENGTH = max(len(closing) for _, closing in _REASONING_MARKS)
 _END_MARKS = re.compile(r"\s*<\|(?:end|return)\|>\s*\Z")
 # Channels of gpt-oss after a server has removed the marker tokens.
 _BARE_CHANNELS = re.compile(r"\Aanalysis(?=[^a-z\s]).*?assistantfinal", re.DOTALL)
@@ -134,7 +134,7 @@ class ReasoningFilter:
             if self._closing_mark:
                 _, closing_mark, remaining_text = self._pending.partition(self._closing_mark)
                 if not closing_mark:
-                    self._pending = self._pending[-_MAX_MARK_LENGTH:]
+                    self._pending = self._pending[-_MAX_CLOSING_MARK_LENGTH:]
                     return ""
                 self._pending, self._closing_mark = remaining_text, ""
             beginning = self._pending.lstrip()
@@ -144,7 +144,7 @@ class ReasoningFilter:
             self.has_reasoning = True
             self._pending, self._closing_mark = beginning.removeprefix(mark_pair[0]), mark_pair[1]
         if any(opening.startswith(beginning) for opening, _ in _REASONING_MARKS):
-            return ""  # an opening marker may follow
+            return ""  # the text may be the beginning of an opening marker
         self._is_answering = True
         return self.finish()
 

@@ -116,7 +116,7 @@ class ServedModel:
     @property
     def is_local(self) -> bool:
         """Whether the model is in this process's memory; calling a remote model may cost money."""
-        return self.model.generator is not None or self.model.spans is not None
+        return self.model.generator is not None or self.model.span_model is not None
 
     def create_reader(self, retriever: SnapshotRetriever) -> Reader:
         """Create a reader of a retriever's passages."""

@@ -30,7 +30,7 @@ from rag_model.training.data.blocks import Files, ScoreBlock, put_blocks, score_
 
 # Examples per block. With 10 passages each, a block takes a generator of 135 million weights one
 # minute on one core.
-BLOCK = 32
+BLOCK_SIZE = 32
 PLAIN_TEXT_PROMPT = "Background: {title}\n{text}\n\n{question}"
 """Prompt for plain text. Its first line is from Lin et al. 2023, appendix C."""
 
@@ -52,7 +52,7 @@ class AnswerScores:
     """The scores that a generator computed for one example."""
 
     log_p: tuple[float, ...]  # log p_LM(y|c∘x) in nats, one per passage c
-    tokens: int  # number of tokens of y that are scored
+    n_tokens: int  # number of tokens of y that are scored
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class AnswerBlock(ScoreBlock):
         """
         generator = load_stored_generator(store.url, self.model, self.dtype)
         scores = [score_example(generator, example) for example in _load_examples(store, self.content)]
-        return [[list(example_scores.log_p), example_scores.tokens] for example_scores in scores]
+        return [[list(example_scores.log_p), example_scores.n_tokens] for example_scores in scores]
 
 
 def score_answers(
@@ -91,7 +91,7 @@ def score_answers(
     Raises:
         InputError: a score is not finite.
     """
-    example_groups = [examples[i : i + BLOCK] for i in range(0, len(examples), BLOCK)]
+    example_groups = [examples[i : i + BLOCK_SIZE] for i in range(0, len(examples), BLOCK_SIZE)]
     blocks = put_blocks(partial(_put_block, store, identity, dtype), example_groups)
     block_scores = score_blocks(
         store, blocks, lambda: put_generator(store, generator()), runner, on_progress or (lambda _, __: None)

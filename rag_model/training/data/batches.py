@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from rag_model.corpus.records import Passage
 from rag_model.errors import InputError
 from rag_model.retrieve.models import PairScorer
-from rag_model.training.data.examples import Example, index_passages
+from rag_model.training.data.examples import Example, deduplicate_passages
 from rag_model.training.data.pair_scores import check_teacher_scores
 
 Missing = Literal["drop", "refuse"]  # what to do with an incomplete example
@@ -38,9 +38,9 @@ def group_examples(examples: Sequence[Example], size: int, rng: random.Random) -
 
     An incomplete last group is dropped unless it is the only one.
     """
-    permutation = rng.sample(range(len(examples)), len(examples))
-    ends = range(size, len(permutation) + 1, size) if size <= len(permutation) else [len(permutation)]
-    return [[examples[index] for index in permutation[max(0, end - size) : end]] for end in ends]
+    shuffled_examples = rng.sample(examples, len(examples))
+    ends = range(size, len(examples) + 1, size) if size <= len(examples) else [len(examples)]
+    return [shuffled_examples[max(0, end - size) : end] for end in ends]
 
 
 def shuffle_batches(items: Sequence[T], size: int, seed: int, epoch: int) -> list[tuple[T, ...]]:
@@ -65,7 +65,9 @@ def build_dpr_batch(examples: Sequence[Example], n_hard_negatives: int, rng: ran
         else example.negatives[:n_hard_negatives]
         for example in examples
     ]
-    passages, position_by_hash = index_passages((*positives, *(passage for group in negatives for passage in group)))
+    passages, position_by_hash = deduplicate_passages(
+        (*positives, *(passage for group in negatives for passage in group))
+    )
     return DprBatch(tuple(examples), tuple(passages), tuple(position_by_hash[passage.hash] for passage in positives))
 
 
@@ -77,9 +79,10 @@ def hash_passages(passages: Sequence[Passage]) -> Tensor:
 def mask_other_positives(examples: Sequence[Example], keys: Tensor, gold: Tensor) -> Tensor:
     """Return a (b, m) bool mask of the passages that must not be negatives of a question.
 
-    These passages are all positives of the question except the one at position `gold`, and the
-    document that is the question itself. With several processes, the gold passage may occur twice;
-    its copy is then masked, too.
+    `keys` are the (m,) keys of the passages from `hash_passages`, and `gold` has the (b,) position
+    of each question's first positive among them. The masked passages are the other positives of the
+    question, and the document that is the question itself. With several processes, the gold passage
+    may occur twice; its copy is then masked, too.
     """
     excluded_passages = [
         (*example.positives, *([example.own_document] if example.own_document else [])) for example in examples
@@ -126,10 +129,10 @@ def build_list_batch(examples: Sequence[Example], n_negatives: int, rng: random.
     passage_lists, score_lists = list[tuple[Passage, ...]](), list[tuple[float, ...]]()
     for example in examples:
         n_drawn = min(n_negatives, len(example.negatives))
-        negative_indexes = rng.sample(range(len(example.negatives)), n_drawn) if rng else range(n_drawn)
-        passage_lists.append((example.positives[0], *(example.negatives[index] for index in negative_indexes)))
-        score_indexes = (0, *(index + 1 for index in negative_indexes)) if example.scores else ()
-        score_lists.append(tuple(example.scores[index] for index in score_indexes))
+        negative_positions = rng.sample(range(len(example.negatives)), n_drawn) if rng else range(n_drawn)
+        passage_lists.append((example.positives[0], *(example.negatives[position] for position in negative_positions)))
+        score_positions = (0, *(position + 1 for position in negative_positions)) if example.scores else ()
+        score_lists.append(tuple(example.scores[position] for position in score_positions))
     return ListBatch(tuple(examples), tuple(passage_lists), tuple(score_lists))
 
 

@@ -36,7 +36,7 @@ from rag_model.untrusted_text import limit_blank_lines, parse_json
 
 _CHUNK_SIZE = 1 << 20  # characters read at a time
 _MAX_VALUE_LENGTH = 1 << 26  # maximum number of characters of one value
-_NOUN = "training examples"
+_NOUN = "training examples"  # what a file should contain, for errors
 _DECODER = json.JSONDecoder()
 _BLANKS = re.compile(r"\s*")
 _READ_ERRORS = (OSError, EOFError, ImportError, ValueError, lzma.LZMAError, zlib.error)
@@ -204,8 +204,8 @@ def draw_examples(examples: Sequence[Example], count: int, seed: int) -> list[Ex
     """
     if not 0 < count < len(examples):
         return list(examples)
-    indexes = random.Random(f"{seed} dev").sample(range(len(examples)), count)
-    return [examples[index] for index in sorted(indexes)]
+    positions = random.Random(f"{seed} dev").sample(range(len(examples)), count)
+    return [examples[position] for position in sorted(positions)]
 
 
 def digest_examples(examples: Iterable[Example]) -> str:
@@ -219,7 +219,7 @@ def build_passage(title: str, text: str, identity: str = "", page: str = "") -> 
     return Passage(identity or digest, page or identity or digest, 0, title, "", text, 0, len(text.split()), digest)
 
 
-def index_passages(passages: Iterable[Passage]) -> tuple[list[Passage], dict[str, int]]:
+def deduplicate_passages(passages: Iterable[Passage]) -> tuple[list[Passage], dict[str, int]]:
     """Return the distinct passages in order, and the position of each passage by its hash."""
     passage_by_hash = {passage.hash: passage for passage in passages}
     return list(passage_by_hash.values()), {

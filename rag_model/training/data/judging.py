@@ -210,7 +210,7 @@ def iter_judged_examples(
     gold_answers: Mapping[str, tuple[str, ...]],
     settings: JudgeSettings,
     generator: Callable[[], TransformersGenerator],
-    block: Callable[..., JudgeBlock],
+    create_block: Callable[..., JudgeBlock],
     runner: TaskRunner | None = None,
     on_progress: OnProgress = lambda _, __: None,
 ) -> Iterator[tuple[Example, Sequence[Passage], Sequence[RagVerdict]]]:
@@ -224,7 +224,7 @@ def iter_judged_examples(
         gold_answers: the gold answers by question.
         settings: settings of the judge.
         generator: loads the generator; only called if a block is not recorded yet.
-        block: builds the task of a block from its `content` and its number of `contexts`.
+        create_block: creates a block from its `content` and its number of `contexts`.
         runner: runs the blocks on workers; if None, this process runs them.
         on_progress: called with the number of judged questions and the number of all questions.
 
@@ -239,7 +239,7 @@ def iter_judged_examples(
         block_content = {"settings": asdict(settings), "questions": question_rows}
         blob = store.blobs.put_bytes(json.dumps(block_content, ensure_ascii=False).encode())
         # The generator reads each passage twice: to generate an answer and to score a gold answer.
-        blocks.append(block(content=blob, contexts=2 * sum(len(passages) for _, passages in pairs)))
+        blocks.append(create_block(content=blob, contexts=2 * sum(len(passages) for _, passages in pairs)))
         examples += [example for example, _ in pairs]
 
     def report(n_finished: int, _: int) -> None:
@@ -317,21 +317,22 @@ def build_pooled_example(
     example: Example, passages: Sequence[Passage], verdicts: Sequence[RagVerdict], size: int
 ) -> PooledExample | None:
     """Return an example with pools of up to `size` passages each; None if a pool is empty."""
-    ranked_indexes = sorted(range(len(passages)), key=lambda index: -verdicts[index].log_p)
-    right_indexes, wrong_indexes = (
-        [index for index in ranked_indexes if verdicts[index].right is is_right] for is_right in (True, False)
+    ranked_positions = sorted(range(len(passages)), key=lambda position: -verdicts[position].log_p)
+    right_positions, wrong_positions = (
+        [position for position in ranked_positions if verdicts[position].right is is_right]
+        for is_right in (True, False)
     )
-    if not right_indexes or not wrong_indexes:
+    if not right_positions or not wrong_positions:
         return None
     base_fields = {base_field.name: getattr(example, base_field.name) for base_field in fields(Example)}
     passage_pools = {
-        name: tuple(passages[index] for index in indexes[:size])
-        for name, indexes in (("positives", right_indexes), ("negatives", wrong_indexes))
+        name: tuple(passages[position] for position in positions[:size])
+        for name, positions in (("positives", right_positions), ("negatives", wrong_positions))
     }
     return PooledExample(
         **{**base_fields, **passage_pools},
-        best_negative_log_p=verdicts[wrong_indexes[0]].log_p,
-        worst_positive_log_p=verdicts[right_indexes[-1]].log_p,
+        best_negative_log_p=verdicts[wrong_positions[0]].log_p,
+        worst_positive_log_p=verdicts[right_positions[-1]].log_p,
     )
 
 
@@ -348,30 +349,32 @@ def compute_agreement(verdicts: Sequence[RagVerdict]) -> float:
     return float(roc_area)
 
 
-def build_pools(judged: Iterable[tuple[Example, Sequence[Passage], Sequence[RagVerdict]]], size: int) -> ExamplePools:
+def build_pools(
+    judged_examples: Iterable[tuple[Example, Sequence[Passage], Sequence[RagVerdict]]], size: int
+) -> ExamplePools:
     """Build the pools of judged examples, in order, with up to `size` passages per pool.
 
     Raises:
         InputError: every question has an empty pool.
     """
-    pooled_examples, agreements, n_right, n_wrong = list[PooledExample](), list[float](), 0, 0
-    for example, passages, verdicts in judged:
+    pooled_examples, agreements, n_all_right, n_all_wrong = list[PooledExample](), list[float](), 0, 0
+    for example, passages, verdicts in judged_examples:
         pooled_example = build_pooled_example(example, passages, verdicts, size)
         if pooled_example is not None:
             pooled_examples.append(pooled_example)
             agreements.append(compute_agreement(verdicts))
         elif verdicts and verdicts[0].right:
-            n_right += 1
+            n_all_right += 1
         else:
-            n_wrong += 1
+            n_all_wrong += 1
     if not pooled_examples:
         raise InputError(
-            f"none of {n_right + n_wrong:,} questions has a passage with which the generator "
-            f"answers right and one with which it answers wrong ({n_right:,} are all right, "
-            f"{n_wrong:,} all wrong): use another generator, more passages per question, or "
+            f"none of {n_all_right + n_all_wrong:,} questions has a passage with which the generator "
+            f"answers right and one with which it answers wrong ({n_all_right:,} are all right, "
+            f"{n_all_wrong:,} all wrong): use another generator, more passages per question, or "
             "other examples"
         )
-    return ExamplePools(tuple(pooled_examples), n_right, n_wrong, estimate_mean(agreements))
+    return ExamplePools(tuple(pooled_examples), n_all_right, n_all_wrong, estimate_mean(agreements))
 
 
 def check_agreement(pools: ExamplePools) -> None:

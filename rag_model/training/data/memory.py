@@ -30,7 +30,7 @@ from rag_model.store.recorded_tasks import OnProgress, PartTask, TaskRunner, run
 from rag_model.store.store import Store
 from rag_model.store.versions.manifest import passages_path
 from rag_model.store.versions.snapshot import Snapshot
-from rag_model.training.data.examples import index_passages
+from rag_model.training.data.examples import deduplicate_passages
 
 RankedRow = tuple[int, float]  # pair of a row of the snapshot and the retriever's score
 GROUP_SECONDS_PER_ROW = 5e-4  # seconds of one core to read the row group that contains a row
@@ -131,8 +131,8 @@ class PassageMemory:
         """Retrieve the best `k` passages of each question; `query_vectors` is (b, d) float32.
 
         If the corpus has fewer passages, all are returned. Inner products are exact; scores are
-        those of the retriever. If the retriever returns fewer than k passages, those in the lowest
-        rows are added with score 0, so that every question has k passages.
+        those of the retriever. If the retriever returns fewer than k passages, the passages in the
+        lowest rows of the snapshot are added with score 0, so that every question has k passages.
         """
         k = min(k, self.snapshot.n)
         hit_lists = self._retriever.search_queries(Queries.from_vectors(questions, self._encoder, query_vectors), k)
@@ -152,15 +152,15 @@ class PassageMemory:
         row_lists = [query_rows[query_rows >= 0].tolist() for query_rows in hit_rows]
         return np.array([[*query_rows, *_choose_padding_rows(query_rows, k)] for query_rows in row_lists], np.int64)
 
-    def fetch_rows(self, ranked: Sequence[Sequence[RankedRow]]) -> RetrievedBatch:
+    def fetch_rows(self, ranked_rows: Sequence[Sequence[RankedRow]]) -> RetrievedBatch:
         """Return the passages in the given rows of the snapshot; each query must have equally many.
 
         The hits of the result have no inner products.
         """
-        passages = iter(self.snapshot.passages([row for query_rows in ranked for row, _ in query_rows]))
+        passages = iter(self.snapshot.passages([row for query_rows in ranked_rows for row, _ in query_rows]))
         hits = [
             [Hit(rank, score, row, next(passages), "", "") for rank, (row, score) in enumerate(query_rows, start=1)]
-            for query_rows in ranked
+            for query_rows in ranked_rows
         ]
         return RetrievedBatch(hits, self.fetch_vectors(_list_hit_rows(hits)))
 
@@ -211,7 +211,7 @@ def rerank(candidates: RetrievedBatch, query_vectors: Vectors, encode: Encode, k
     `query_vectors` is (b, d) float32. Each passage is encoded once. Candidates with equal scores
     keep their order. The result has the vectors from `encode` and the new scores, best first.
     """
-    passages, positions = index_passages(hit.passage for hits in candidates.hits for hit in hits)
+    passages, positions = deduplicate_passages(hit.passage for hits in candidates.hits for hit in hits)
     # (b, c)
     rows = np.array([[positions[hit.passage.hash] for hit in hits] for hits in candidates.hits])
     vectors = encode(passages)[rows]  # (m, d) -> (b, c, d)
@@ -220,10 +220,10 @@ def rerank(candidates: RetrievedBatch, query_vectors: Vectors, encode: Encode, k
     reranked_rows = zip(candidates.hits, best_columns.tolist(), scores.tolist(), strict=True)
     reranked_hits = [
         [
-            replace(hits[index], rank=rank, score=query_scores[index], inner_product=query_scores[index])
-            for rank, index in enumerate(columns, start=1)
+            replace(hits[column], rank=rank, score=query_scores[column], inner_product=query_scores[column])
+            for rank, column in enumerate(query_columns, start=1)
         ]
-        for hits, columns, query_scores in reranked_rows
+        for hits, query_columns, query_scores in reranked_rows
     ]
     return RetrievedBatch(reranked_hits, np.take_along_axis(vectors, best_columns[:, :, None], axis=1))
 
@@ -234,12 +234,12 @@ def drop_source_passages(candidates: RetrievedBatch, statements: Sequence[str]) 
     Return the positions of the statements that still have a candidate, and the best candidates of
     each of these statements. All statements have equally many.
     """
-    remaining_positions = [
-        [position for position, hit in enumerate(hits) if not AnswerMatcher((text,)).match(hit.passage.text)]
+    remaining_columns = [
+        [column for column, hit in enumerate(hits) if not AnswerMatcher((text,)).match(hit.passage.text)]
         for hits, text in zip(candidates.hits, statements, strict=True)
     ]
-    indexes = [index for index, positions in enumerate(remaining_positions) if positions]
-    n_kept = min((len(remaining_positions[index]) for index in indexes), default=0)
-    hits = [[candidates.hits[index][position] for position in remaining_positions[index][:n_kept]] for index in indexes]
-    vectors = [candidates.vectors[index][remaining_positions[index][:n_kept]] for index in indexes]
-    return indexes, RetrievedBatch(hits, np.stack(vectors) if vectors else candidates.vectors[:0])
+    statement_positions = [row for row, columns in enumerate(remaining_columns) if columns]
+    n_kept = min((len(remaining_columns[row]) for row in statement_positions), default=0)
+    hits = [[candidates.hits[row][column] for column in remaining_columns[row][:n_kept]] for row in statement_positions]
+    vectors = [candidates.vectors[row][remaining_columns[row][:n_kept]] for row in statement_positions]
+    return statement_positions, RetrievedBatch(hits, np.stack(vectors) if vectors else candidates.vectors[:0])

@@ -50,10 +50,10 @@ CHECKS = np.dtype(
     [
         ("hash", "<u8"),  # the first 64 bits of the passage's hash
         ("is_own", "?"),  # whether the passage is from the document that is the question itself
-        ("is_positive", "?"),
-        ("is_on_named_page", "?"),
-        ("text_answers", "?"),
-        ("title_answers", "?"),
+        ("is_positive", "?"),  # whether the passage is a known positive
+        ("is_on_named_page", "?"),  # whether the example names the page of the passage
+        ("text_answers", "?"),  # whether the text contains an answer
+        ("title_answers", "?"),  # whether the title contains an answer
     ]
 )
 Checks = npt.NDArray[Any]  # structured array of dtype `CHECKS`
@@ -255,8 +255,8 @@ def _check_candidates(
     """Return the (q, k) checks of the retrieved passages; where a row is -1, they are undefined."""
     store, files = snapshot.store, snapshot.manifest.content.files
     checkers_ref = store.blobs.put_bytes(json.dumps([*map(CandidateChecker.list_arguments, examples)]).encode())
-    order = np.argsort(rows, axis=None, kind="stable")
-    order = order[np.count_nonzero(rows < 0) :]
+    # positions in `rows.ravel()` of the retrieved passages, by ascending row; -1 is left out
+    order = np.argsort(rows, axis=None, kind="stable")[np.count_nonzero(rows < 0) :]
     questions, tasks, spans = order // max(1, rows.shape[1]), list[CheckTask](), list[slice]()
     for part_index, span, local_rows in RowPartition(part.rows for part in snapshot.parts).split(rows.ravel()[order]):
         np.save(buffer := io.BytesIO(), np.array([questions[span], local_rows], np.int32), allow_pickle=False)
@@ -311,18 +311,18 @@ def add_mined_passages(
         ResourceError: the snapshot has no BM25 index, and the disk has no space to build one.
         UsageError: the retriever expression is wrong.
     """
-    examples_by_set = {name: list(group) for name, group in examples.items()}
+    examples_by_set = {name: list(set_examples) for name, set_examples in examples.items()}
     minable_keys = [
-        (name, index)
-        for name, group in examples_by_set.items()
-        for index, example in enumerate(group)
+        (name, position)
+        for name, set_examples in examples_by_set.items()
+        for position, example in enumerate(set_examples)
         if not (example.positives and example.negatives)
         and example.question.strip()
         and (example.answers or example.positives or example.pages)
     ]
     if recipe.search == "own" or not minable_keys:
         return examples_by_set
-    minable_examples = [examples_by_set[name][index] for name, index in minable_keys]
+    minable_examples = [examples_by_set[name][position] for name, position in minable_keys]
     questions = [example.question for example in minable_examples]
     check_queries(questions)
     if recipe.search == "bm25":
@@ -330,8 +330,8 @@ def add_mined_passages(
     else:
         hit_rows = _search_snapshot(questions, snapshot, recipe, on_progress)
     mined_examples = mine_passages(minable_examples, hit_rows, snapshot, recipe.mining, runner, on_progress)
-    for (name, index), example in zip(minable_keys, mined_examples, strict=True):
-        examples_by_set[name][index] = example
+    for (name, position), example in zip(minable_keys, mined_examples, strict=True):
+        examples_by_set[name][position] = example
     return examples_by_set
 
 

@@ -42,7 +42,7 @@ _Pairs = tuple[list[str], list[str], list[str]]  # questions, titles and texts o
 SCORES_FILE = "scores.jsonl"
 # Number of pairs per block. A cross-encoder sorts windows of so many pairs, so splitting the pairs
 # into blocks does not change the scores.
-BLOCK = 1_024
+BLOCK_SIZE = 1_024
 
 
 class CachedPairScorer:
@@ -54,15 +54,16 @@ class CachedPairScorer:
         identity: str,
         folder: Path,
         on_progress: OnProgress = lambda _, __: None,
-        block: int = BLOCK,
+        block_size: int = BLOCK_SIZE,
         *,
         joins_blocks: bool = False,
     ) -> None:
         """Read the cache in `folder`; `identity` is the digest of the teacher's files.
 
-        If `joins_blocks` is True, the teacher is called once for all missing blocks of a call.
+        `block_size` is the number of pairs per line of the cache. If `joins_blocks` is True, the
+        teacher is called once for all missing blocks of a call.
         """
-        self._teacher, self._identity, self._on_progress, self._block = teacher, identity, on_progress, block
+        self._teacher, self._identity, self._on_progress, self._block_size = teacher, identity, on_progress, block_size
         self._joins_blocks = joins_blocks
         self._path = folder / SCORES_FILE
         lines = self._path.read_bytes().splitlines(keepends=True) if self._path.is_file() else []
@@ -74,7 +75,7 @@ class CachedPairScorer:
 
     def scores(self, questions: Sequence[str], titles: Sequence[str], texts: Sequence[str]) -> npt.NDArray[np.float32]:
         """Return (n,) float32 scores of n pairs, in order; score and cache the missing blocks."""
-        spans = [slice(i, i + self._block) for i in range(0, len(questions), self._block)]
+        spans = [slice(i, i + self._block_size) for i in range(0, len(questions), self._block_size)]
         pairs = [(list(questions[span]), list(titles[span]), list(texts[span])) for span in spans]
         keys = [digest_json([self._identity, *block_pairs]) for block_pairs in pairs]
         self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -164,7 +165,7 @@ class WorkerPairScorer:
     runner: TaskRunner
     on_progress: OnProgress = lambda _, __: None
     cpu: bool = False  # whether to run without a GPU
-    block: int = BLOCK  # pairs per block
+    block_size: int = BLOCK_SIZE  # pairs per block
     onnx: bool = False  # result of `runs_on_onnx(folder)`; an ONNX graph must be a single file
     dtype: str = "float32"
 
@@ -175,11 +176,11 @@ class WorkerPairScorer:
             InputError: the cross-encoder's files are damaged, or a score is not finite.
         """
         n_pairs = len(questions)
-        spans = [slice(i, i + self.block) for i in range(0, n_pairs, self.block)]
+        spans = [slice(i, i + self.block_size) for i in range(0, n_pairs, self.block_size)]
         blocks = put_blocks(partial(self._put_block, questions, titles, texts), spans)
 
         def report(n_finished: int, _: int) -> None:
-            self.on_progress(min(n_finished * self.block, n_pairs), n_pairs)
+            self.on_progress(min(n_finished * self.block_size, n_pairs), n_pairs)
 
         block_scores = score_blocks(self.store, blocks, self._put_files, self.runner, report)
         _load_cross_encoder.cache_clear()  # This frees the model if this process ran the blocks.

@@ -61,7 +61,11 @@ class PassageLister:
         The list of a plain text excludes its source passage and passages that overlap it. Examples
         without a passage are dropped.
         """
-        rows = self._retrieve_rows(examples, k) if self.store is None else self._retrieve_once(self.store, examples, k)
+        rows = (
+            self._retrieve_rows(examples, k)
+            if self.store is None
+            else self._load_or_retrieve_rows(self.store, examples, k)
+        )
         row_lists = [tuple(row for row in example_rows if row != _NO_ROW) for example_rows in rows.tolist()]
         examples_and_rows = zip(examples, row_lists, strict=True)
         return [replace(example, rows=example_rows) for example, example_rows in examples_and_rows if example_rows]
@@ -77,7 +81,7 @@ class PassageLister:
             for passages in [tuple(text_by_row[row] for row in example.rows)]
         ]
 
-    def _retrieve_once(self, store: Store, examples: Sequence[PassageList], k: int) -> npt.NDArray[np.int64]:
+    def _load_or_retrieve_rows(self, store: Store, examples: Sequence[PassageList], k: int) -> npt.NDArray[np.int64]:
         memo_inputs: dict[str, Any] = {
             "snapshot": self.memory.snapshot.id,
             "encoder": self.identity,
@@ -103,19 +107,19 @@ class PassageLister:
         rows = np.full((len(examples), k), _NO_ROW, np.int64)
         depth = k + (_EXTRA_CANDIDATES if any(example.source for example in examples) else 0)
         for start in range(0, len(examples), _READ_BATCH):
-            group = examples[start : start + _READ_BATCH]
-            batches = [group[i : i + _SEARCH_BATCH] for i in range(0, len(group), _SEARCH_BATCH)]
-            candidates = [example_rows for batch in batches for example_rows in self._find_rows(batch, depth)]
-            pairs = zip(group, candidates, strict=True)
+            read_batch = examples[start : start + _READ_BATCH]
+            search_batches = [read_batch[i : i + _SEARCH_BATCH] for i in range(0, len(read_batch), _SEARCH_BATCH)]
+            candidates = [example_rows for batch in search_batches for example_rows in self._find_rows(batch, depth)]
+            pairs = zip(read_batch, candidates, strict=True)
             needed_rows = {row for example, example_rows in pairs if example.source for row in example_rows}
             passages = read_passages(self.memory.snapshot, sorted(needed_rows), self.runner)
-            for index, (example, example_rows) in enumerate(zip(group, candidates, strict=True), start=start):
+            for position, (example, example_rows) in enumerate(zip(read_batch, candidates, strict=True), start=start):
                 list_rows = [
                     row
                     for row in example_rows
                     if example.source is None or not passages_overlap(example.source, passages[row])
                 ][:k]
-                rows[index, : len(list_rows)] = list_rows
+                rows[position, : len(list_rows)] = list_rows
         return rows
 
     def _find_rows(self, examples: Sequence[PassageList], k: int) -> list[list[int]]:

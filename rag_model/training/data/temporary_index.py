@@ -95,32 +95,37 @@ def find_bag_index(snapshot: Snapshot, folder: Path) -> str | None:
 
 
 def open_temporary_index(
-    snapshot: Snapshot, plan: IndexPlan, bags: Path | None = None, indexer: Indexer | None = None
+    snapshot: Snapshot, plan: IndexPlan, tokenizer_folder: Path | None = None, indexer: Indexer | None = None
 ) -> Any:
     """Build an index over a snapshot's passages, and open it; see `build_temporary_index`."""
-    path = snapshot.store.blobs.get_local_path(build_temporary_index(snapshot, plan, bags, indexer))
+    path = snapshot.store.blobs.get_local_path(build_temporary_index(snapshot, plan, tokenizer_folder, indexer))
     return get_kind(plan.kind).open(IndexFiles(path, list, snapshot.n), plan.entry())
 
 
 def build_temporary_index(
-    snapshot: Snapshot, plan: IndexPlan, bags: Path | None = None, indexer: Indexer | None = None
+    snapshot: Snapshot, plan: IndexPlan, tokenizer_folder: Path | None = None, indexer: Indexer | None = None
 ) -> BlobRef:
     """Build an index over a snapshot's passages in its store; `gc` will delete the index.
 
     Args:
         snapshot: the snapshot with the passages.
         plan: the plan of an index over texts or over bags.
-        bags: a folder with the tokenizer of the bags; None for an index over texts.
+        tokenizer_folder: the folder with the tokenizer of the bags; None for an index over texts.
         indexer: builds the index; if None, this process builds it.
 
     Raises:
         ResourceError: the disk has no space for the index.
     """
     if indexer is not None:
-        return indexer(plan, bags)
+        return indexer(plan, tokenizer_folder)
     with temporary_folder("index") as workdir:
         index_path, text_paths = workdir / f"index.{get_kind(plan.kind).suffix}", snapshot.row_files(TEXT)
-        run_stages(plan, text_paths if bags is None else _encode_bags(bags, text_paths, workdir), index_path, workdir)
+        run_stages(
+            plan,
+            text_paths if tokenizer_folder is None else _encode_bags(tokenizer_folder, text_paths, workdir),
+            index_path,
+            workdir,
+        )
         return snapshot.store.blobs.put_file(index_path)
 
 

@@ -80,15 +80,15 @@ class EpochBatches(Sequence[TextBatch]):
 
 
 def find_sentences(text: str) -> list[tuple[int, int]]:
-    """Return the (start, end) of each sentence in a text, in order; every word is in a sentence."""
+    """Return the (start, end) offsets of each sentence, in order; every word is in a sentence."""
     words = list(_WORD.finditer(text))
     sentence_spans: list[tuple[int, int]] = []
     first_word = 0
-    for index, word in enumerate(words):
-        is_last = index + 1 == len(words)
-        if is_last or ends_sentence(word[0], words[index + 1][0]):
+    for i, word in enumerate(words):
+        is_last = i + 1 == len(words)
+        if is_last or ends_sentence(word[0], words[i + 1][0]):
             sentence_spans.append((words[first_word].start(), word.end()))
-            first_word = index + 1
+            first_word = i + 1
     return sentence_spans
 
 

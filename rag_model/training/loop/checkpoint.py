@@ -41,11 +41,11 @@ from rag_model.untrusted_text import parse_json
 _WEIGHTS, _OPTIMIZER, _STATE = "weights.safetensors", "optimizer.safetensors", "state.json"
 _STEP_NAME = re.compile(r"step-(\d{8,})")
 _BEST_NAME = re.compile(r"best-\d{1,12}")
-_MAX_STEPS = 10**12
-_DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-RECORD = "training.json"
+_MAX_STEPS = 10**12  # step numbers of this size or more are invalid
+_DISK_FULL_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+RECORD = "training.json"  # settings and recipe of a training
+METRICS = "metrics.jsonl"  # log of a training
 _log = logging.getLogger(__name__)
-METRICS = "metrics.jsonl"
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +215,7 @@ def atomic_folder(dest: Path) -> Iterator[Path]:
         folder.rename(dest)
         fsync(dest.parent)
     except (OSError, SafetensorError) as error:  # safetensors has its own error for a full disk.
-        if isinstance(error, OSError) and error.errno not in _DISK_FULL:
+        if isinstance(error, OSError) and error.errno not in _DISK_FULL_ERRORS:
             raise
         raise ResourceError(f"{dest} cannot be written ({error}): free space and run the same command again") from error
     finally:
@@ -326,6 +326,7 @@ class TrainingFolder:
 
 
 def _list_best_folders(checkpoint: Path) -> list[str]:
+    """Return the folder of the best weights of a checkpoint; nothing for a damaged checkpoint."""
     try:
         return [read_state(checkpoint)[1].best.folder]
     except InputError:  # `resume` reports damaged checkpoints.

@@ -137,7 +137,9 @@ def _iter_tensors(argument: Any) -> Any:
 
 
 def _take_rows(argument: Any, n_rows: int, row_range: slice) -> Any:
-    """Return nested arguments with only the rows of a part; tensors without `n_rows` rows stay."""
+    """Return nested arguments with only the rows of a part. Tensors of another length than `n_rows`
+    are unchanged.
+    """
     if isinstance(argument, Tensor):
         return argument[row_range] if argument.ndim and len(argument) == n_rows else argument
     if isinstance(argument, dict):
@@ -324,16 +326,16 @@ class _Trainer(Generic[Batch]):
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
         batches = self.list_batches(step)
-        while (values_and_names := self.try_compute_gradients(step, batches)) is None:
+        while (measures_and_names := self.try_compute_gradients(step, batches)) is None:
             # Memory is freed outside of the exception handler, because the exception refers to
             # tensors.
             self.prepared_optimizer.zero_grad()
             torch.cuda.empty_cache()
-        own_values, measure_names = values_and_names
+        own_measures, measure_names = measures_and_names
         max_norm = self.settings.max_gradient_norm or _NO_CLIPPING
         gradient_norm = self.accelerator.clip_grad_norm_(self.task.module.parameters(), max_norm)
         # (number of batches of all processes, 1 + number of measures)
-        gathered_measures = self.accelerator.gather(own_values)
+        gathered_measures = self.accelerator.gather(own_measures)
         self.check_finite_step(step, batches, gathered_measures[:, 0], gradient_norm)
         self.prepared_optimizer.step()
         self.prepared_optimizer.zero_grad()

@@ -68,9 +68,9 @@ class LoopSettings:
         excluded_names = {"checkpoint_every", "keep", "stored", "dev_examples"}
         return {name: value for name, value in asdict(self).items() if name not in excluded_names}
 
-    def count_steps(self, batches: int, processes: int) -> int:
-        """Return the number of steps; all processes share the `batches` batches of an epoch."""
-        return self.max_steps or max(1, -(-self.epochs * batches // (self.accumulation * processes)))
+    def count_steps(self, n_batches: int, n_processes: int) -> int:
+        """Return the number of steps; all processes share the `n_batches` batches of an epoch."""
+        return self.max_steps or max(1, -(-self.epochs * n_batches // (self.accumulation * n_processes)))
 
 
 def compute_learning_rate(settings: LoopSettings, step: int, n_steps: int) -> float:
@@ -90,7 +90,7 @@ def compute_learning_rate(settings: LoopSettings, step: int, n_steps: int) -> fl
 
 
 def check_bounds(settings: object, owner: str, minimums: Mapping[str, int], above_zero: Sequence[str] = ()) -> None:
-    """Check the choices and lower bounds of settings; `owner` is their TOML table, such as `[dpr]`.
+    """Check the choices and lower bounds of settings; errors name `owner`, such as `[dpr]`.
 
     Raises:
         UsageError: a setting is not an allowed choice, below its minimum, or not above 0.

@@ -41,13 +41,13 @@ class StepAbandonedError(Exception):
 class TrainingProcesses:
     """The processes of a training. All processes call the methods in the same order."""
 
-    index: int = 0  # rank of this process, from 0
+    rank: int = 0  # number of this process, from 0
     count: int = 1
 
     @property
     def is_first(self) -> bool:
         """Whether this is the first process, which prepares examples and writes results."""
-        return self.index == 0
+        return self.rank == 0
 
     def share(self, compute: Callable[[], _Value]) -> _Value:
         """Call `compute` in the first process, and return its result in all processes.
@@ -114,7 +114,7 @@ def join_processes() -> TrainingProcesses:
 
 
 def exchange_counts(count: int = 0) -> list[int]:
-    """Send `count` to all processes, and return the count of each process, in their order.
+    """Send `count`, such as a number of rows, to all processes; return their counts by rank.
 
     Call this right before any other exchange of tensors in `Task.loss` or in a backward pass, when
     all memory for the exchange is allocated.

@@ -191,14 +191,14 @@ class ColbertTask(ListTask[TokenModel, ColbertRecipe]):
         exchanged, and passage vectors can be computed in parts.
         """
         passages = batch.list_pairs()[1]
-        questions, start = gather_all_processes(self._embed_questions(batch))  # (b of all, l, d)
+        questions, first_question = gather_all_processes(self._embed_questions(batch))  # (b of all processes, l, d)
         own_scores = self._score_passages(questions, passages)  # (b of all, m)
         offsets = torch.tensor([0, *batch.lengths]).cumsum(0)
         # The positive is the first passage of its list.
         own_positives = locate_positives(
-            batch.examples, passages, offsets[:-1].tolist(), own_scores.device, counts_once=False
+            batch.examples, passages, offsets[:-1].tolist(), own_scores.device, mask_duplicates=False
         )
-        gold, ignored = (gather_all_processes(own_rows)[0] for own_rows in own_positives)
+        gold, ignored = (gather_all_processes(own_tensor)[0] for own_tensor in own_positives)
         # (m, b of all) -> (m of all, b of all)
         all_scores, _ = gather_all_processes(own_scores.T)
         in_batch_loss, accuracy = in_batch_cross_entropy(all_scores.T, gold, ignored)
@@ -206,7 +206,9 @@ class ColbertTask(ListTask[TokenModel, ColbertRecipe]):
         total_loss = in_batch_loss if self._recipe.in_batch else own_scores.new_zeros(())
         if self._has_teacher:
             # b times (w,)
-            list_scores = [own_scores[start + row, offsets[row] : offsets[row + 1]] for row in range(len(batch.lists))]
+            list_scores = [
+                own_scores[first_question + row, offsets[row] : offsets[row + 1]] for row in range(len(batch.lists))
+            ]
             teacher_loss = distillation_loss(
                 pad_lists(torch.cat(list_scores), batch.lengths), batch.teacher_scores(own_scores.device)
             )
@@ -317,11 +319,11 @@ class Colbert(Objective[ColbertTraining]):
         """Return the costs to encode and compare a batch, to mine passages, and of the teacher."""
         recipe, model, teacher = job.settings.colbert, models[PART], models.get(TEACHER)
         n_passages = recipe.batch_size * (1 + recipe.count_negatives(has_teacher=teacher is not None))
-        n_similarities = 4 * recipe.batch_size * recipe.question_length * n_passages * recipe.passage_length
-        n_at_once = min(n_passages, recipe.passages_at_once)
+        similarity_bytes = 4 * recipe.batch_size * recipe.question_length * n_passages * recipe.passage_length
+        n_part_passages = min(n_passages, recipe.passages_at_once)
         activation_bytes = model.estimate_activation_bytes(recipe.batch_size, recipe.question_length)
-        activation_bytes += model.estimate_activation_bytes(n_at_once, recipe.passage_length)
-        activation_bytes += 2 * n_similarities * n_at_once // n_passages
+        activation_bytes += model.estimate_activation_bytes(n_part_passages, recipe.passage_length)
+        activation_bytes += 2 * similarity_bytes * n_part_passages // n_passages
         stage_bytes = {
             "train": TRAINED_COPIES * estimate_weight_bytes(model) + activation_bytes,
             "mine": estimate_mining_bytes(job.snapshot, job.settings.negatives),
@@ -331,7 +333,7 @@ class Colbert(Objective[ColbertTraining]):
         n_ranked = min(job.settings.negatives.ranked, job.snapshot.n) + len(job.examples["dev"])
         n_batches = max(1, len(job.examples["train"]) // recipe.batch_size)
         n_passes = TRAINING_PASSES + (n_passages > recipe.passages_at_once)  # one pass to recompute
-        step_operations = n_passes * (n_tokens * model.operations_per_token + 2.0 * n_similarities / 4 * recipe.dim)
+        step_operations = n_passes * (n_tokens * model.operations_per_token + 2.0 * similarity_bytes / 4 * recipe.dim)
         pair_counts = len(job.examples["train"]), 1 + recipe.count_negatives(has_teacher=True)
         teacher_operations = count_teacher_operations(*pair_counts, teacher) if teacher else 0.0
         return TrainingCosts(

@@ -122,8 +122,10 @@ class CrossEncoderObjective(MiningObjective[CrossEncoderTraining]):
         }
         n_batches = max(1, len(job.examples["train"]) // recipe.batch_size)
         n_evaluated_pairs = len(job.examples["dev"]) * (1 + recipe.ranked)
-        per_pair = n_tokens * model.operations_per_token
-        return TrainingCosts(stage_bytes, n_batches, TRAINING_PASSES * n_pairs * per_pair, n_evaluated_pairs * per_pair)
+        pair_operations = n_tokens * model.operations_per_token
+        return TrainingCosts(
+            stage_bytes, n_batches, TRAINING_PASSES * n_pairs * pair_operations, n_evaluated_pairs * pair_operations
+        )
 
 
 CROSS_ENCODER = CrossEncoderObjective()

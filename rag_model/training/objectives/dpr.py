@@ -91,7 +91,7 @@ class DprTask(ContrastTask[BiEncoder, DprRecipe]):
                 *self._build_dev_batch(positions, question_vectors, passage_vectors),
                 temperature=self._recipe.temperature,
             )[0].item()
-            for positions in _split_positions(self._ranking_evaluator.with_positives, self._recipe.batch_size)
+            for positions in _split_positions(self._ranking_evaluator.positions_with_positives, self._recipe.batch_size)
         ]
         return {**({"loss": sum(dev_losses) / len(dev_losses)} if dev_losses else {}), **measures}
 
@@ -101,7 +101,7 @@ class DprTask(ContrastTask[BiEncoder, DprRecipe]):
         examples = [self._ranking_evaluator.examples[position] for position in positions]
         batch = build_dpr_batch(examples, self._recipe.hard_negatives, None)
         gold = torch.tensor(batch.gold)
-        pool_rows = [self._ranking_evaluator.rows[passage.hash] for passage in batch.passages]
+        pool_rows = [self._ranking_evaluator.row_by_hash[passage.hash] for passage in batch.passages]
         ignored = mask_other_positives(examples, hash_passages(batch.passages), gold)
         # (b, d), (m, d), (b,), (b, m)
         return (

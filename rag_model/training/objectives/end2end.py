@@ -69,7 +69,7 @@ LOOP = LoopSettings(
     weight_decay=0.001,  # the code uses the value of RAG's authors
     max_gradient_norm=0.1,  # the code uses the value of RAG's authors
 )
-LEADS, NONE = "leads", "none"
+LEADS, NONE = "leads", "none"  # values of `ReconstructionSettings.statements` that are not paths
 # number of further candidates per statement, because candidates with the statement are removed
 _EXTRA_CANDIDATES = 2
 _STATEMENT_TOKENS = 40  # estimated tokens per statement
@@ -151,9 +151,9 @@ def sample_leads(snapshot: Snapshot, limit: int, seed: int, runner: TaskRunner |
     rng, reservoir, partition = random.Random(seed), dict[int, int](), RowPartition(lead_counts)
     # The loop is reservoir sampling (Vitter's algorithm R).
     for lead_number in range(partition.n):
-        slot = lead_number if lead_number < limit else rng.randrange(lead_number + 1)
-        if slot < limit:
-            reservoir[slot] = lead_number
+        position = lead_number if lead_number < limit else rng.randrange(lead_number + 1)
+        if position < limit:
+            reservoir[position] = lead_number
     lead_numbers = np.sort(np.array([*reservoir.values()], np.int64))
     lead_tasks = [
         LeadTask(files[part_index], tuple((local_numbers + skipped_counts[part_index]).tolist()))
@@ -169,10 +169,10 @@ def digest_statements(statements: list[Statement]) -> str:
     return digest_json([[statement.id, statement.text] for statement in statements])
 
 
-def first_sentence(text: str) -> str:
+def get_first_sentence(text: str) -> str:
     """Return the first sentence of a text, with single spaces.
 
-    >>> first_sentence("Dr. Jones was born in 1899.  He wrote.")
+    >>> get_first_sentence("Dr. Jones was born in 1899.  He wrote.")
     'Dr. Jones was born in 1899.'
     """
     words = text.split()
@@ -188,7 +188,7 @@ def _iter_leads(passages: Path) -> Iterator[tuple[int, str, str]]:
     with PassageFile(passages) as file:
         for batch in file.iter_batches(["page_id", "text"]):
             for page_id, text in zip(batch["page_id"].to_pylist(), batch["text"].to_pylist(), strict=True):
-                sentence = first_sentence(text) if page_id != last_page_id else ""
+                sentence = get_first_sentence(text) if page_id != last_page_id else ""
                 if len(sentence.split()) >= _MIN_WORDS:
                     yield row, page_id, sentence
                 last_page_id, row = page_id, row + 1
@@ -289,10 +289,10 @@ class End2EndTask(RagTask):
         examples: Mapping[str, Sequence[Example]],
         statements: Sequence[Statement],
         settings: End2EndTraining,
-        index: Callable[[MovingIndexHooks], MovingIndex],
+        create_moving_index: Callable[[MovingIndexHooks], MovingIndex],
         initial_digests: Mapping[str, str] | None = None,
     ) -> None:
-        """Set the data; `index` creates the moving index, with methods of this task as hooks.
+        """Set the data; `create_moving_index` creates the moving index, with methods of this task as hooks.
 
         Raises:
             BookwheelError: see `RagTask` and `MovingIndex`.
@@ -302,7 +302,7 @@ class End2EndTask(RagTask):
         self._statements = list(statements)
         # number of the current pass over all statements, and their order in this pass
         self._round = (-1, list[int]())
-        self._moving = index(MovingIndexHooks(self.save_encoders, self.switch_to))
+        self._moving = create_moving_index(MovingIndexHooks(self.save_encoders, self.switch_to))
 
     def recipe(self) -> Mapping[str, Any]:
         """Return the recipe, and the digests of data and models."""
@@ -343,11 +343,13 @@ class End2EndTask(RagTask):
             (
                 *batch,
                 *(
-                    StatementPair.from_statement(self._get_statement(first_statement + index * batch_size + offset))
+                    StatementPair.from_statement(
+                        self._get_statement(first_statement + batch_number * batch_size + offset)
+                    )
                     for offset in range(batch_size)
                 ),
             )
-            for index, batch in enumerate(batches)
+            for batch_number, batch in enumerate(batches)
         ]
 
     def loss(self, batch: RagBatch) -> tuple[Tensor, Mapping[str, Tensor | float]]:
@@ -369,8 +371,8 @@ class End2EndTask(RagTask):
 
         Every pass over the statements has its own random order.
         """
-        round_number, index = divmod(statement_number, len(self._statements))
-        return self._statements[self._get_round_order(round_number)[index]]
+        round_number, position = divmod(statement_number, len(self._statements))
+        return self._statements[self._get_round_order(round_number)[position]]
 
     def _get_round_order(self, round_number: int) -> list[int]:
         if self._round[0] != round_number:
@@ -387,17 +389,19 @@ class End2EndTask(RagTask):
         candidates = self._memory.retrieve(
             texts, to_numpy(question_vectors), self._settings.n_candidates + _EXTRA_CANDIDATES
         )
-        indexes, retrieval = drop_source_passages(candidates, texts)
-        if not indexes:
+        positions, retrieval = drop_source_passages(candidates, texts)
+        if not positions:
             return mean_over_processes(question_vectors.sum() * 0, 0)
-        question_vectors = question_vectors[indexes]
+        question_vectors = question_vectors[positions]
         retrieval = rerank(retrieval, to_numpy(question_vectors), self._encode, self._recipe.k)
-        marked_pairs = [QuestionAnswer(Example(batch[index].example.id, marker), texts[index]) for index in indexes]
+        marked_pairs = [
+            QuestionAnswer(Example(batch[position].example.id, marker), texts[position]) for position in positions
+        ]
         losses = self.module.loss(
             self._compute_logits(question_vectors, retrieval),
             *self._encode_inputs(marked_pairs, retrieval),
         )
-        return mean_over_processes(losses.sum(), len(indexes))
+        return mean_over_processes(losses.sum(), len(positions))
 
     def _retrieve_batch(self, batch: RagBatch, question_vectors: Tensor) -> RetrievedBatch:
         candidates = self._memory.retrieve(
@@ -447,12 +451,14 @@ class End2EndObjective(Objective[End2EndTraining]):
         passage = TrainableEncoder.load(model_names["passage"], "passage", device="cpu")
         generator = load_generator(model_names["generator"], device="cpu")
         rag = Rag(question_encoder, generator, settings.rag.build_model_settings(settings.end2end.marginal), passage)
-        index = partial(MovingIndex, job.store, job.snapshot, settings.moving, job.rebuild, job.work)
-        return End2EndTask(rag, passage, job.snapshot, job.examples, load_statements(job), settings, index, job.digests)
+        create_moving_index = partial(MovingIndex, job.store, job.snapshot, settings.moving, job.rebuild, job.work)
+        return End2EndTask(
+            rag, passage, job.snapshot, job.examples, load_statements(job), settings, create_moving_index, job.digests
+        )
 
-    def check(self, task: End2EndTask, trained: Measures) -> None:  # type: ignore[override]
+    def check(self, task: End2EndTask, measures: Measures) -> None:  # type: ignore[override]
         """Check that the answers of the model depend on the passages; see `RagTask.check`."""
-        task.check(trained)
+        task.check(measures)
 
     def costs(self, job: Job[End2EndTraining], models: Mapping[str, Architecture]) -> TrainingCosts:
         """Return the costs of RAG, plus those of passage vectors, statements and rebuilds."""

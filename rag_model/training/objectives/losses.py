@@ -55,7 +55,7 @@ def gather_all_processes(rows: Tensor) -> tuple[Tensor, int]:
     rows_by_process = _AllGather.apply(padded_rows)  # type: ignore[no-untyped-call]
     # (sum of n, ...)
     gathered_rows = torch.cat([rows_by_process[process, :n_rows] for process, n_rows in enumerate(row_counts)])
-    return gathered_rows, sum(row_counts[: processes.index])
+    return gathered_rows, sum(row_counts[: processes.rank])
 
 
 def locate_positives(
@@ -64,18 +64,18 @@ def locate_positives(
     gold: Sequence[int],
     device: torch.device,
     *,
-    counts_once: bool = True,
+    mask_duplicates: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """Return the (b,) rows of the positives among the m passages of all processes, and a mask.
 
     The (b, m) bool mask marks the passages that must not be negatives of a question, as in
-    `mask_other_positives`. If `counts_once` is True, it also marks all but the first of equal
+    `mask_other_positives`. If `mask_duplicates` is True, it also marks all but the first of equal
     passages, because a `DprBatch` contains each passage only once. `passages` are the passages of
-    this process, and `gold` are the positions of the positives in them.
+    this process, and `gold` has the position of each question's positive in them.
     """
     keys, first_row = gather_all_processes(hash_passages(passages).to(device))
     rows = torch.tensor(gold, device=device) + first_row
-    if not counts_once:
+    if not mask_duplicates:
         return rows, mask_other_positives(examples, keys, rows)
     positions = torch.arange(len(keys), device=device)
     distinct_keys, group_ids = keys.unique(return_inverse=True)  # type: ignore[no-untyped-call]

@@ -98,7 +98,7 @@ class MarginMseTask(ListTask[BiEncoder, MarginMseRecipe]):
             for position, example in enumerate(self._ranking_evaluator.examples)
             if example.positives and example.negatives
         ]
-        pool_rows = [self._ranking_evaluator.rows[passage.hash] for passage in batch.list_pairs()[1]]
+        pool_rows = [self._ranking_evaluator.row_by_hash[passage.hash] for passage in batch.list_pairs()[1]]
         loss = self._compute_loss(
             batch, torch.from_numpy(question_vectors[dev_positions]), torch.from_numpy(passage_vectors[pool_rows])
         )

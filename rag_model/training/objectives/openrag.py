@@ -43,7 +43,7 @@ from rag_model.store.store import Store
 from rag_model.store.versions.model_manifest import GENERATOR, PASSAGE, QUESTION
 from rag_model.store.versions.snapshot import Snapshot
 from rag_model.training.data.batches import DprBatch, build_dpr_batch
-from rag_model.training.data.examples import Example, index_passages
+from rag_model.training.data.examples import Example, deduplicate_passages
 from rag_model.training.data.judging import (
     ExamplePools,
     JudgeBlock,
@@ -148,7 +148,7 @@ class OnlineLabels:
 
     positive: Passage | None
     negative: Passage | None
-    judged: int  # number of passages that the generator judged
+    n_judged: int  # number of passages that the generator judged
 
 
 class OpenRagTask(GroupTask[DprBatch, SidrPair, OpenRagRecipe]):
@@ -206,7 +206,7 @@ class OpenRagTask(GroupTask[DprBatch, SidrPair, OpenRagRecipe]):
         if self._recipe.online:
             online_labels = self._label_online(batch.examples)
             online_measures = {
-                "judged": float(sum(example_labels.judged for example_labels in online_labels)),
+                "judged": float(sum(example_labels.n_judged for example_labels in online_labels)),
                 "online_positives": float(sum(example_labels.positive is not None for example_labels in online_labels)),
                 "online_negatives": float(sum(example_labels.negative is not None for example_labels in online_labels)),
             }
@@ -254,7 +254,9 @@ class OpenRagTask(GroupTask[DprBatch, SidrPair, OpenRagRecipe]):
             self.module.eval()
             query_terms = self.module.encode_questions(questions)
             candidates = self._online.memory.propose(query_terms, self._recipe.proposed)
-            distinct_passages, positions = index_passages(passage for passages in candidates for passage in passages)
+            distinct_passages, positions = deduplicate_passages(
+                passage for passages in candidates for passage in passages
+            )
             if not distinct_passages:
                 return candidates
             scores = self.module.scores(query_terms, distinct_passages)[0].cpu()  # (q, m)
@@ -281,21 +283,21 @@ class OpenRagTask(GroupTask[DprBatch, SidrPair, OpenRagRecipe]):
             self._search_labels(*example_and_passages)
             for example_and_passages in zip(examples, ranked_passages, strict=True)
         ]
-        labels_by_question: dict[int, OnlineLabels] = {}
-        verdicts_by_index: dict[int, RagVerdict | None] = dict.fromkeys(range(len(searches)))
-        while verdicts_by_index:
-            passage_by_index: dict[int, Passage] = {}
-            for index, verdict in verdicts_by_index.items():
+        labels_by_position: dict[int, OnlineLabels] = {}
+        verdict_by_position: dict[int, RagVerdict | None] = dict.fromkeys(range(len(searches)))
+        while verdict_by_position:
+            passage_by_position: dict[int, Passage] = {}
+            for position, verdict in verdict_by_position.items():
                 try:
-                    passage_by_index[index] = searches[index].send(verdict)
+                    passage_by_position[position] = searches[position].send(verdict)
                 except StopIteration as stop:
-                    labels_by_question[index] = stop.value
+                    labels_by_position[position] = stop.value
             verdicts = self._judge_pairs(
-                [(examples[index].question, passage) for index, passage in passage_by_index.items()],
+                [(examples[position].question, passage) for position, passage in passage_by_position.items()],
                 self._online.scorer,
             )
-            verdicts_by_index = dict(zip(passage_by_index, verdicts, strict=True))
-        return [labels_by_question[index] for index in range(len(searches))]
+            verdict_by_position = dict(zip(passage_by_position, verdicts, strict=True))
+        return [labels_by_position[position] for position in range(len(searches))]
 
     def _search_labels(
         self, example: Example, ranked_passages: Sequence[Passage]
@@ -466,7 +468,7 @@ def _build_online_judge(
     if not job.work:
         return judge
     judge_identity = judge.compute_identity(job.digests.get(GENERATOR, ""))
-    return CachedPairScorer(judge, judge_identity, job.work, block=1, joins_blocks=True)
+    return CachedPairScorer(judge, judge_identity, job.work, block_size=1, joins_blocks=True)
 
 
 def _iter_judged(
@@ -475,11 +477,11 @@ def _iter_judged(
     """Yield each example with its retrieved passages and the verdicts on them."""
     settings, loop = job.settings.judge, job.settings.loop
     generator_digest = job.digests.get(GENERATOR) or job.origins.digests()[GENERATOR]
-    block = partial(JudgeBlock, identity=generator_digest, dtype=choose_frozen_dtype(loop), cpu=loop.cpu)
+    create_block = partial(JudgeBlock, identity=generator_digest, dtype=choose_frozen_dtype(loop), cpu=loop.cpu)
     gold_answers, passage_lists = collect_gold_answers(train, settings), _iter_retrieved(job, train)
-    load = partial(_load_generator, job)
+    load_generator = partial(_load_generator, job)
     return iter_judged_examples(
-        job.store, passage_lists, gold_answers, settings, load, block, job.runner, job.on_progress
+        job.store, passage_lists, gold_answers, settings, load_generator, create_block, job.runner, job.on_progress
     )
 
 
@@ -492,8 +494,8 @@ def _iter_retrieved(job: Job[OpenRagTraining], train: Sequence[Example]) -> Iter
     if retriever is not None:
         check_queries([example.question for example in train])
 
-    def find_rows(first: int) -> Rows:
-        questions = [example.question for example in train[first : first + _SEARCH_BATCH]]
+    def find_rows(first_example: int) -> Rows:
+        questions = [example.question for example in train[first_example : first_example + _SEARCH_BATCH]]
         if retriever is None:
             return memory.find_rows(pair.question.encoder().encode_questions(questions), depth)
         return retriever.find(Queries(questions), min(depth, retriever.most)).rows

@@ -159,7 +159,7 @@ def _build_retriever_task(job: Job[RaDitTraining], tuned_folder: Path | None, on
     n_train = len(labelled_lists) + len(text_lists)
     train = [scored_list for scored_list in scored_lists[:n_train] if len(scored_list.rows) > 1]
     scores_digest = digest_json(
-        [[scored_list.rows, scored_list.scores.log_p, scored_list.scores.tokens] for scored_list in scored_lists]
+        [[scored_list.rows, scored_list.scores.log_p, scored_list.scores.n_tokens] for scored_list in scored_lists]
     )
     data_identity = {**_build_data_identity(job), "texts": len(text_lists), "scores": scores_digest}
     return RetrieverTask(
@@ -184,9 +184,13 @@ def _draw_texts(job: Job[RaDitTraining], n_labelled: int) -> list[PassageList]:
     return [PassageList(f"text {passage.id}", text, other_text, passage) for passage, text, other_text in drawn_texts]
 
 
-def _digest_generator(job: Job[RaDitTraining], tuned: Path | None) -> str:
-    """Return the digest of the tuned generator or, if `tuned` is None, of the initial one."""
-    return job.digests.get("generator") or job.origins.digests()["generator"] if tuned is None else digest_folder(tuned)
+def _digest_generator(job: Job[RaDitTraining], tuned_folder: Path | None) -> str:
+    """Return the digest of the tuned generator or, if `tuned_folder` is None, of the initial one."""
+    return (
+        job.digests.get("generator") or job.origins.digests()["generator"]
+        if tuned_folder is None
+        else digest_folder(tuned_folder)
+    )
 
 
 def _load_generator(job: Job[RaDitTraining], tuned_folder: Path | None, dtype: str = "float32") -> Any:

@@ -64,7 +64,7 @@ paper are at most 2,500 per task (appendix D).
 """
 PassageLists = tuple[PassageList, ...]
 _UNIFORM_SHARE = 0.99  # A target counts as uniform if its entropy exceeds this share of log k.
-_BATCH = 256  # number of lists that are evaluated together
+_EVALUATION_BATCH = 256  # number of lists that are evaluated together
 _log = logging.getLogger(__name__)
 
 
@@ -290,7 +290,7 @@ class LmTask(StageTask):
         # (b, k, t)
         log_p, _ = target_log_p(self._generator.logits(contexts, targets), targets.tokens)
         has_passage = torch.tensor(
-            [[index < len(passage_list.rows) for index in range(k)] for passage_list in batch], device=log_p.device
+            [[i < len(passage_list.rows) for i in range(k)] for passage_list in batch], device=log_p.device
         )
         # (b, k, 1) and (b, 1, t) -> (b, k, t)
         token_mask = has_passage[:, :, None] & targets.mask[:, None]
@@ -317,14 +317,14 @@ class LmTask(StageTask):
         return [[next(passages) for _ in range(k)] for _ in batch]
 
 
-def compute_preference_scores(log_p: Tensor, tokens: Tensor, kind: Preference) -> Tensor:
+def compute_preference_scores(log_p: Tensor, token_counts: Tensor, kind: Preference) -> Tensor:
     """Return the (b, k) scores of eq. 4 from (b, k) log p_LM(y|c∘x) and the (b,) token counts of y.
 
     `probability` is the definition in the paper. It underflows for long answers: with 50 tokens,
     all scores are 0 and the target is uniform. `mean_log_probability` is log p / tokens, which does
     not underflow.
     """
-    return log_p.exp() if kind == "probability" else log_p / tokens[:, None].clamp(min=1)
+    return log_p.exp() if kind == "probability" else log_p / token_counts[:, None].clamp(min=1)
 
 
 def compute_log_target(scores: Tensor, mask: Tensor, temperature: float) -> Tensor:
@@ -332,17 +332,17 @@ def compute_log_target(scores: Tensor, mask: Tensor, temperature: float) -> Tens
     return (scores / temperature).masked_fill(~mask, -torch.inf).log_softmax(1).masked_fill(~mask, 0)
 
 
-def retriever_loss(scores: Tensor, target: Tensor, mask: Tensor, temperature: float = 1.0) -> Tensor:
+def retriever_loss(scores: Tensor, log_target: Tensor, mask: Tensor, temperature: float = 1.0) -> Tensor:
     """Return (b,) KL(p_R ‖ p_LSR) in nats, with a gradient to the retriever's (b, k) `scores`.
 
-    `target` is log p_LSR. A list has one passage or more; the loss of a single passage is 0. The
-    loss is computed at least in float32, even under autocast.
+    `log_target` is log p_LSR. A list has one passage or more; the loss of a single passage is 0.
+    The loss is computed at least in float32, even under autocast.
     """
     with torch.autocast(scores.device.type, enabled=False):
         scaled_scores = scores.to(torch.promote_types(scores.dtype, torch.float32)) / temperature
         # (b, k)
         log_p = scaled_scores.masked_fill(~mask, -torch.inf).log_softmax(1).masked_fill(~mask, 0)
-        return (log_p.exp() * (log_p - target)).masked_fill(~mask, 0).sum(1)  # (b, k) -> (b,)
+        return (log_p.exp() * (log_p - log_target)).masked_fill(~mask, 0).sum(1)  # (b, k) -> (b,)
 
 
 def compute_entropy(log_p: Tensor, mask: Tensor) -> Tensor:
@@ -378,7 +378,8 @@ class RetrieverTask(StageTask):
     ) -> None:
         """Set the data; `load_generator` is called at the first evaluation.
 
-        `data_identity` contains the digests of data and models.
+        `dev` has the dev set and its scored lists. `data_identity` contains the digests of data and
+        models.
 
         Raises:
             InputError: there is no example.
@@ -422,8 +423,8 @@ class RetrieverTask(StageTask):
     def evaluate(self) -> Measures:
         """Return the measures of `DevSet`, and `kl` and `target_entropy` of the dev lists."""
         kl_losses, target_entropies = list[Tensor](), list[Tensor]()
-        for first_list in range(0, len(self._dev_lists), _BATCH):
-            batch = self._dev_lists[first_list : first_list + _BATCH]
+        for first_list in range(0, len(self._dev_lists), _EVALUATION_BATCH):
+            batch = self._dev_lists[first_list : first_list + _EVALUATION_BATCH]
             vectors = self._question.encode_questions([scored_list.text for scored_list in batch])
             question_vectors = torch.from_numpy(vectors)
             losses, entropies, _ = self._compute_losses(question_vectors, batch)
@@ -440,28 +441,28 @@ class RetrieverTask(StageTask):
         rag = Rag(self._question, self.generator, self._shared_recipe.build_model_settings())
         save_rag(rag, folder, Space.from_json(self._memory.snapshot.space or {}))
 
-    def compute_target(self, batch: Sequence[PassageList]) -> tuple[Tensor, Tensor]:
+    def compute_log_targets(self, batch: Sequence[PassageList]) -> tuple[Tensor, Tensor]:
         """Return (b, k) float32 log p_LSR, computed in float64, and a (b, k) mask of passages."""
         log_p_lists = [scored_list.scores.log_p for scored_list in batch]
         k = max(map(len, log_p_lists))
-        mask = torch.tensor([[index < len(log_p_list) for index in range(k)] for log_p_list in log_p_lists])
+        mask = torch.tensor([[i < len(log_p_list) for i in range(k)] for log_p_list in log_p_lists])
         log_p = torch.tensor(
             [[*log_p_list, *[-torch.inf] * (k - len(log_p_list))] for log_p_list in log_p_lists], dtype=torch.float64
         )
-        tokens = torch.tensor([scored_list.scores.tokens for scored_list in batch])
-        scores = compute_preference_scores(log_p, tokens, self._recipe.preference)
+        token_counts = torch.tensor([scored_list.scores.n_tokens for scored_list in batch])
+        scores = compute_preference_scores(log_p, token_counts, self._recipe.preference)
         return compute_log_target(scores, mask, self._recipe.preference_temperature).float(), mask
 
     def _compute_losses(self, question_vectors: Tensor, batch: Sequence[PassageList]) -> tuple[Tensor, Tensor, Tensor]:
         """Return the (b,) losses, and the (b,) entropies of p_LSR (the target) and p_R."""
-        target, mask = (tensor.to(question_vectors.device) for tensor in self.compute_target(batch))
+        log_target, mask = (tensor.to(question_vectors.device) for tensor in self.compute_log_targets(batch))
         with torch.autocast(question_vectors.device.type, enabled=False):
             vectors = torch.from_numpy(self._fetch_vectors(batch, mask.shape[1])).to(question_vectors.device)
             # (b, k, d) * (b, 1, d) -> (b, k)
             scores = (vectors * question_vectors.float()[:, None]).sum(-1)
-        losses = retriever_loss(scores, target, mask, self._shared_recipe.temperature)
+        losses = retriever_loss(scores, log_target, mask, self._shared_recipe.temperature)
         log_p = (scores.detach() / self._shared_recipe.temperature).masked_fill(~mask, -torch.inf).log_softmax(1)
-        return losses, compute_entropy(target, mask), compute_entropy(log_p.masked_fill(~mask, 0), mask)
+        return losses, compute_entropy(log_target, mask), compute_entropy(log_p.masked_fill(~mask, 0), mask)
 
     def _fetch_vectors(self, batch: Sequence[PassageList], k: int) -> Any:
         """Return the (b, k, d) float32 vectors; short lists are padded with their first vector."""
@@ -471,12 +472,12 @@ class RetrieverTask(StageTask):
     def _warn_if_uniform(self) -> None:
         """Warn if most targets are uniform, because they teach the encoder not to choose."""
         is_uniform = list[bool]()
-        for first_example in range(0, len(self._train), _BATCH):
-            examples = self._train[first_example : first_example + _BATCH]
+        for first_example in range(0, len(self._train), _EVALUATION_BATCH):
+            examples = self._train[first_example : first_example + _EVALUATION_BATCH]
             batch = [example for example in examples if len(example.scores.log_p) > 1]
             if batch:
-                target, mask = self.compute_target(batch)
-                is_uniform += (compute_entropy(target, mask) > _UNIFORM_SHARE * mask.sum(1).log()).tolist()
+                log_target, mask = self.compute_log_targets(batch)
+                is_uniform += (compute_entropy(log_target, mask) > _UNIFORM_SHARE * mask.sum(1).log()).tolist()
         uniform_share = sum(is_uniform) / len(is_uniform) if is_uniform else math.nan
         if uniform_share > 1 / 2:
             _log.warning(

@@ -47,7 +47,7 @@ from rag_model.retrieve.expression import RetrieverChoice, choose_expression
 from rag_model.retrieve.hits import Hit
 from rag_model.store.versions.snapshot import Snapshot
 from rag_model.training.data.batches import Missing, shuffle_batches
-from rag_model.training.data.examples import Example, digest_examples, index_passages
+from rag_model.training.data.examples import Example, deduplicate_passages, digest_examples
 from rag_model.training.data.memory import PassageMemory, RankedRow, RetrievedBatch
 from rag_model.training.loop.loop_settings import LoopSettings, check_bounds
 from rag_model.training.loop.task import Goal, Measures
@@ -172,7 +172,7 @@ def measure_answers(
 ) -> dict[str, float]:
     """Return `EM`, `F1` and `unchanged` of the answers to dev questions.
 
-    `hits` begins with the hits of `examples`. `unchanged` is the share of answers that stay the
+    The first hit lists are those of `examples`. `unchanged` is the share of answers that stay the
     same when each question gets the passages of another question, chosen by `seed`. It needs two
     questions or more.
     """
@@ -374,7 +374,7 @@ class RagTask:
         """
         if self.module.passage is None:
             return torch.from_numpy(retrieval.vectors)
-        passages, positions = index_passages(passage for passages in retrieval.passages for passage in passages)
+        passages, positions = deduplicate_passages(passage for passages in retrieval.passages for passage in passages)
         vector_rows = torch.tensor([[positions[passage.hash] for passage in hits] for hits in retrieval.passages])
         return self.module.passage.embed_passages(passages)[vector_rows]  # (m, d) -> (b, k, d)
 
@@ -462,9 +462,9 @@ class RagObjective(Objective[RagTraining]):
         )
         return RagTask(rag, job.snapshot, job.examples["train"], job.examples["dev"], recipe, job.digests)
 
-    def check(self, task: RagTask, trained: Measures) -> None:  # type: ignore[override]
+    def check(self, task: RagTask, measures: Measures) -> None:  # type: ignore[override]
         """Check that the answers of the model depend on the passages; see `RagTask.check`."""
-        task.check(trained)
+        task.check(measures)
 
     def costs(self, job: Job[RagTraining], models: Mapping[str, Architecture]) -> TrainingCosts:
         """Return the costs to train the generator on a batch, and to answer dev questions."""

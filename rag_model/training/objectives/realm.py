@@ -147,12 +147,12 @@ class RealmTask(TextTask):
         recipe: RealmRecipe,
         digests: Mapping[str, str] | None = None,
         moving: MovingSettings | None = None,
-        index: Callable[[MovingIndexHooks], MovingIndex] | None = None,
+        create_moving_index: Callable[[MovingIndexHooks], MovingIndex] | None = None,
         runner: TaskRunner | None = None,
     ) -> None:
         """Choose texts of `snapshot`, which stay the same when the index is rebuilt.
 
-        `digests` are the digests of the files of the initial models. `index` creates the moving
+        `digests` are the digests of the files of the initial models. `create_moving_index` creates the moving
         index with the settings `moving`, with methods of this task as hooks; if None, `snapshot` is
         searched until the end. `runner` looks for texts with salient spans on workers; if None,
         this process looks for them.
@@ -170,7 +170,9 @@ class RealmTask(TextTask):
         self._candidate_retriever = CandidateRetriever(snapshot, recipe.expression, recipe.candidates)
         self.goal = Goal.for_measure(recipe.goal)
         self._moving_settings = moving
-        self._moving_index = index(MovingIndexHooks(realm.encoders.save, self.switch_to)) if index else None
+        self._moving_index = (
+            create_moving_index(MovingIndexHooks(realm.encoders.save, self.switch_to)) if create_moving_index else None
+        )
 
     @property
     def searched_snapshot(self) -> str:
@@ -328,8 +330,8 @@ class RealmObjective(Objective[RealmTraining]):
         check_same_space(encoders.question.space(), Space.from_json(job.snapshot.space or {}))
         realm = Realm(encoders, TrainableMaskedLM.load(model_names[MASKED_LM]), frozen=recipe.freeze_encoders)
         moving = _resolve_moving_settings(job.settings)
-        moving_index = partial(MovingIndex, job.store, job.snapshot, moving, job.rebuild, job.work)
-        return RealmTask(realm, job.snapshot, recipe, job.digests, moving, moving_index, job.runner)
+        create_moving_index = partial(MovingIndex, job.store, job.snapshot, moving, job.rebuild, job.work)
+        return RealmTask(realm, job.snapshot, recipe, job.digests, moving, create_moving_index, job.runner)
 
     def costs(self, job: Job[RealmTraining], models: Mapping[str, Architecture]) -> TrainingCosts:
         """Return the costs to encode texts and candidates, and to read pairs of them."""

@@ -23,7 +23,7 @@ from rag_model.encoders.masked_lm import MASKS, MaskedInput, MaskedLMTokenizer, 
 from rag_model.encoders.space import Space
 from rag_model.store.versions.model_manifest import MASKED_LM
 from rag_model.store.versions.snapshot import Snapshot
-from rag_model.training.data.examples import index_passages
+from rag_model.training.data.examples import deduplicate_passages
 from rag_model.training.data.memory import PassageMemory
 from rag_model.training.data.texts import passages_overlap
 from rag_model.training.objectives.losses import mean_over_processes
@@ -97,11 +97,11 @@ def extract_words(text: str) -> str:
 
 
 def _choose_span(encoding: "Encoding", spans: Sequence[Span], rng: random.Random, max_masks: int) -> list[int]:
-    """Draw one of the spans, and return the indexes of the wordpieces in it."""
+    """Draw one of the spans, and return the positions of the wordpieces in it."""
     piece_lists = [
         [
-            index
-            for index, (piece_start, piece_end) in enumerate(encoding.offsets)
+            position
+            for position, (piece_start, piece_end) in enumerate(encoding.offsets)
             if piece_start < span[1] and span[0] < piece_end
         ]
         for span in spans
@@ -124,28 +124,28 @@ def _build_masked_text(
     if window_start >= window_end:
         return MaskedText((), text, (), (), ())
     token_ids = list(encoding.ids[window_start:window_end])
-    targets = tuple(encoding.ids[index] for index in masks)
-    for index in masks:
-        token_ids[index - window_start] = tokenizer.mask_id
-    question_parts, position = [], encoding.offsets[window_start][0]
-    for index in masks:
-        piece_start, piece_end = encoding.offsets[index]
-        question_parts += [text[position:piece_start], f" {tokenizer.mask_token} "]
-        position = piece_end
-    question_parts.append(text[position : encoding.offsets[window_end - 1][1]])
+    targets = tuple(encoding.ids[mask] for mask in masks)
+    for mask in masks:
+        token_ids[mask - window_start] = tokenizer.mask_id
+    question_parts, text_offset = [], encoding.offsets[window_start][0]
+    for mask in masks:
+        piece_start, piece_end = encoding.offsets[mask]
+        question_parts += [text[text_offset:piece_start], f" {tokenizer.mask_token} "]
+        text_offset = piece_end
+    question_parts.append(text[text_offset : encoding.offsets[window_end - 1][1]])
     masked_question = " ".join("".join(question_parts).split())
     clues = _find_clues(text, encoding, masks)
-    return MaskedText(clues, masked_question, tuple(token_ids), tuple(index - window_start for index in masks), targets)
+    return MaskedText(clues, masked_question, tuple(token_ids), tuple(mask - window_start for mask in masks), targets)
 
 
 def _find_clues(text: str, encoding: "Encoding", masks: Sequence[int]) -> tuple[str, ...]:
     """Return the words around each run of masks; a passage that contains them reveals the masks."""
     mask_runs: list[list[int]] = []
-    for index in masks:
-        if mask_runs and index == mask_runs[-1][-1] + 1:
-            mask_runs[-1].append(index)
+    for mask in masks:
+        if mask_runs and mask == mask_runs[-1][-1] + 1:
+            mask_runs[-1].append(mask)
         else:
-            mask_runs.append([index])
+            mask_runs.append([mask])
     clues = []
     for run in mask_runs:
         start, end = max(0, run[0] - _CLUE_SIZE), min(len(encoding.ids), run[-1] + 1 + _CLUE_SIZE)
@@ -297,7 +297,9 @@ class Realm(nn.Module):
         The current passage encoder encodes each passage of the batch once. Where there is no
         candidate, the result is arbitrary.
         """
-        unique_passages, positions = index_passages(passage for passages in candidates.passages for passage in passages)
+        unique_passages, positions = deduplicate_passages(
+            passage for passages in candidates.passages for passage in passages
+        )
         passage_vectors = self.encoders.embed_passages(unique_passages)  # (u, d)
         vector_rows = torch.tensor(
             [

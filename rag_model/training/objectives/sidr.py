@@ -113,7 +113,7 @@ def keep_terms(weights: Tensor, bag: Tensor, n_terms: int) -> Tensor:
 
     `weights` are (b, V), `bag` is (b, V) bool. The weights that are kept have a gradient.
     """
-    # (b, count)
+    # (b, n_terms)
     heaviest_terms = weights.detach().topk(min(n_terms, weights.shape[1]), dim=1).indices
     return weights.where(bag.scatter(1, heaviest_terms, True), 0)
 

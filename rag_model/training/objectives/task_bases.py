@@ -82,9 +82,9 @@ class RankingEvaluator:
         self.examples = tuple(examples)
         self.questions = [example.question for example in examples]
         self.pool = tuple({passage.hash: passage for passage in (*corpus, *example_passages)}.values())
-        self.rows = {passage.hash: row for row, passage in enumerate(self.pool)}
+        self.row_by_hash = {passage.hash: row for row, passage in enumerate(self.pool)}
         self._own_rows = self._find_own_rows()
-        self.with_positives = [index for index, example in enumerate(examples) if example.positives]
+        self.positions_with_positives = [position for position, example in enumerate(examples) if example.positives]
         if not self.examples or not self.pool:
             raise UsageError("the dev set has no example or no passage to rank: give a dev file with passages")
 
@@ -106,41 +106,48 @@ class RankingEvaluator:
         """Return the measures of `evaluate` from blocks of (b, m) scores, one row per example."""
         answer_ranks, positive_ranks = list[int | None](), list[int]()
         score_rows = (pool_scores for block in blocks for pool_scores in block)
-        for index, (example, all_scores) in enumerate(zip(self.examples, score_rows, strict=True)):
-            pool_scores = self._exclude_own_document(index, all_scores)
+        for position, (example, all_scores) in enumerate(zip(self.examples, score_rows, strict=True)):
+            pool_scores = self._exclude_own_document(position, all_scores)
             answer_ranks.append(self._rank_first_answer(example, pool_scores))
             if example.positives:
-                positive_ranks.append(int((pool_scores > pool_scores[self.rows[example.positives[0].hash]]).sum()) + 1)
+                positive_ranks.append(
+                    int((pool_scores > pool_scores[self.row_by_hash[example.positives[0].hash]]).sum()) + 1
+                )
         average_rank = {"average_rank": sum(positive_ranks) / len(positive_ranks)} if positive_ranks else {}
         return {**average_rank, **measure_success(answer_ranks)}
 
     def compute_successes(self, question_vectors: Vectors, passage_vectors: Vectors, k: int) -> npt.NDArray[np.bool_]:
         """Return (n,) bool: whether an example has a correct passage among the first `k` <= 20."""
         answer_ranks = [
-            self._rank_first_answer(example, self._exclude_own_document(index, question_vector @ passage_vectors.T))
-            for index, (example, question_vector) in enumerate(zip(self.examples, question_vectors, strict=True))
+            self._rank_first_answer(example, self._exclude_own_document(position, question_vector @ passage_vectors.T))
+            for position, (example, question_vector) in enumerate(zip(self.examples, question_vectors, strict=True))
         ]
         return np.array([answer_rank is not None and answer_rank <= k for answer_rank in answer_ranks])
 
     def _find_own_rows(self) -> dict[int, list[int]]:
-        """Return, by the index of the example, the rows in the pool of its own document."""
+        """Return, by the position of the example, the pool rows of the document that is its
+        question.
+        """
         own_document_by_example = {
-            index: example.own_document for index, example in enumerate(self.examples) if example.own_document
+            position: example.own_document for position, example in enumerate(self.examples) if example.own_document
         }
         rows_by_page: dict[str, list[int]] = {}
         for row, passage in enumerate(self.pool if own_document_by_example else ()):
             rows_by_page.setdefault(passage.page_id, []).append(row)
         return {
-            index: [*rows_by_page.get(doc.id, ()), *([self.rows[doc.hash]] if doc.hash in self.rows else [])]
-            for index, doc in own_document_by_example.items()
+            position: [
+                *rows_by_page.get(doc.id, ()),
+                *([self.row_by_hash[doc.hash]] if doc.hash in self.row_by_hash else []),
+            ]
+            for position, doc in own_document_by_example.items()
         }
 
-    def _exclude_own_document(self, example_index: int, scores: Vectors) -> Vectors:
+    def _exclude_own_document(self, example_position: int, scores: Vectors) -> Vectors:
         """Return the scores of an example, with -inf for the document that is its question."""
-        if not self._own_rows.get(example_index):
+        if not self._own_rows.get(example_position):
             return scores
         masked_scores = scores.copy()
-        masked_scores[self._own_rows[example_index]] = -np.inf
+        masked_scores[self._own_rows[example_position]] = -np.inf
         return masked_scores
 
     def _rank_first_answer(self, example: Example, scores: Vectors) -> int | None:
@@ -269,7 +276,7 @@ class ContrastTask(GroupTask[DprBatch, M, R]):
         """
         if not self._dev:
             raise UsageError("there is no dev example to select the best weights with: give a dev file")
-        if not self.goal.larger and not self._ranking_evaluator.with_positives:
+        if not self.goal.larger and not self._ranking_evaluator.positions_with_positives:
             goal = self._recipe.goal
             raise UsageError(f"goal {goal} needs dev examples with passages: use Success@20, or mine them")
 

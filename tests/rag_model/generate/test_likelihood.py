@@ -14,11 +14,11 @@ from rag_model.generate import likelihood
 from rag_model.generate.likelihood import (
     log_prior,
     sequence_likelihood,
-    sequence_uniform,
+    sequence_smoothing_term,
     smooth_labels,
     target_log_p,
     token_likelihood,
-    token_uniform,
+    token_smoothing_term,
 )
 
 
@@ -152,13 +152,13 @@ def compute_loss_directly(case: Case, kind: str, epsilon: float, prior: Tensor, 
 def test_loss_and_gradients_equal_the_direct_computation(kind: str, case: Case, epsilon: float) -> None:
     scores, logits = (part.clone().requires_grad_() for part in (case.scores, case.logits))
     prior = log_prior(scores, 2.0)
-    log_p, totals = target_log_p(logits, case.targets, totals=kind == "sequence" and epsilon > 0)
+    log_p, totals = target_log_p(logits, case.targets, with_totals=kind == "sequence" and epsilon > 0)
     if kind == "sequence":
         marginal = sequence_likelihood(prior, log_p, case.mask).log_p
-        uniform = sequence_uniform(prior, totals, case.mask, logits.shape[-1]) if epsilon else 0 * marginal
+        uniform = sequence_smoothing_term(prior, totals, case.mask, logits.shape[-1]) if epsilon else 0 * marginal
     else:
         marginal = token_likelihood(prior, log_p, case.mask).log_p
-        uniform = token_uniform(prior, logits, case.mask)
+        uniform = token_smoothing_term(prior, logits, case.mask)
     weights = torch.arange(1, len(marginal) + 1)
     loss = smooth_labels(marginal, uniform, epsilon, logits.shape[-1])
     (loss * weights).sum().backward()
@@ -178,7 +178,7 @@ def test_result_does_not_depend_on_the_chunk_size(monkeypatch: pytest.MonkeyPatc
     for values in (1 << 20, 25, 1):
         monkeypatch.setattr(likelihood, "_MAX_CPU_LOGITS", values)
         copy = logits.clone().requires_grad_()
-        log_p, totals = target_log_p(copy, targets, totals=True)
+        log_p, totals = target_log_p(copy, targets, with_totals=True)
         (log_p.exp() + totals / 50).sum().backward()
         results.append((log_p, totals, copy.grad))
     for result in results[1:]:

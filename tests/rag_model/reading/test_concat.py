@@ -134,7 +134,7 @@ def test_mismatched_lists_and_missing_retriever_are_refused() -> None:
         ConcatReader(None, EchoWriter()).answer_from(QUESTIONS, [[]])
     with pytest.raises(UsageError, match="has no retriever"):
         ConcatReader(None, EchoWriter()).answer(QUESTIONS)
-    assert ConcatReader(FixedRetriever(), EchoWriter(), k=5, passages=2).k == 2
+    assert ConcatReader(FixedRetriever(), EchoWriter(), k=5, max_passages=2).k == 2
 
 
 @pytest.mark.parametrize(

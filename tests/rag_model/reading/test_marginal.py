@@ -179,7 +179,7 @@ def test_k_defaults_to_the_model_and_is_limited_by_the_corpus() -> None:
     assert {len(answer.support) for answer in reader.answer(QUESTIONS)} == {3}
     assert {len(answer.support) for answer in reader.answer(QUESTIONS, k=4)} == {4}
     assert reader.answer([]) == []
-    two_passages = MarginalReader(reader.retriever, reader.rag, passages=2)
+    two_passages = MarginalReader(reader.retriever, reader.rag, max_passages=2)
     assert {len(answer.support) for answer in two_passages.answer(QUESTIONS)} == {2}, "the corpus has two passages"
 
 

@@ -19,16 +19,18 @@ INPUTS = {
     "examples": {"train": "sha256:cc", "dev": "sha256:dd"},
 }
 CARD = ModelCard(
-    result=get_objective("dpr").result,
+    description=get_objective("dpr").result,
     inputs=INPUTS,
     corpus={"base": "https://en.wikipedia.org/wiki/Main_Page", "licence": "CC BY-SA 4.0", "language": "en"},
-    trained=TrainingResult(1200, {"loss": 3.25}, {"loss": 1.5, "Success@20": 0.5}, Path("best"), best_step=1000),
+    training_result=TrainingResult(
+        1200, {"loss": 3.25}, {"loss": 1.5, "Success@20": 0.5}, Path("best"), best_step=1000
+    ),
 )
 
 
 @pytest.mark.parametrize("kind", list_objective_names())
 def test_header_is_yaml_and_body_has_the_lineage(kind: str) -> None:
-    text = render_card(replace(CARD, inputs=INPUTS | {"kind": kind}, result=get_objective(kind).result))
+    text = render_card(replace(CARD, inputs=INPUTS | {"kind": kind}, description=get_objective(kind).result))
     _, header, body = text.split("---\n", 2)
     metadata = yaml.safe_load(header)
     assert (metadata["library_name"], metadata["language"]) == ("bookwheel", "en")
@@ -46,7 +48,7 @@ def test_text_is_escaped_in_the_table() -> None:
 
 def test_card_names_the_snapshots_of_later_steps() -> None:
     searched = SearchedSnapshot(0, "f" * 64), SearchedSnapshot(1500, "e" * 64)
-    text = render_card(replace(CARD, trained=replace(CARD.trained, searched_snapshots=searched)))
+    text = render_card(replace(CARD, training_result=replace(CARD.training_result, searched_snapshots=searched)))
     assert f"| asked from step 1,500 | {'e' * 64} |" in text
     assert "asked from step 0" not in text
 

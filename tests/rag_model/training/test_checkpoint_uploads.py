@@ -128,6 +128,10 @@ def test_damaged_record_in_the_store_is_refused_unless_the_local_checkpoint_is_n
     record.write_text("{")
     with pytest.raises(StoreError, match=r"cannot be used: .*; delete this file, and the training starts again"):
         resume(store, tmp_path / "two", messages)
+    (tmp_path / "three").mkdir()
+    shutil.copyfile(tmp_path / "one" / "training.json", tmp_path / "three" / "training.json")
+    with pytest.raises(StoreError, match="cannot be used"):  # a training without a checkpoint cannot resume
+        resume(store, tmp_path / "three", messages)
     lose_machine(store, tmp_path / "one", messages, 9)
     (line,) = messages
     assert line.endswith("; the training resumes from this machine's checkpoint")

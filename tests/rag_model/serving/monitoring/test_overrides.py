@@ -109,7 +109,10 @@ def test_endpoint_is_asked_without_passages_about_unsupported_answers(
     token_counts = {kind: samples["bookwheel_tokens_total " + " ".join(reversed(kind.split()))] for kind in kinds}
     assert token_counts == {"answer read": 35, "answer written": 10, "check read": 14, "check written": 4}
     answer_request, check_request = server.bodies[:2]
-    system_prompt, user_prompt = PromptSettings(cite=True).system(closed=True), PromptSettings().user("", "m?")
+    system_prompt, user_prompt = (
+        PromptSettings(cite=True).build_system_message(closed_book=True),
+        PromptSettings().build_user_message("", "m?"),
+    )
     messages = [(message["role"], message["content"]) for message in check_request["messages"]]
     assert messages == [("system", system_prompt), ("user", user_prompt)]
     assert {**answer_request, "messages": []} == {**check_request, "messages": []}

@@ -17,7 +17,7 @@ from rag_model.store.objects.memo import ResultNotRecordedError
 from rag_model.store.recorded_tasks import OnProgress, compute_once
 from rag_model.store.store import Store
 from rag_model.training.data.answer_scores import (
-    BLOCK,
+    BLOCK_SIZE,
     PLAIN_TEXT_PROMPT,
     ScoringExample,
     put_generator,
@@ -52,7 +52,7 @@ def test_scores_equal_those_of_transformers(llama: Path) -> None:
     generator: Any = load_generator(llama, device="cpu")
     tokens = generator.tokenizer(" the king of oslo", add_special_tokens=False)["input_ids"]
     scores = score_example(generator, READING)
-    assert scores.tokens == len(tokens) + 1, "the end token is scored too"
+    assert scores.n_tokens == len(tokens) + 1, "the end token is scored too"
     for (title, text), log_p in zip(PASSAGES[:2], scores.log_p[:2], strict=True):
         prompt = InstructionTemplate().template.format(title=title, text=text, question=READING.text)
         assert log_p == pytest.approx(sum_log_p_by_loss(llama, prompt, [*tokens, generator.end_token]), abs=1e-3)
@@ -62,18 +62,18 @@ def test_plain_text_is_scored_without_an_end_token(llama: Path) -> None:
     generator: Any = load_generator(llama, device="cpu")
     tokens = generator.tokenizer(PLAIN.answer, add_special_tokens=False)["input_ids"]
     scores = score_example(generator, PLAIN)
-    assert scores.tokens == len(tokens)
+    assert scores.n_tokens == len(tokens)
     title, text = PASSAGES[0]
     prompt = PLAIN_TEXT_PROMPT.format(title=title, text=text, question=PLAIN.text)
     assert scores.log_p[0] == pytest.approx(sum_log_p_by_loss(llama, prompt, tokens), abs=1e-3)
     bart = load_generator(llama.parent / save_bart(llama.parent / "bart"), PaperTemplate(), device="cpu")
     assert with_plain_text_prompt(bart) is bart
-    assert score_example(bart, PLAIN).tokens == score_example(bart, replace(PLAIN, is_plain_text=False)).tokens - 1
+    assert score_example(bart, PLAIN).n_tokens == score_example(bart, replace(PLAIN, is_plain_text=False)).n_tokens - 1
 
 
 def test_recorded_block_is_not_scored_again(store: Store, llama: Path) -> None:
     generator: Any = load_generator(llama, device="cpu")
-    readings = [replace(READING, id=f"q{n}", text=f"who was king {n}?") for n in range(BLOCK + 3)]
+    readings = [replace(READING, id=f"q{n}", text=f"who was king {n}?") for n in range(BLOCK_SIZE + 3)]
     messages = list[tuple[int, int]]()
     scores = score_answers(store, lambda: generator, "a", readings, on_progress=lambda *counts: messages.append(counts))
     assert messages == [(1, 2), (2, 2)]

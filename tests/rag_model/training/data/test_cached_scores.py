@@ -32,7 +32,7 @@ class LengthTeacher:
 
 
 def score(teacher: LengthTeacher, folder: Path, identity: str = "a", texts: list[str] = TEXTS) -> list[float]:
-    return CachedPairScorer(teacher, identity, folder, block=BLOCK).scores(QUESTIONS, TITLES, texts).tolist()
+    return CachedPairScorer(teacher, identity, folder, block_size=BLOCK).scores(QUESTIONS, TITLES, texts).tolist()
 
 
 def test_killed_process_loses_at_most_one_block(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from rag_model.store.objects.memo import ResultNotRecordedError
 from rag_model.store.recorded_tasks import OnProgress, compute_once
 from rag_model.store.store import Store
 from rag_model.training.data.blocks import ScoreBlock
-from rag_model.training.data.pair_scores import BLOCK, CachedPairScorer, PairBlock, WorkerPairScorer
+from rag_model.training.data.pair_scores import BLOCK_SIZE, CachedPairScorer, PairBlock, WorkerPairScorer
 from rag_model.training.objectives.margin_mse import MarginMseTraining
 from rag_model.training.objectives.objective import Job
 from rag_model.training.objectives.task_bases import load_teacher
@@ -100,7 +100,9 @@ class Workers:
 
 def test_scores_of_workers_equal_the_cross_encoder(store: Store, teacher: Path) -> None:
     workers, messages = Workers(store), list[tuple[int, int]]()
-    scorer = WorkerPairScorer(store, teacher, "a", workers, lambda *counts: messages.append(counts), cpu=True, block=4)
+    scorer = WorkerPairScorer(
+        store, teacher, "a", workers, lambda *counts: messages.append(counts), cpu=True, block_size=4
+    )
     scores = scorer.scores(*PAIRS)
     expected = CrossEncoder.load(teacher, device="cpu").scores(*PAIRS)
     assert scores.dtype == np.float32
@@ -109,7 +111,7 @@ def test_scores_of_workers_equal_the_cross_encoder(store: Store, teacher: Path) 
     assert [block.contexts for block in workers.blocks] == [4, 4, 2]
     assert all(block.uses_gpu is False and block.stage == "teach" for block in workers.blocks)
     large_blocks = WorkerPairScorer(store, teacher, "a", workers, cpu=True)
-    assert large_blocks.block == BLOCK
+    assert large_blocks.block_size == BLOCK_SIZE
     assert (large_blocks.scores(*PAIRS) == expected).all(), "a block has the size of the cross-encoder's batches"
     assert not large_blocks.scores([], [], []).size
 
@@ -145,16 +147,16 @@ def test_training_in_bf16_on_a_gpu_has_a_teacher_in_bf16(
 
 
 def test_recorded_block_is_not_scored_again(store: Store, teacher: Path) -> None:
-    scores = WorkerPairScorer(store, teacher, "a", Workers(store), cpu=True, block=4).scores(*PAIRS)
+    scores = WorkerPairScorer(store, teacher, "a", Workers(store), cpu=True, block_size=4).scores(*PAIRS)
     store.memo = replace(store.memo, can_produce=False)
     workers = Workers(store)
-    scorer = WorkerPairScorer(store, teacher / "absent", "a", workers, cpu=True, block=4)
+    scorer = WorkerPairScorer(store, teacher / "absent", "a", workers, cpu=True, block_size=4)
     assert (scorer.scores(*PAIRS) == scores).all(), "all blocks are recorded, so the teacher is not needed"
     assert not any(block.model for block in workers.blocks)
     store.memo = replace(store.memo, can_produce=False)
     for identity, pairs in (("b", PAIRS), ("a", (QUESTIONS, TITLES, [*TEXTS[:-1], "other"]))):
         with pytest.raises(ResultNotRecordedError):
-            WorkerPairScorer(store, teacher, identity, Workers(store), cpu=True, block=4).scores(*pairs)
+            WorkerPairScorer(store, teacher, identity, Workers(store), cpu=True, block_size=4).scores(*pairs)
 
 
 def test_scores_that_are_not_finite_are_refused_and_not_recorded(store: Store, tmp_path: Path) -> None:
@@ -214,12 +216,12 @@ def test_scores_of_a_graph_by_workers_equal_the_cross_encoder(
 
 
 def test_recorded_block_of_a_graph_is_not_scored_again(store: Store, teacher: Path, graph: Path) -> None:
-    scorer = WorkerPairScorer(store, graph, "a", Workers(store), cpu=True, block=4, onnx=True)
+    scorer = WorkerPairScorer(store, graph, "a", Workers(store), cpu=True, block_size=4, onnx=True)
     scores = scorer.scores(*PAIRS)
     store.memo = replace(store.memo, can_produce=False)
     assert (replace(scorer, folder=graph / "absent").scores(*PAIRS) == scores).all()
     with pytest.raises(ResultNotRecordedError):
-        WorkerPairScorer(store, teacher, "a", Workers(store), cpu=True, block=4).scores(*PAIRS)
+        WorkerPairScorer(store, teacher, "a", Workers(store), cpu=True, block_size=4).scores(*PAIRS)
 
 
 def test_workers_run_a_folder_with_weights_and_graph_in_torch(

@@ -41,11 +41,11 @@ def test_learning_rate_stays_within_its_maximum(steps: int, share: float, kind: 
 
 def test_number_of_steps_follows_from_epochs_and_batches() -> None:
     assert (
-        LoopSettings(epochs=40).count_steps(batches=460, processes=1) == 18_400
+        LoopSettings(epochs=40).count_steps(n_batches=460, n_processes=1) == 18_400
     )  # DPR has 58,880 questions and 128 in a batch
-    assert LoopSettings(epochs=3, accumulation=4).count_steps(batches=5, processes=2) == 2
-    assert LoopSettings(epochs=1, accumulation=8).count_steps(batches=1, processes=1) == 1
-    assert LoopSettings(max_steps=7).count_steps(batches=460, processes=1) == 7
+    assert LoopSettings(epochs=3, accumulation=4).count_steps(n_batches=5, n_processes=2) == 2
+    assert LoopSettings(epochs=1, accumulation=8).count_steps(n_batches=1, n_processes=1) == 1
+    assert LoopSettings(max_steps=7).count_steps(n_batches=460, n_processes=1) == 7
 
 
 @pytest.mark.parametrize(

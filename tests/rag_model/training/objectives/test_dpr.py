@@ -139,9 +139,9 @@ def test_success_depends_on_answers_and_rank_on_the_positive(kings: list[Example
     ranking = RankingEvaluator([kings[0], dataclasses.replace(kings[4], answers=())], pool)
     passage_vectors = np.eye(len(ranking.pool), dtype=np.float32)
     query_vectors = np.zeros((2, len(ranking.pool)), np.float32)
-    query_vectors[0, ranking.rows[kings[0].positives[0].hash]] = 1.0
+    query_vectors[0, ranking.row_by_hash[kings[0].positives[0].hash]] = 1.0
     query_vectors[1, : len(ranking.pool)] = np.linspace(1, 2, len(ranking.pool))
-    index = ranking.rows[kings[4].positives[0].hash]
+    index = ranking.row_by_hash[kings[4].positives[0].hash]
     measures = ranking.evaluate(query_vectors, passage_vectors)
     rank = len(ranking.pool) - index
     assert measures["average_rank"] == (1 + rank) / 2
@@ -155,7 +155,7 @@ def test_own_document_is_not_ranked(kings: list[Example]) -> None:
     example = dataclasses.replace(kings[4], answers=(), own_document=own_document)
     ranking = RankingEvaluator([example], [own_document, positive])
     scores = np.zeros((1, len(ranking.pool)), np.float32)
-    scores[0, ranking.rows[own_document.hash]], scores[0, ranking.rows[positive.hash]] = 2.0, 1.0
+    scores[0, ranking.row_by_hash[own_document.hash]], scores[0, ranking.row_by_hash[positive.hash]] = 2.0, 1.0
     assert ranking.evaluate(scores, np.eye(len(ranking.pool), dtype=np.float32))["Success@1"] == 1.0
     assert ranking.evaluate_scores([scores])["average_rank"] == 1.0
 

@@ -6,7 +6,7 @@ import pytest
 
 from rag_model.errors import InputError
 from rag_model.store.store import Store
-from rag_model.training.objectives.end2end import Statement, first_sentence, read_statements, sample_leads
+from rag_model.training.objectives.end2end import Statement, get_first_sentence, read_statements, sample_leads
 from tests.fixtures.tiny import save_bert
 from tests.fixtures.tiny_snapshot import publish_tiny
 
@@ -49,4 +49,4 @@ def test_leads_are_the_first_sentences_of_pages(tmp_path: Path) -> None:
 
 
 def test_text_without_a_full_stop_is_one_sentence() -> None:
-    assert (first_sentence("no end  at all"), first_sentence("")) == ("no end at all", "")
+    assert (get_first_sentence("no end  at all"), get_first_sentence("")) == ("no end at all", "")

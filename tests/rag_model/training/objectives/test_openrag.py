@@ -171,7 +171,7 @@ def test_passages_are_judged_in_order_until_the_first_negative(
         assert task._label_examples([pool], [passages]) == [label], "labels do not depend on other questions"
         expected = label_naively(task, judge, pool, passages, has_choices=has_choices)
         assert (label.positive, label.negative) == expected
-        assert label.judged <= len(passages)
+        assert label.n_judged <= len(passages)
         outcomes.add((label.positive is not None, label.negative is not None))
     assert len(outcomes) > 1, "the questions have different outcomes"
     batch = task.batches(0)[0]
@@ -199,8 +199,8 @@ def test_questions_are_judged_in_one_call_and_each_pair_once(build_job: Any, tmp
     batch_verdicts = task._judge_pairs(pairs, judge)
     assert [each.right for each in batch_verdicts] == [each.right for each in verdicts]
     assert [each.log_p for each in batch_verdicts] == pytest.approx([each.log_p for each in verdicts], abs=1e-4)
-    assert sum(calls) <= sum(label.judged for label in labels), "a pair is judged once"
-    assert len(calls) <= max(label.judged for label in labels), "each round is one call"
+    assert sum(calls) <= sum(label.n_judged for label in labels), "a pair is judged once"
+    assert len(calls) <= max(label.n_judged for label in labels), "each round is one call"
     call_count = len(calls)
     assert task._label_examples(pools, ranked) == labels
     assert len(calls) == call_count, "verdicts are cached by pair"
