@@ -152,7 +152,7 @@ def create_delta(step: DeltaStep, store: Store) -> Report:
 def write_deltas(before: Content, after: Content, launch: Launch, on_progress: OnProgress | None = None) -> int:
     """Create all deltas from one snapshot's files to another's; return their total bytes."""
     steps = [step for steps in list_delta_steps(before, after).values() for step in steps]
-    compared_representations = {step.over for step in steps if step.base and not step.is_passages}
+    compared_representations = {step.representation for step in steps if step.base and not step.is_passages}
     put_bytes = Store.open(launch.store_url).blobs.put_bytes
     parts = {
         representation: put_bytes(
@@ -160,7 +160,10 @@ def write_deltas(before: Content, after: Content, launch: Launch, on_progress: O
         )
         for representation in compared_representations
     }
-    steps = [replace(step, parts=parts[step.over]) if step.base and not step.is_passages else step for step in steps]
+    steps = [
+        replace(step, parts=parts[step.representation]) if step.base and not step.is_passages else step
+        for step in steps
+    ]
     delta_reports = run_job("delta", create_delta, steps, launch, on_progress, _estimate_delta_seconds, memoised=True)
     return sum(delta_report["bytes"] for delta_report in delta_reports)
 

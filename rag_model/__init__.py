@@ -1,4 +1,4 @@
-"""The library of bookwheel: all computations, without Prefect and Beam. Imports no module.
+"""All computations of bookwheel, without Prefect and Beam. This file imports no other module.
 
 | to | use, below `rag_model` |
 | --- | --- |
@@ -16,5 +16,5 @@
 
 `snapshots` imports `evaluation`, which imports `retrieve`, which imports `store`, `index` and
 `encoders`, which do not import each other, and all import `corpus`; never the other way
-(`lint-imports`). Every error is one of `errors`.
+(`lint-imports`). The classes of all errors are in `errors`.
 """

@@ -30,14 +30,15 @@ _PARSE_ERRORS = (
 )  # fmt: skip
 
 
-_HEADER_SIZES = {(1, 0): struct.Struct("<H")}  # length field of a header, by format version
-_LATER_HEADER_SIZE = struct.Struct("<I")
-_MAX_HEADER_BYTES = 10_000  # bytes; numpy rejects longer headers
+# the field with the length of a header, by format version
+_LENGTH_STRUCTS = {(1, 0): struct.Struct("<H")}
+_LATER_LENGTH_STRUCT = struct.Struct("<I")
+_MAX_HEADER_BYTES = 10_000  # numpy rejects longer headers
 _PARSER_LOCK = threading.Lock()
 
 
 def read_npy_header(file: BinaryIO) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
-    """Read the header of the `.npy` array that starts at the position of `file`.
+    """Read the header of the `.npy` array that starts at the current position of `file`.
 
     Returns (shape, is_fortran_order, dtype, offset after the array); the file is left at the first
     byte of the array's data.
@@ -49,7 +50,7 @@ def read_npy_header(file: BinaryIO) -> tuple[tuple[int, ...], bool, np.dtype[Any
     with _convert_to_value_error():
         version = npy.read_magic(file)
         parse_header = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
-        length_struct = _HEADER_SIZES.get(version, _LATER_HEADER_SIZE)
+        length_struct = _LENGTH_STRUCTS.get(version, _LATER_LENGTH_STRUCT)
         if len(header := file.read(length_struct.size)) == length_struct.size:
             (header_bytes,) = length_struct.unpack(header)
             if header_bytes > _MAX_HEADER_BYTES:
@@ -92,7 +93,7 @@ class RowPartition:
     """The division of the rows 0 … n-1 into consecutive parts of given lengths."""
 
     def __init__(self, lengths: Iterable[int]) -> None:
-        # first row of each part, and the number of all rows
+        # the first row of each part, and after them the number of all rows
         self.starts = [0, *accumulate(lengths)]
         self.n = self.starts[-1]
         self._boundaries = np.array(self.starts)
@@ -167,8 +168,9 @@ class RowLists:
     """The location of consecutive lists of row numbers in a file, such as the links of a graph."""
 
     start: int  # offset of the first list in bytes
-    dtype: str  # type of a row number; -1 marks an empty slot
-    code_bytes: int  # bytes of each slot's code; all codes of a list come before its numbers
+    dtype: str  # numpy type of a row number; the number -1 marks an empty slot
+    # bytes of each slot's code (its quantized vector); a list's codes come before its row numbers
+    code_bytes: int
     by_row: bool  # whether list i belongs to row i
     lengths: Rows  # (m,) number of slots of each list
     gaps: Rows  # (m,) bytes between the end of each list and the next list

@@ -57,7 +57,7 @@ def write_user_file(path: Path, pieces: Iterable[str]) -> None:
 
 def describe_write_error(path: Path | str, error: OSError) -> str:
     """Return the error message for a local file or folder that cannot be written."""
-    if error.errno in {errno.ENOSPC, errno.EDQUOT}:  # pyarrow words these errors differently
+    if error.errno in {errno.ENOSPC, errno.EDQUOT}:  # pyarrow's message differs from the system's
         return f"the disk is full: cannot write {path}; free some space and run it again"
     return f"cannot write {path}: {error.strerror or error}"
 

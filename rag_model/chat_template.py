@@ -15,8 +15,8 @@ from rag_model.process import ChildDiedError, run_in_child, serve_call
 
 _MAX_SECONDS = 20.0  # CPU seconds of the child, half a second of them for imports
 _MAX_MEMORY = 256 << 20  # bytes that the child may allocate
-_MAX_CHARACTERS = 1 << 20
-_MAX_REASON = 300  # characters
+_MAX_PROMPT_CHARACTERS = 1 << 20
+_MAX_REFUSAL = 300  # characters of a refusal that an error message quotes
 
 
 class TemplateRefusalError(UsageError):
@@ -30,7 +30,7 @@ def render_chat_template(
 
     Raises:
         TemplateRefusalError: the template refuses the messages.
-        InputError: the template cannot be rendered within its bounds.
+        InputError: the template exceeds a limit of time, memory or length.
     """
     return _render(json.dumps([template, list(messages), dict(special_tokens)]))
 
@@ -60,12 +60,12 @@ def _render_in_child(arguments: Any) -> dict[str, str]:
             [messages], chat_template=template, add_generation_prompt=True, **special_tokens
         )
     except jinja2_module.TemplateError as error:
-        return {"refusal": " ".join(str(error).split())[:_MAX_REASON] or type(error).__name__, "text": ""}
+        return {"refusal": " ".join(str(error).split())[:_MAX_REFUSAL] or type(error).__name__, "text": ""}
     text = str(rendered_prompts[0][0])
-    if len(text) > _MAX_CHARACTERS:
+    if len(text) > _MAX_PROMPT_CHARACTERS:
         raise InputError(
             f"the chat template of the model renders a message as a prompt of {len(text):,} characters; "
-            f"at most {_MAX_CHARACTERS:,} are allowed: use another model"
+            f"at most {_MAX_PROMPT_CHARACTERS:,} are allowed: use another model"
         )
     return {"refusal": "", "text": text}
 

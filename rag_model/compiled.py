@@ -50,8 +50,8 @@ def _compile(function: Callable[..., Any], settings: dict[str, Any]) -> Any:
         return resolve_call([unliteral(argument) for argument in arguments], keywords)
 
     # If compiled code calls the function with constants, numba would compile a version for each
-    # constant, even for the first value of a loop variable. That takes an eighth of the time and
-    # makes nothing faster, because LLVM uses the constants when it inlines the function.
+    # constant, even for the first value of a loop variable. That takes an eighth of the compile
+    # time and makes nothing faster, because LLVM uses the constants when it inlines the function.
     dispatcher.get_call_template = resolve_without_constants
     return dispatcher
 
@@ -69,7 +69,7 @@ _WORD = _ir.IntType(64)
 def _create_intrinsic(function: Callable[..., Any]) -> Any:
     """Return an intrinsic for compiled code.
 
-    `function` gives its types and generates its machine code.
+    `function` returns the types of the intrinsic, and a function that generates its machine code.
     """
     return require("numba.extending", extra="text").intrinsic(function)
 

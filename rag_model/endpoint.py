@@ -124,11 +124,11 @@ def _is_usable_url(url: str) -> bool:
 
 
 class FailedAttemptError(Exception):
-    """Raised if one attempt of a request fails; callers of the request get the `error` in it."""
+    """The failure of one attempt of a request; callers of the request get only its `error`."""
 
     def __init__(self, error: BookwheelError, is_transient: bool = False, wait_seconds: float | None = None) -> None:
-        """Store the error; if it `is_transient`, a retry may succeed, after `wait_seconds` if the
-        endpoint says so.
+        """Store the error, whether a retry may succeed, and the seconds that the endpoint asks to
+        wait before it (None if it does not).
         """
         super().__init__(str(error))
         self.error, self.is_transient, self.wait_seconds = error, is_transient, wait_seconds
@@ -157,7 +157,7 @@ class EndpointErrors:
             f"cannot be reached ({detail}): check the base URL, and that it runs", is_transient=True
         )
 
-    def timeout(self, action: str, seconds: float) -> FailedAttemptError:
+    def timeout_error(self, action: str, seconds: float) -> FailedAttemptError:
         """Return the error for a timeout."""
         return self._create_failed_attempt(
             f"{action} within {seconds:g} s: ask again later, or give it more time", is_transient=True
@@ -348,7 +348,7 @@ async def retry(
 
     Raises:
         FailedAttemptError: an attempt failed permanently, or the last attempt failed;
-            `timeout` if the total time ran out.
+            `timeout_error` if the total time ran out.
     """
     deadline, last_error = time.monotonic() + settings.whole_seconds, timeout_error
     for attempt_number in range(settings.tries):
@@ -393,7 +393,10 @@ class EventLoopThread:
         should_stop: Callable[[], bool] | None = None,
         on_text: Callable[[int, str], None] | None = None,
     ) -> _Result:
-        """Run `work` and return its result; the calling thread passes text fragments to `on_text`.
+        """Run the coroutine `work(send_text)` and return its result.
+
+        `work` sends each text fragment with the position of its prompt in the request:
+        `send_text(position, text)`. The calling thread passes them to `on_text`.
 
         Raises:
             StoppedError: `should_stop` returned True; the work was cancelled.

@@ -58,7 +58,7 @@ class RefConflictError(StoreError):
 
 
 class NotReadyError(BookwheelError):
-    """No snapshot is loaded yet, or only a part of it."""
+    """The requested snapshot or index is not loaded yet; a later request may succeed."""
 
 
 class GoneError(BookwheelError):

@@ -14,7 +14,7 @@ from types import ModuleType
 from rag_model.errors import MissingExtraError
 
 # Each of these distributions installs the module `faiss`, so two of them overwrite each other.
-_FAISS = (
+_FAISS_DISTRIBUTIONS = (
     *("faiss-cpu", "faiss-gpu", "faiss-gpu-cuvs", "faiss-gpu-cu11", "faiss-gpu-cu12", "faiss-gpu-cu12-cuvs"),
     *("faiss-gpu-cu13-cuvs", "faiss-cuda"),
 )
@@ -84,7 +84,11 @@ def get_versions(*distributions: str) -> dict[str, str]:
 
 def list_faiss_packages() -> dict[str, str]:
     """Return the versions of all installed faiss distributions; a sound environment has one."""
-    return {name: version_text for name in _FAISS if (version_text := _get_distribution_version(name)) != _NO_VERSION}
+    return {
+        name: version_text
+        for name in _FAISS_DISTRIBUTIONS
+        if (version_text := _get_distribution_version(name)) != _NO_VERSION
+    }
 
 
 def check_single_faiss() -> None:
@@ -104,7 +108,7 @@ def check_single_faiss() -> None:
 
 def _get_version(distribution: str) -> str:
     """Return a distribution's version; for `faiss-cpu`, that of any installed faiss build."""
-    if distribution == _FAISS[0]:
+    if distribution == _FAISS_DISTRIBUTIONS[0]:
         return next(iter(list_faiss_packages().values()), _NO_VERSION)
     return _get_distribution_version(distribution)
 

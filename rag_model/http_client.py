@@ -31,7 +31,7 @@ from rag_model.errors import InputError, UnreachableError, UsageError, format_er
 from rag_model.secrets import LOOPBACK
 
 USER_AGENT = "bookwheel"  # Wikimedia rejects clients without a User-Agent
-CONTACT = "BOOKWHEEL_WIKI_CONTACT"  # address or URL of the operator, for the User-Agent
+CONTACT_VARIABLE = "BOOKWHEEL_WIKI_CONTACT"  # address or URL of the operator, for the User-Agent
 MAX_REDIRECTS = 5
 BUSY_STATUSES = {408, 425, 429, 500, 502, 503, 504}
 MAX_TRIES = 8  # attempts of one request
@@ -62,8 +62,8 @@ def create_http_client(client_class: type[_Client], **settings: Any) -> _Client:
     try:
         if settings.get("verify", True) is True:
             cert_file, cert_folder = os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR")
-            modified = Path(cert_file).stat().st_mtime_ns if cert_file else 0
-            settings["verify"] = _create_tls_context(cert_file, cert_folder, modified)
+            change_time = Path(cert_file).stat().st_mtime_ns if cert_file else 0
+            settings["verify"] = _create_tls_context(cert_file, cert_folder, change_time)
         return client_class(**settings)
     except (ValueError, ImportError, OSError, httpx.InvalidURL) as error:
         raise UsageError(
@@ -74,10 +74,11 @@ def create_http_client(client_class: type[_Client], **settings: Any) -> _Client:
 
 
 @cache
-def _create_tls_context(cert_file: str | None, cert_folder: str | None, modified: int) -> ssl.SSLContext:
+def _create_tls_context(cert_file: str | None, cert_folder: str | None, change_time: int) -> ssl.SSLContext:
     """Load the certificates from the environment once for all clients, because this takes 20 ms.
 
-    httpx reads the two paths itself; a file that changed since `modified` (in ns) is loaded again.
+    httpx reads the two variables itself; the arguments are the cache's key. A file that changed has
+    another `change_time` (in ns), so it is loaded again.
     """
     return httpx.create_ssl_context()
 
@@ -155,9 +156,9 @@ def open_polite_client(**headers: str) -> httpx.Client:
     Raises:
         UsageError: The contact, a proxy or the certificates from the environment are unusable.
     """
-    contact = os.environ.get(CONTACT, "")
+    contact = os.environ.get(CONTACT_VARIABLE, "")
     if not re.fullmatch(r"[\x20-\x7e]{0,200}", contact):
-        raise UsageError(f"{CONTACT} has characters other than printable ASCII: give an address or a URL")
+        raise UsageError(f"{CONTACT_VARIABLE} has characters other than printable ASCII: give an address or a URL")
     user_agent = f"{USER_AGENT} ({contact})" if contact else USER_AGENT
     limits = httpx.Limits(max_connections=1)
     return create_http_client(
@@ -176,6 +177,9 @@ def retry(
 ) -> T:
     """Call `send` and return its result; while the server is busy, call it again after a pause.
 
+    If a connection fails, `send` is called again only if `has_answered` returns whether the server
+    answered an earlier request.
+
     Raises:
         UnreachableError: The server cannot be reached, asks to wait for too long, or stays busy.
     """
@@ -188,14 +192,14 @@ def retry(
                 raise UnreachableError(
                     f"{url} cannot be reached ({format_error(error)}): check the address, and that the server runs"
                 ) from error
-            wait = getattr(error, "seconds", None)
-            if attempt >= getattr(error, "max_tries", MAX_TRIES) or (wait or 0) > _MAX_RETRY_AFTER:
-                requested_wait = f", and asks to wait {wait:.0f} s" if wait else ""
+            wait_seconds = getattr(error, "seconds", None)
+            if attempt >= getattr(error, "max_tries", MAX_TRIES) or (wait_seconds or 0) > _MAX_RETRY_AFTER:
+                requested_wait = f", and asks to wait {wait_seconds:.0f} s" if wait_seconds else ""
                 raise UnreachableError(
                     f"{url} did not answer {attempt} requests in a row ({format_error(error)}{requested_wait}): "
                     "run the command again later to continue"
                 ) from error
-            sleep(wait if wait is not None else pause_seconds)
+            sleep(wait_seconds if wait_seconds is not None else pause_seconds)
             pause_seconds = min(2 * pause_seconds, _MAX_PAUSE)
     raise AssertionError("unreachable")
 

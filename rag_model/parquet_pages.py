@@ -31,8 +31,9 @@ _DELTA_BYTE_ARRAY = 7  # an encoding in which a value may repeat the whole previ
 _BYTES_BY_TYPE = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOUBLE": 8, "BYTE_ARRAY": 8}
 # 0x4000 is Linux's MAP_NORESERVE.
 _EMPTY_MAP_FLAGS = mmap.MAP_SHARED | mmap.MAP_ANONYMOUS | (0x4000 if sys.platform == "linux" else 0)
-FREE_BYTES = 256 << 20  # decoded bytes that a row group may have even in the smallest file
-MAX_EXPANSION = 100  # a row group may decode to FREE_BYTES + this factor times the file size
+# A row group may decode to BASE_DECODED_BYTES + MAX_EXPANSION times the size of the file.
+BASE_DECODED_BYTES = 256 << 20
+MAX_EXPANSION = 100
 _VARINT_PATTERN = rb"[\x80-\xff]{0,4}[\x00-\x7f]"
 _HEADER_PATTERN = rb"\x15(%b)\x15(%b)(?:\x15%b%%b|%%b)\x15(%b)\x15(%b)" % ((_VARINT_PATTERN,) * 5)
 # Patterns of the headers that most writers produce, without the statistics at their end. Matching
@@ -77,10 +78,10 @@ def list_leaf_numbers(metadata: pq.FileMetaData, columns: Collection[str]) -> li
     ]
 
 
-def has_repeated_values(metadata: pq.FileMetaData, leaves: Iterable[int]) -> bool:
+def has_repeated_values(metadata: pq.FileMetaData, leaf_numbers: Iterable[int]) -> bool:
     """Return whether a row may have several values in one of these leaf columns."""
     schema = get_schema(metadata)
-    return any(schema.column(leaf_number).max_repetition_level for leaf_number in leaves)
+    return any(schema.column(leaf_number).max_repetition_level for leaf_number in leaf_numbers)
 
 
 def list_text_column_paths(metadata: pq.FileMetaData, columns: Collection[str]) -> list[str]:
@@ -128,7 +129,7 @@ def check_row_groups(
     first_row: int = 0,
     end: int | None = None,
 ) -> int:
-    """Check columns with `check_pages` in the row groups that contain rows of [first, end).
+    """Check columns with `check_pages` in the row groups that contain rows of [first_row, end).
 
     `size` is the number of bytes of the file.
 
@@ -137,13 +138,15 @@ def check_row_groups(
     Raises:
         ParquetError: For the same reasons as `check_pages`.
     """
-    leaves = list_leaf_numbers(file.metadata, columns)
+    leaf_numbers = list_leaf_numbers(file.metadata, columns)
     check_footer(file.metadata, size)
     max_row_bytes = 0
     with open_random_access(source) as read:
         for group_number, _, _ in _list_groups(file, first_row, end):
-            column_chunks = map(file.metadata.row_group(group_number).column, leaves)
-            max_row_bytes = max(max_row_bytes, sum(check_pages(read, column_chunks, FREE_BYTES + MAX_EXPANSION * size)))
+            column_chunks = map(file.metadata.row_group(group_number).column, leaf_numbers)
+            max_row_bytes = max(
+                max_row_bytes, sum(check_pages(read, column_chunks, BASE_DECODED_BYTES + MAX_EXPANSION * size))
+            )
     return max_row_bytes
 
 
@@ -155,8 +158,8 @@ def open_parquet(source: Path | IO[bytes], *, pre_buffer: bool = False, **option
 def iter_row_range(
     file: pq.ParquetFile, batch_rows: int, columns: Sequence[str], first_row: int = 0, end: int | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the rows [first, end) in order, each batch of one row group; reads no other row
-    groups.
+    """Yield the rows [first_row, end) in order, each batch from one row group; other row groups
+    are not read.
     """
     for group_number, group_first_row, group_end in _list_groups(file, first_row, end):
         next_row, end_row = group_first_row, group_end if end is None else min(group_end, end)
@@ -171,11 +174,13 @@ def iter_row_range(
                 break
 
 
-def _list_groups(file: pq.ParquetFile, first: int, end: int | None) -> list[tuple[int, int, int]]:
-    """Return (number, first row, end row) of each row group that has rows of [first, end)."""
+def _list_groups(file: pq.ParquetFile, first_row: int, end: int | None) -> list[tuple[int, int, int]]:
+    """Return (number, first row, end row) of each row group that has rows of [first_row, end)."""
     row_counts = [file.metadata.row_group(i).num_rows for i in range(file.metadata.num_row_groups)]
     groups = enumerate(pairwise([0, *accumulate(row_counts)]))
-    return [(group, start, stop) for group, (start, stop) in groups if first < stop and (end is None or start < end)]
+    return [
+        (group, start, stop) for group, (start, stop) in groups if first_row < stop and (end is None or start < end)
+    ]
 
 
 def check_pages(read: ReadAt, chunks: Iterable[pq.ColumnChunkMetaData], max_bytes: int) -> list[int]:
@@ -200,7 +205,7 @@ def check_pages(read: ReadAt, chunks: Iterable[pq.ColumnChunkMetaData], max_byte
 
 
 def _measure_column_chunk(read: ReadAt, chunk: pq.ColumnChunkMetaData) -> tuple[int, int]:
-    """Return the decoded bytes of a column and of its text dictionary."""
+    """Return the decoded bytes of a column chunk, and those of its dictionary of strings."""
     physical_type = chunk.physical_type
     offset, bytes_per_value = find_column_start(chunk), _BYTES_BY_TYPE.get(physical_type, 0)
     total_bytes = n_values_read = dictionary_bytes = 0
@@ -231,7 +236,7 @@ def find_column_start(chunk: pq.ColumnChunkMetaData) -> int:
 
 @contextmanager
 def open_random_access(source: Path | IO[bytes]) -> Iterator[ReadAt]:
-    """Open a file for cheap random reads."""
+    """Yield a function that reads a file at any offset."""
     if isinstance(source, Path):
         # A mapped file would end the process with SIGBUS if another program truncates the file.
         with source.open("rb") as file:
@@ -353,8 +358,8 @@ def _parse_struct(data: bytes, offset: int, depth: int = 0) -> tuple[dict[int, A
 
 
 def _parse_zigzag(data: bytes, offset: int) -> tuple[int, int]:
-    unsigned, offset = parse_varint(data, offset)
-    return unsigned >> 1 ^ -(unsigned & 1), offset
+    unsigned_value, offset = parse_varint(data, offset)
+    return unsigned_value >> 1 ^ -(unsigned_value & 1), offset
 
 
 def parse_varint(data: bytes, offset: int) -> tuple[int, int]:

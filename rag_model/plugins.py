@@ -44,8 +44,8 @@ class Registry(Generic[T]):
         """Return the object of this name, or None if there is none.
 
         Raises:
-            InputError: The package that provides it cannot be imported or registers a wrong object,
-                or two packages provide the name.
+            InputError: The package that provides the object cannot be imported or registers a wrong
+                object, or two packages provide the name.
         """
         with self._lock:
             if name not in self._loaded:

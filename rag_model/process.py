@@ -56,7 +56,7 @@ _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3
 _KEEP_SETTINGS = {
     _MMAP_THRESHOLD: 32 * _MIB,  # glibc's maximum; larger blocks are mapped and returned at once
     _TRIM_THRESHOLD: 128 * _MIB,  # one MiniLM layer over a batch needs 80 MiB in float32
-    _TOP_PAD: 64 * _MIB,  # keeps an empty thread heap; costs address space only
+    _TOP_PAD: 64 * _MIB,  # so that a thread's heap is kept when it is empty; costs no memory itself
 }
 _RELEASE_SETTINGS = {
     _MMAP_THRESHOLD: 4 * _MIB,  # larger blocks are mapped; mapping small blocks costs too much
@@ -102,7 +102,7 @@ def remove_unlocked_folders(parent: Path, prefix: str) -> None:
     within the last minute.
     """
     for folder in parent.glob(f"{glob.escape(prefix)}*/"):
-        # another process holds the lock or has removed the folder, or another user owns it
+        # An error means that a process uses or has removed the folder, or another user owns it.
         with suppress(OSError):
             # A new folder may not be locked yet.
             if time.time() - folder.stat().st_mtime < _ABANDONED_SECONDS:
@@ -115,7 +115,7 @@ def remove_unlocked_folders(parent: Path, prefix: str) -> None:
                 os.close(descriptor)
 
 
-_SHARING_PROCESSES = 64  # maximum claims per GPU; other processes choose a GPU by process id
+_MAX_CLAIMS = 64  # maximum claims per GPU; further processes choose a GPU by their process id
 _gpu_lock = threading.Lock()
 
 
@@ -142,7 +142,7 @@ def claim_gpu(count: int) -> int:
 
 @cache
 def _claim_gpu(process_id: int, gpu_names: tuple[str, ...]) -> int:
-    for lock_number in range(_SHARING_PROCESSES):
+    for lock_number in range(_MAX_CLAIMS):
         for gpu_number, gpu_name in enumerate(gpu_names):
             lock_path = Path(tempfile.gettempdir()) / f"bookwheel-gpu-{os.getuid()}-{gpu_name}-{lock_number}.lock"
             with suppress(OSError):  # another process has the lock, or the folder is read-only
@@ -527,9 +527,9 @@ def block_sockets() -> bool:
     architecture_code, socket_call_number = _SOCKET_CALLS[platform.machine()]
     load_op, jump_if_equal_op, return_op_code = 0x20, 0x15, 0x06
     bpf_code = (
-        (load_op, 0, 0, 4),  # the processor
+        (load_op, 0, 0, 4),  # load the number of the processor type
         (jump_if_equal_op, 0, 3, architecture_code),
-        (load_op, 0, 0, 0),  # the number of the system call
+        (load_op, 0, 0, 0),  # load the number of the system call
         (jump_if_equal_op, 2, 0, socket_call_number),
         (jump_if_equal_op, 1, 0, _IO_URING_SETUP),
         (return_op_code, 0, 0, _ALLOW),
@@ -552,7 +552,7 @@ def _get_data_bytes() -> int:
 
 
 _POWER_BY_PREFIX = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
-_AMOUNT = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?", re.IGNORECASE)
+_BYTES_PATTERN = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?", re.IGNORECASE)
 
 
 def parse_bytes(text: str) -> int:
@@ -564,7 +564,7 @@ def parse_bytes(text: str) -> int:
     Raises:
         UsageError: the text is not an amount, or is 0.
     """
-    match = _AMOUNT.fullmatch(text.strip())
+    match = _BYTES_PATTERN.fullmatch(text.strip())
     n_bytes = int(float(match[1]) * (1024 if match[3] else 1000) ** _POWER_BY_PREFIX[match[2].upper()]) if match else 0
     if n_bytes < 1:
         raise UsageError(f"{text!r} is not an amount of memory: give one such as 16GB, 512MiB, or a number of bytes")
@@ -576,14 +576,14 @@ def format_bytes(count: float) -> str:
     return f"{count / 1e9:,.1f} GB" if count >= 1e9 else f"{count / 1e6:,.0f} MB"
 
 
-def check_disk(folder: Path, size: int, work: str, other: str) -> None:
+def check_disk(folder: Path, size: int, work: str, alternative: str) -> None:
     """Check that a folder's disk has `size` bytes free.
 
     Args:
         folder: the folder to write into.
         size: the bytes needed.
-        work: what needs these bytes; it becomes the subject of the error message.
-        other: what users can do instead of freeing space; it ends the error message.
+        work: the work that needs these bytes; it becomes the subject of the error message.
+        alternative: what users can do instead of freeing space; it ends the error message.
 
     Raises:
         ResourceError: less than `size` bytes are free.
@@ -592,5 +592,5 @@ def check_disk(folder: Path, size: int, work: str, other: str) -> None:
     if size > free_bytes:
         raise ResourceError(
             f"{work} needs {format_bytes(size)} of disk in {folder}, and {format_bytes(free_bytes)} are "
-            f"free: free some, or {other}"
+            f"free: free some, or {alternative}"
         )

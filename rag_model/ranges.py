@@ -3,7 +3,7 @@
 A remote file is divided into blocks (`BlockLayout`), and each block has a digest: the first 16
 bytes of its SHA-256. A `CachedFile` is a sparse local file of the same size. `CachedFile.load`
 fetches the missing blocks of a search in one round of parallel requests, verifies them and writes
-them to the sparse file. Code that maps a whole file maps the sparse file in the same way.
+them to the sparse file. Code that memory-maps whole files can map the sparse file instead.
 
 `RangeCache` limits the bytes on the disk: it removes the blocks that were used least recently, but
 never those of a running search. A process that finds the sparse file of an earlier process verifies
@@ -81,13 +81,13 @@ class BlockLayout:
     bounds: Numbers | None = None  # (blocks + 1,) from 0 to `size`; None for blocks of equal size
 
     @classmethod
-    def unpack(cls, size: int, block_bytes: int, packed: str) -> Self:
+    def unpack(cls, size: int, block_bytes: int, packed_bounds: str) -> Self:
         """Return a layout from the text that `pack_bounds` returned.
 
         Raises:
             ValueError: the blocks do not add up to `size`.
         """
-        lengths = np.frombuffer(base64.b64decode(packed), "<u2")
+        lengths = np.frombuffer(base64.b64decode(packed_bounds), "<u2")
         if not lengths.all() or lengths.sum(dtype=np.int64) != size:
             raise ValueError("the blocks do not add up to the size of the file")
         return cls(size, block_bytes, np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]))
@@ -197,7 +197,7 @@ class RangeCache:
         self._lock = threading.Lock()
         self._files: list[CachedFile] = []
         self._used_bytes = 0
-        self._clock = 1
+        self._clock = 1  # increases with each search, and orders the uses of blocks
         self._is_silent = False  # whether no request was answered since a search gave up
         self._is_in_memory = False  # whether a file is in memory because the disk is full or not writable
         self._search_starts = set[int]()  # the clock at the start of each running search
@@ -216,9 +216,9 @@ class RangeCache:
 
         Args:
             name: name of the file in messages.
-            identity: file name that identifies the bytes.
-            layout: size of the file, and its blocks.
-            digests: digests of all blocks, or their location.
+            identity: name of the sparse file, which identifies the bytes of the remote file.
+            layout: size of the remote file, and its blocks.
+            digests: digests of all blocks, or their location in another file.
             read: returns the bytes [start, end) of the remote file, unverified.
 
         Raises:
@@ -263,13 +263,15 @@ class RangeCache:
             StoreError: a block cannot be read, or does not match its digest, even when it is read
                 again. The message names the bytes and the file.
         """
-        missing = self._find_missing(ranges)
-        if not missing:
+        missing_blocks = self._find_missing(ranges)
+        if not missing_blocks:
             return
         with self._lock:
             self.rounds += 1
-        digest_pages = self._find_missing([file._locate_digests(blocks) for file, blocks in missing])
-        fetches = [self._start_fetch(file, file._verify_stored(blocks)) for file, blocks in [*digest_pages, *missing]]
+        digest_pages = self._find_missing([file._locate_digests(blocks) for file, blocks in missing_blocks])
+        fetches = [
+            self._start_fetch(file, file._verify_stored(blocks)) for file, blocks in [*digest_pages, *missing_blocks]
+        ]
         try:
             for fetch in fetches:  # digests come first, because they are needed to verify other blocks
                 fetch.file._store_runs([(run, self._wait_for_next_run(fetch, is_patient)) for run in fetch.runs])
@@ -326,8 +328,10 @@ class RangeCache:
         blocks_by_file: dict[CachedFile, list[Numbers]] = {}
         with self._lock:
             for file_range in ranges:
-                if file_range is not None and len(unverified := file_range[0]._mark_used(*file_range[1:], self._clock)):
-                    blocks_by_file.setdefault(file_range[0], []).append(unverified)
+                if file_range is not None and len(
+                    unverified_blocks := file_range[0]._mark_used(*file_range[1:], self._clock)
+                ):
+                    blocks_by_file.setdefault(file_range[0], []).append(unverified_blocks)
         return [(file, np.unique(np.concatenate(block_arrays))) for file, block_arrays in blocks_by_file.items()]
 
     def close(self) -> None:
@@ -344,11 +348,11 @@ class RangeCache:
         """Start requests for blocks, one for each run of adjacent blocks."""
         if not len(blocks):
             return _Fetch(file, [], deque())
-        starts, is_first = file.layout.get_starts(blocks), np.append(True, np.diff(blocks) > 1)
-        run_starts = starts[np.maximum.accumulate(np.where(is_first, np.arange(len(blocks)), 0))]
+        starts, is_run_start = file.layout.get_starts(blocks), np.append(True, np.diff(blocks) > 1)
+        run_starts = starts[np.maximum.accumulate(np.where(is_run_start, np.arange(len(blocks)), 0))]
         # number of the request within the run
         request_numbers = (starts - run_starts) // _MAX_RUN_BYTES
-        runs = np.split(blocks, np.flatnonzero(is_first[1:] | (np.diff(request_numbers) > 0)) + 1)
+        runs = np.split(blocks, np.flatnonzero(is_run_start[1:] | (np.diff(request_numbers) > 0)) + 1)
         return _Fetch(file, runs, deque(self._pool.submit(self._fetch, file, run) for run in runs))
 
     def _fetch(self, file: "CachedFile", run: Numbers) -> bytes:
@@ -380,10 +384,10 @@ class RangeCache:
     def _evict(self, target_bytes: int) -> None:
         """Remove the least recently used blocks until at most `target_bytes` are left."""
         clock_limit = min(self._search_starts, default=self._clock + 1)
-        evictable = [file._list_evictable(clock_limit) for file in self._files]
-        last_used_times = np.concatenate([np.empty(0, np.int64), *(used_times for _, used_times in evictable)])
-        file_numbers = np.repeat(np.arange(len(self._files)), [len(used_times) for _, used_times in evictable])
-        blocks = np.concatenate([np.empty(0, np.int64), *(blocks for blocks, _ in evictable)])
+        evictable_blocks = [file._list_evictable(clock_limit) for file in self._files]
+        last_used_times = np.concatenate([np.empty(0, np.int64), *(used_times for _, used_times in evictable_blocks)])
+        file_numbers = np.repeat(np.arange(len(self._files)), [len(used_times) for _, used_times in evictable_blocks])
+        blocks = np.concatenate([np.empty(0, np.int64), *(blocks for blocks, _ in evictable_blocks)])
         for i in np.argsort(last_used_times, kind="stable").tolist():
             if self._used_bytes <= target_bytes:
                 return
@@ -406,7 +410,7 @@ class RangeCache:
     def _open_file(self, identity: str) -> int:
         """Open a sparse file, or a private one if another process uses it.
 
-        Another process may evict the file before it is locked here, which makes it private too.
+        If another process deletes the file before it is locked here, the open file is private too.
         """
         # Another user of the folder may have replaced the file by a link to a file of this user.
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
@@ -426,9 +430,9 @@ class RangeCache:
         except OSError:
             raise write_error from disk_error
         with self._lock:
-            is_first, self._is_in_memory = not self._is_in_memory, True
+            is_first_file, self._is_in_memory = not self._is_in_memory, True
             self.max_bytes = min(self.max_bytes, _MAX_MEMORY_BYTES)
-        if is_first:
+        if is_first_file:
             _LOG.warning("%s; up to %.0f MB are cached in memory instead", write_error, self.max_bytes / 1e6)
         return descriptor
 
@@ -437,7 +441,7 @@ def evict_unused_files(folder: Path, max_bytes: int) -> None:
     """Delete sparse files that no process has open, until all files below a folder take at most
     `max_bytes`. Files without blocks are deleted too.
 
-    Folders are not deleted, because another process may be about to create a file in them.
+    Folders are kept, because another process may be about to create a file in them.
     """
     with suppress(OSError):
         paths_with_stats = [(path, path.lstat()) for path in folder.rglob(f"*{_RANGES_SUFFIX}")]
@@ -468,7 +472,7 @@ class _Fetch:
 
     file: "CachedFile"
     runs: list[Numbers]
-    requests: deque["Future[bytes]"]  # for the last runs; answered requests are removed
+    requests: deque["Future[bytes]"]  # one for each run that is not stored yet, in the same order
 
 
 class CachedFile:
@@ -510,8 +514,8 @@ class CachedFile:
     def count_missing_bytes(self, start: int, end: int) -> int:
         """Return how many bytes have to be fetched or verified to load the range [start, end)."""
         blocks = self.layout.locate_range(start, end)
-        missing = blocks.start + np.flatnonzero(~self._is_verified[blocks])
-        return int((self.layout.get_starts(missing + 1) - self.layout.get_starts(missing)).sum())
+        missing_blocks = blocks.start + np.flatnonzero(~self._is_verified[blocks])
+        return int((self.layout.get_starts(missing_blocks + 1) - self.layout.get_starts(missing_blocks)).sum())
 
     def pin(self, *ranges: tuple[int, int]) -> None:
         """Load ranges that are never removed from the cache."""
@@ -562,8 +566,8 @@ class CachedFile:
         if len(starts) == 1 and starts[0] < ends[0] <= self.size:  # slices are faster than arrays
             block_range = self.layout.locate_range(int(starts[0]), int(ends[0]))
             np.maximum(self._last_used[block_range], clock, out=self._last_used[block_range])
-            unverified: Numbers = block_range.start + np.flatnonzero(~self._is_verified[block_range])
-            return unverified
+            unverified_blocks: Numbers = block_range.start + np.flatnonzero(~self._is_verified[block_range])
+            return unverified_blocks
         blocks = self.layout.locate_ranges(starts, np.minimum(ends, self.size))
         self._last_used[blocks] = np.maximum(self._last_used[blocks], clock)
         return blocks[~self._is_verified[blocks]]
@@ -665,11 +669,11 @@ class CachedFile:
             n_written = os.pwrite(self._descriptor, view, start)
             view, start = view[n_written:], start + n_written
 
-    def _list_evictable(self, limit: int) -> tuple[Numbers, Numbers]:
-        """Return the stored blocks whose last use was before `limit` on the cache's clock, and the
-        clock's value at that use.
+    def _list_evictable(self, clock_limit: int) -> tuple[Numbers, Numbers]:
+        """Return the stored blocks whose last use was before `clock_limit` on the cache's clock,
+        and the clock's value at that use.
         """
-        blocks = np.flatnonzero(self._is_stored & (self._last_used < limit))
+        blocks = np.flatnonzero(self._is_stored & (self._last_used < clock_limit))
         return blocks, self._last_used[blocks]
 
     def _free_block(self, block: int) -> bool:

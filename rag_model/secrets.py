@@ -33,14 +33,15 @@ _GLOB_SCHEMES = frozenset([
     "local", "memory", "s3", "s3a", "sftp", "simplecache", "smb", "ssh", "tar", "wasb", "wasbs",
     "zip",
 ])  # fmt: skip
-_AZURE = "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY"
-_HTTP = """FSSPEC_HTTP='{"client_kwargs": {"headers": {"Authorization": "…"}}}'"""
-_AWS = "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
-_VARIABLES = {
-    **dict.fromkeys(("s3", "s3a"), _AWS),
+# The environment variables for credentials, as error messages name them.
+_AZURE_VARIABLES = "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY"
+_HTTP_VARIABLE = """FSSPEC_HTTP='{"client_kwargs": {"headers": {"Authorization": "…"}}}'"""
+_AWS_VARIABLES = "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
+_CREDENTIAL_VARIABLES = {
+    **dict.fromkeys(("s3", "s3a"), _AWS_VARIABLES),
     **dict.fromkeys(("gs", "gcs"), "GOOGLE_APPLICATION_CREDENTIALS"),
-    **dict.fromkeys(("abfs", "abfss", "adl", "az", "wasb", "wasbs"), _AZURE),
-    **dict.fromkeys(("http", "https"), _HTTP),
+    **dict.fromkeys(("abfs", "abfss", "adl", "az", "wasb", "wasbs"), _AZURE_VARIABLES),
+    **dict.fromkeys(("http", "https"), _HTTP_VARIABLE),
     "hf": "HF_TOKEN",
 }
 
@@ -89,11 +90,11 @@ def refuse_secret(url: str) -> None:
 def build_secret_pattern() -> str:
     """Return a regular expression that matches within every text that `refuse_secrets` rejects.
 
-    JSON schemas of forms contain it, because a server checks forms without this code. The pattern
-    may also match unusual spellings of URLs without secrets.
+    The JSON schemas of Prefect's run forms contain this pattern, because Prefect's server checks a
+    form without this code. It may also match unusual spellings of URLs without secrets.
     """
-    # A text may be a URL or a chain of URLs, in which blanks are ignored. It may also contain a
-    # URL, which ends at a blank or a quotation mark.
+    # A text may be a URL or a chain of URLs, in which blanks are ignored. A URL within a longer
+    # text ends at a blank or a quotation mark.
     blank_pattern = r"[\x00-\x20\x7f]*"
     url_patterns = [
         *_build_url_patterns(rf"(?:^|::){blank_pattern}", blank_pattern, ""),
@@ -198,7 +199,10 @@ def _iter_parameters(scheme: str, url_rest: str) -> Iterator[str]:
 
 
 def _create_secret_error(scheme: str, problem: str) -> UsageError:
-    variable = _VARIABLES.get(scheme) or f"FSSPEC_{re.sub(r'[^A-Z0-9]', '_', scheme.upper())} (fsspec settings as JSON)"
+    variable = (
+        _CREDENTIAL_VARIABLES.get(scheme)
+        or f"FSSPEC_{re.sub(r'[^A-Z0-9]', '_', scheme.upper())} (fsspec settings as JSON)"
+    )
     return UsageError(
         f"the {scheme} URL {problem}, which may be a secret and would be written into logs and "
         f"manifests: leave it out, and set {variable} in the environment"

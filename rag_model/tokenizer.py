@@ -7,7 +7,7 @@ which is not an `Exception` in Python. There are three guards:
 * **Growth.** The rules that replace text are applied one after the other. The product of the
   factors by which they can lengthen a text is bounded.
 * **Trial.** If a tokenizer has patterns that no common model has, it first splits hostile texts in
-  a child process. These repeat common characters, and the literals and characters of its rules.
+  a child process. A hostile text repeats a common character, or a literal or character of a rule.
 * **Child.** A trial cannot contain every hostile text. So such a tokenizer later runs only in a
   child process, with bounded memory and time per call (`GuardedTokenizer`).
 """
@@ -36,9 +36,11 @@ _TRIAL_SECONDS = 20.0  # CPU seconds for all texts of the trial; a harmless toke
 _TEXT_SECONDS = 0.5  # CPU seconds for one text of the trial; a harmless tokenizer takes 1 ms
 _MAX_MEMORY = 1 << 30  # bytes that a child may allocate
 _TRIAL_LENGTH = 2_000  # characters of a trial text, as in the longest query of a service
-# Texts that the trial repeats.
+# The trial repeats each of these to a text of `_TRIAL_LENGTH` characters.
 _REPEATED_TEXTS = ("a", "A", "1", " ", "\n", ".", "'", "_", "é", "漢", "a ", "a1", "'s", "a'")
-_MAX_RUNS = 64  # maximum number of literals, characters and pairs of the rules in trial texts
+# maximum number of literals and characters, and of pairs of characters, of the rules that the trial
+# repeats
+_MAX_RULE_TEXTS = 64
 # CPU seconds of a call: `_CALL_SECONDS`, and one more for each `_CHARACTERS_PER_SECOND`
 # characters, which is a tenth of the speed of a common tokenizer.
 _CALL_SECONDS = 10.0
@@ -47,11 +49,13 @@ _MAX_GROWTH = 64  # output characters per character of a text; common models sta
 _MAX_ADDED = 10_000  # characters that may be added to a text of any length
 _UNICODE_GROWTH = 18  # maximum growth of a character by NFKC, which SentencePiece models may use
 _MAX_WORD_LENGTH = 10_000  # characters of a word, which WordPiece splits in cubic time; usually 100
-_STEP_LISTS = ("normalizers", "pretokenizers", "processors", "decoders")
+# keys of the lists of steps, in a rule that consists of several steps
+_STEP_LIST_KEYS = ("normalizers", "pretokenizers", "processors", "decoders")
 # ByteLevel writes up to 4 bytes for a character; BertNormalizer adds up to 2 spaces around it.
-_FACTOR_BY_TYPE = {"ByteLevel": 4, "BertNormalizer": 3}
-# part of the error message for a pattern that took too many steps
+_GROWTH_BY_TYPE = {"ByteLevel": 4, "BertNormalizer": 3}
+# part of Oniguruma's message about a pattern that took too many steps
 _ONIGURUMA_LIMIT = "limit-in-match"
+# escapes of a pattern, whose characters do not occur in a text that the pattern matches
 _NOT_LITERAL = re.compile(r"\\[pP]\{[^}]*\}|\\[A-Za-z]|\\")
 # Patterns of common models: GPT-2, CLIP, Llama 3, Qwen, GPT-4o, T5, XLM-R, DeepSeek.
 _KNOWN_PATTERNS = frozenset(
@@ -104,8 +108,8 @@ def load_tokenizer_file(file: Path) -> "Tokenizer":
 
 
 def check_patterns(file: Path) -> bool:
-    """Check how much the rules can lengthen a text, and try patterns that no common model has in a
-    child process; return whether there are such patterns.
+    """Check how much the rules can lengthen a text; if the file has patterns that no common model
+    has, try them in a child process. Return whether it has such patterns.
 
     Raises:
         InputError: The file is missing or damaged, its rules lengthen texts too much, or the child
@@ -113,7 +117,7 @@ def check_patterns(file: Path) -> bool:
     """
     try:
         tokenizer_config = parse_json(file.read_bytes())
-        patterns = _find_patterns(tokenizer_config)
+        patterns = _find_uncommon_patterns(tokenizer_config)
         _check_growth(file, tokenizer_config)
         if patterns:
             _try_tokenizer_patterns(file, digest_file(file))
@@ -271,9 +275,9 @@ def load_with_guard(file: Path, load: Callable[[], Any]) -> Any:
     Raises:
         InputError: for the same reasons as `load_tokenizer_file`, or raised by `load`.
     """
-    has_patterns = file.is_file() and check_patterns(file)
+    has_uncommon_patterns = file.is_file() and check_patterns(file)
     tokenizer = load()
-    if has_patterns and tokenizer.is_fast:
+    if has_uncommon_patterns and tokenizer.is_fast:
         tokenizer._tokenizer = GuardedTokenizer(tokenizer._tokenizer)
     return tokenizer
 
@@ -333,7 +337,7 @@ def _iter_objects(json_value: Any) -> Iterator[dict[str, Any]]:
             pending_rules += node
 
 
-def _find_patterns(rules: Any) -> list[str]:
+def _find_uncommon_patterns(rules: Any) -> list[str]:
     """Return those regular expressions of the rules that no common model has."""
     patterns = [node["Regex"] for node in _iter_objects(rules) if isinstance(node.get("Regex"), str)]
     return [pattern for pattern in patterns if pattern not in _KNOWN_PATTERNS]
@@ -368,7 +372,7 @@ def _iter_rule_steps(rule: Any) -> Iterator[dict[str, Any]]:
     while pending_rules:
         step = pending_rules.pop()
         if isinstance(step, dict):
-            substeps = next((step[name] for name in _STEP_LISTS if isinstance(step.get(name), list)), None)
+            substeps = next((step[name] for name in _STEP_LIST_KEYS if isinstance(step.get(name), list)), None)
             if substeps is None:
                 yield step
             else:
@@ -406,7 +410,7 @@ def _bound_step_growth(step: Mapping[str, Any]) -> tuple[float, float]:
             sum("Sequence" in element for element in template) / n_sequences for template, n_sequences in templates
         )
         return max(1.0, *sequence_copies), max(len(step["single"]), len(step["pair"]))
-    return _FACTOR_BY_TYPE.get(str(step_type), 1.0), 0.0
+    return _GROWTH_BY_TYPE.get(str(step_type), 1.0), 0.0
 
 
 def _find_longest_replacement(charsmap: str | None) -> int:
@@ -421,17 +425,17 @@ def _find_longest_replacement(charsmap: str | None) -> int:
 
 def _iter_trial_texts(rules: Any) -> Iterator[str]:
     """Yield texts that repeat a character or literal of the rules, or a common character."""
-    pattern_texts = [_NOT_LITERAL.sub("", pattern) for pattern in _find_patterns(rules)]
+    pattern_texts = [_NOT_LITERAL.sub("", pattern) for pattern in _find_uncommon_patterns(rules)]
     literals = [literal for literal in _find_literals(rules) if 0 < len(literal) <= _TRIAL_LENGTH]
     characters = [*"".join(pattern_texts), *"".join(literals)]
     pairs = [
         pattern_text[start : start + 2] for pattern_text in pattern_texts for start in range(len(pattern_text) - 1)
     ]
-    rule_runs = [*dict.fromkeys([*literals, *characters])][:_MAX_RUNS]
+    rule_texts = [*dict.fromkeys([*literals, *characters])][:_MAX_RULE_TEXTS]
     # The regex engine skips a text without a character that its pattern requires. A text that ends
     # with all these characters is never skipped.
-    required_characters = "\n" + "".join(dict.fromkeys(characters))[:_MAX_RUNS]
-    for repeated_text in dict.fromkeys([*_REPEATED_TEXTS, *rule_runs, *pairs[:_MAX_RUNS]]):
+    required_characters = "\n" + "".join(dict.fromkeys(characters))[:_MAX_RULE_TEXTS]
+    for repeated_text in dict.fromkeys([*_REPEATED_TEXTS, *rule_texts, *pairs[:_MAX_RULE_TEXTS]]):
         for ending in ("", "!", required_characters):
             yield (repeated_text * _TRIAL_LENGTH)[: _TRIAL_LENGTH - len(ending)] + ending
 

@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 from rag_model.errors import UsageError
 
 T = TypeVar("T")
-# A second type of TOML values that a field accepts, by the Python type of the field.
+# The TOML type that a field accepts besides its own type, by the field's Python type.
 _ACCEPTED_TYPES: dict[Any, type] = {float: int, Path: str}
 
 
@@ -76,8 +76,8 @@ def _check_value(hint: Any, value: Any, where: str) -> Any:
     if is_dataclass(hint):
         return from_table(hint, value, where)  # type: ignore[arg-type]
     if origin in (UnionType, Union):
-        kind = type(value) if type(value) in arguments else next(kind for kind in arguments if kind is not type(None))
-        return None if value is None and type(None) in arguments else _check_value(kind, value, where)
+        member = type(value) if type(value) in arguments else next(hint for hint in arguments if hint is not type(None))
+        return None if value is None and type(None) in arguments else _check_value(member, value, where)
     if origin is Literal:
         if value not in arguments:
             raise UsageError(f"{where} is {quote_value(value)}: choose one of {', '.join(map(str, arguments))}")

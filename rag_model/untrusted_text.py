@@ -107,7 +107,8 @@ def _check_characters(json_value: Any) -> None:
 
 
 _ALLOWED_CONTROLS = "\n\t"
-_INVISIBLE = {"Cc", "Cs"}  # controls and surrogates
+_INVISIBLE = {"Cc", "Cs"}  # Unicode categories: control characters and surrogates
+# separators of lines and paragraphs, and controls of the writing direction
 _REORDERING = frozenset("\u2028\u2029\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 
 
@@ -123,7 +124,7 @@ def escape_controls(text: str) -> str:
 
 
 def check_printable(text: str, description: str) -> None:
-    """Check that a text contains no control characters, as other people see it in a terminal.
+    """Check that a text contains no control characters, since others will see it in a terminal.
 
     Raises:
         UsageError: It contains one; the message starts with `description`.

@@ -30,7 +30,7 @@ from rag_model.corpus.records import PROSE, Passage, check_seconds
 from rag_model.digest import ALGORITHM
 from rag_model.errors import InputError, format_error
 from rag_model.parquet_pages import (
-    FREE_BYTES,
+    BASE_DECODED_BYTES,
     MAX_EXPANSION,
     ParquetError,
     check_footer,
@@ -262,7 +262,7 @@ class PassageFile:
         self.n_rows: int = metadata.num_rows
         group_sizes = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
         file_bytes = _get_size(source)
-        self._max_decoded = FREE_BYTES + MAX_EXPANSION * file_bytes
+        self._max_decoded = BASE_DECODED_BYTES + MAX_EXPANSION * file_bytes
         is_plausible = all(0 <= n_rows <= _MAX_GROUP_ROWS for n_rows in group_sizes) and self.n_rows <= file_bytes
         if sum(group_sizes) != self.n_rows or not is_plausible:
             size_claim = f"claims {self.n_rows:,} rows in {file_bytes:,} bytes"

@@ -411,7 +411,7 @@ class EmbeddingClient:
         assert self._slots is not None
         try:
             async with self._slots:
-                timeout_error = self._errors.timeout("sent no vectors", settings.whole_seconds)
+                timeout_error = self._errors.timeout_error("sent no vectors", settings.whole_seconds)
                 return [await retry(settings, partial(self._attempt_batch, batch), timeout_error)]
         except FailedAttemptError as failed_attempt:
             if len(batch) == 1 or not isinstance(failed_attempt.error, PromptTooLongError):

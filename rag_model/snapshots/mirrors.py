@@ -19,7 +19,7 @@ from rag_model.corpus.wiki_mirror import Block, Cursor, MirrorState, remove_page
 from rag_model.digest import digest_json
 from rag_model.errors import InputError, StoreError, UsageError
 from rag_model.store.objects.blobs import BlobRef
-from rag_model.store.objects.memo import MIRROR_STAGE, Record
+from rag_model.store.objects.memo import MIRROR_STAGE_PREFIX, Record
 from rag_model.store.store import Store
 from rag_model.store.versions.manifest import Manifest
 from rag_model.untrusted_text import parse_json
@@ -45,7 +45,7 @@ class StoredMirror:
         """
         self._store, self._source, self._inputs = store, source or store, dict(inputs)
         self._parent, self._say = parent, say
-        self._stage = f"{MIRROR_STAGE}{digest_json(self._inputs).partition(':')[2][:32]}"
+        self._stage = f"{MIRROR_STAGE_PREFIX}{digest_json(self._inputs).partition(':')[2][:32]}"
 
     def list_removed_pages(self, dbname: str) -> frozenset[int]:
         """Return the pages of the wiki that were taken down."""
@@ -142,7 +142,7 @@ def redact_mirrors(store: Store) -> None:
 
 def _iter_mirrors(store: Store) -> Iterator[StoredMirror]:
     for stage in store.files.list_names("memo", kind="directory"):
-        record = _find_newest_record(store, stage) if stage.startswith(MIRROR_STAGE) else None
+        record = _find_newest_record(store, stage) if stage.startswith(MIRROR_STAGE_PREFIX) else None
         if record is not None:
             yield StoredMirror(store, {name: record.stats[name] for name in ("dump", "site", "code")})
 

@@ -23,7 +23,7 @@ from rag_model.snapshots.encoding import COMMITS
 from rag_model.snapshots.measure import SnapshotMetrics
 from rag_model.snapshots.stage_results import ChunkResult, EmbedResult
 from rag_model.store.store import Store
-from rag_model.store.upkeep.retire import find_pages, wiki_name
+from rag_model.store.upkeep.retire import find_pages, get_wiki_name
 from rag_model.store.upkeep.verify import protect_files
 from rag_model.store.versions.build_history import read_history
 from rag_model.store.versions.manifest import Manifest
@@ -122,7 +122,7 @@ def _write_manifest(store: Store, manifest: Manifest, *, sign: bool = True) -> s
     """Write a manifest, unless its snapshot has a page that was taken down; remove the manifest if
     one of its pages is taken down meanwhile.
     """
-    wiki_id, path = wiki_name(manifest.content), f"snapshots/{manifest.id}.json"
+    wiki_id, path = get_wiki_name(manifest.content), f"snapshots/{manifest.id}.json"
     removed_pages = store.takedowns.list_pages(wiki_id)
     _refuse_removed_pages(store, manifest, removed_pages)
     is_new_manifest = store.files.find(path) is None

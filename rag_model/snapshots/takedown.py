@@ -10,7 +10,7 @@ from rag_model.errors import RefusedError, StoreError, UsageError
 from rag_model.snapshots.publish import publish_replacement, replace_snapshot
 from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.store import Store
-from rag_model.store.upkeep.retire import PageOccurrence, find_pages, retire_replaced, wiki_name
+from rag_model.store.upkeep.retire import PageOccurrence, find_pages, get_wiki_name, retire_replaced
 from rag_model.store.versions.manifest import (
     EMBEDDINGS,
     TEXT,
@@ -128,7 +128,7 @@ def find_affected_snapshots(store: Store, wiki: str = "", pages: Collection[str]
     """
     refs, affected_snapshots = _list_refs(store), []
     for manifest in _iter_manifests(store):
-        snapshot_wiki = wiki_name(manifest.content)
+        snapshot_wiki = get_wiki_name(manifest.content)
         removed_pages = store.takedowns.list_pages(snapshot_wiki, trusted_only=True) | (
             frozenset(pages) if snapshot_wiki == wiki else frozenset()
         )
@@ -146,11 +146,11 @@ def choose_wiki(store: Store, pages: Collection[str], wiki: str | None) -> str:
         UsageError: the store has no such wiki, or several wikis are possible and `wiki` is None.
     """
     manifests = list(_iter_manifests(store))
-    known_wikis = {wiki_name(manifest.content) for manifest in manifests}
+    known_wikis = {get_wiki_name(manifest.content) for manifest in manifests}
     if wiki is not None and wiki not in known_wikis:
         raise UsageError(f"no snapshot in {store.url} is of wiki {wiki!r}: there are {_format_wikis(known_wikis)}")
     wikis_with_pages = {
-        wiki_name(manifest.content) for manifest in manifests if find_pages(store, manifest.content, pages)
+        get_wiki_name(manifest.content) for manifest in manifests if find_pages(store, manifest.content, pages)
     }
     candidate_wikis = {wiki} if wiki is not None else wikis_with_pages or known_wikis
     if len(candidate_wikis) != 1:

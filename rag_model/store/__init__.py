@@ -8,8 +8,8 @@ refs/<name>/00000007.json        a move of a ref; the highest number is current
 models/<id>.json                 manifest of a trained model
 models/refs/<name>/00000007.json a move of a ref of models
 evaluations/<id>.json            manifest of an evaluation: metrics, rows, report
-memo/<stage>/<key>.json          a stage's outputs for exact inputs; <key>.2.json after their loss
-runs/<run>/<stage>/<00042>.json  reports of a running job's elements
+memo/<stage>/<key>.json          a stage's outputs for exact inputs; <key>.2.json if they were lost
+runs/<run>/<stage>/<00042>.json  a running job's report of one element, such as a part
 trainings/<key>/00000003.json    the newest checkpoint of an unfinished training
 reports/<id>.html                the HTML report of a build, an evaluation or a training
 intents/<name>.json              a running writer, and the files it needs
@@ -22,7 +22,8 @@ There are no locks. Files that must not be written twice (the next move of a ref
 manifest) are created exclusively; all other files may be written twice with the same bytes. Only
 `expire` and `gc` delete files that others have written.
 
-* `store`: the `Store`, with reports of running jobs; `diff`: compare two snapshots
+* `store`: the `Store`, with the reports of running jobs; `diff`: compare two snapshots
+* `recorded_tasks`: tasks whose results the memo records
 * `objects`: files, blobs, the memo, intents, clouds
 * `versions`: manifests, refs, snapshots, models, evaluations, takedowns, signatures
 * `pulling`: local copies and exports; `upkeep`: expire, collect garbage, verify

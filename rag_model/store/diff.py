@@ -18,7 +18,7 @@ from rag_model.process import temporary_folder
 from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.objects.files import read_ahead
 from rag_model.store.pulling.deltas import find_delta, list_delta_steps
-from rag_model.store.pulling.overlap import RowOverlap, RowPatch, list_embedded_files
+from rag_model.store.pulling.overlap import RowOverlap, list_embedded_files
 from rag_model.store.store import Store
 from rag_model.store.versions.manifest import (
     BUILD_ONLY_KINDS,
@@ -31,10 +31,12 @@ from rag_model.store.versions.manifest import (
 from rag_model.store.versions.snapshot import Snapshot
 
 Change = Literal["added", "changed", "removed"]
-# approximate number of rows in a bucket: about 30 MB of memory, or 100 MB if all rows changed
+# approximate number of rows in a bucket (the passages of pages whose ids have equal hashes): about
+# 30 MB of memory, or 100 MB if all rows changed
 BUCKET_ROWS = 1 << 18
 _PARTS_AHEAD = 8  # maximum number of pairs of parts that are read at a time
-# Every file has all buckets, so the number of files is limited: one per part takes quadratic time.
+# Number of temporary files as a multiple of the number of buckets. Each file has a batch for each
+# bucket, so one file per part would take quadratic time.
 _FILES_PER_BUCKET = 4
 _COLUMNS = ("id", "page_id", "title", "hash")
 _SCHEMA = pa.schema([PASSAGE_SCHEMA.field(name) for name in _COLUMNS])
@@ -56,23 +58,23 @@ class ArticleChange:
 def iter_article_changes(before: Snapshot, after: Snapshot, *, max_rows: int = BUCKET_ROWS) -> Iterator[ArticleChange]:
     """Yield every article with an added, changed or removed passage, in a deterministic order.
 
-    A changed passage has the same id and another hash (of title and text). If page ranges differ,
-    about `max_rows` rows are in memory at a time.
+    A changed passage has the same id and another hash (of title and text). If the parts of the two
+    snapshots have different page ranges, about `max_rows` rows are in memory at a time.
 
     Raises:
         StoreError: a passage file is missing or damaged, or the temporary folder is full.
     """
-    part_pairs, rest_before, rest_after = _pair_parts(before, after)
+    part_pairs, unpaired_before, unpaired_after = _pair_parts(before, after)
     n_ahead = min(_PARTS_AHEAD, max(before.concurrency, after.concurrency))
     for table_before, table_after in read_ahead(lambda pair: _read_columns(before, after, *pair), part_pairs, n_ahead):
         yield from _diff_tables(table_before, table_after)
-    if not rest_before and not rest_after:
+    if not unpaired_before and not unpaired_after:
         return
-    n_buckets = 1 + sum(part.rows for part in [*rest_before, *rest_after]) // max_rows
+    n_buckets = 1 + sum(part.rows for part in [*unpaired_before, *unpaired_after]) // max_rows
     with temporary_folder("diff") as folder:
         file_rows = max(1, max_rows // _FILES_PER_BUCKET)
-        files_before = _write_bucket_files(before, rest_before, n_buckets, file_rows, folder / "before")
-        files_after = _write_bucket_files(after, rest_after, n_buckets, file_rows, folder / "after")
+        files_before = _write_bucket_files(before, unpaired_before, n_buckets, file_rows, folder / "before")
+        files_after = _write_bucket_files(after, unpaired_after, n_buckets, file_rows, folder / "after")
         for bucket_number in range(n_buckets):
             yield from _diff_tables(_read_bucket(files_before, bucket_number), _read_bucket(files_after, bucket_number))
 
@@ -86,7 +88,7 @@ def _read_columns(
 def _pair_parts(
     before: Snapshot, after: Snapshot
 ) -> tuple[list[tuple[PartEntry, PartEntry]], list[PartEntry], list[PartEntry]]:
-    """Return the pairs of parts with equal page ranges, and the parts of each snapshot without one.
+    """Return the pairs of parts with equal page ranges, and each snapshot's parts without a pair.
 
     Parts with equal files are left out.
     """
@@ -154,9 +156,11 @@ def _iter_table_groups(tables: Iterator[pa.Table], group_rows: int) -> Iterator[
 
 
 def _write_buckets(table: pa.Table, n_buckets: int, file: Path) -> None:
-    pages = table["page_id"].combine_chunks().dictionary_encode()
-    page_buckets = np.array([crc32(page.encode()) % n_buckets for page in pages.dictionary.to_pylist()], dtype=np.int64)
-    row_buckets = page_buckets[pages.indices.to_numpy()]
+    page_ids = table["page_id"].combine_chunks().dictionary_encode()
+    page_buckets = np.array(
+        [crc32(page.encode()) % n_buckets for page in page_ids.dictionary.to_pylist()], dtype=np.int64
+    )
+    row_buckets = page_buckets[page_ids.indices.to_numpy()]
     sorted_rows = table.take(np.argsort(row_buckets, kind="stable"))
     bucket_bounds = np.searchsorted(np.sort(row_buckets), np.arange(n_buckets + 1)).tolist()
     with pa.ipc.new_file(file, _SCHEMA) as writer:
@@ -186,9 +190,9 @@ def _diff_tables(before: pa.Table, after: pa.Table) -> Iterator[ArticleChange]:
     for passage_id, page_id, title in rows_after:
         title_by_page[page_id] = title
         change_counts_by_page[page_id]["changed" if passage_id in changed_ids else "added"] += 1
-    pages = pa.array(change_counts_by_page, pa.string())
-    page_was_present = pc.is_in(pages, value_set=before["page_id"]).to_pylist()
-    page_is_present = pc.is_in(pages, value_set=after["page_id"]).to_pylist()
+    page_ids = pa.array(change_counts_by_page, pa.string())
+    page_was_present = pc.is_in(page_ids, value_set=before["page_id"]).to_pylist()
+    page_is_present = pc.is_in(page_ids, value_set=after["page_id"]).to_pylist()
     for (page_id, change_counts), was_in_earlier, is_in_later in zip(
         change_counts_by_page.items(), page_was_present, page_is_present, strict=True
     ):
@@ -219,10 +223,10 @@ class PullSize:
 class SnapshotDiff:
     """The differences between two snapshots, usually an earlier and a later one."""
 
-    before: str  # full id
-    after: str
-    articles: Mapping[Change, int]
-    passages: Mapping[Change, int]
+    before: str  # full id of a snapshot
+    after: str  # full id of a snapshot
+    articles: Mapping[Change, int]  # number of articles by kind of change
+    passages: Mapping[Change, int]  # number of passages by kind of change
     examples: Mapping[Change, tuple[ArticleChange, ...]]  # first articles with each kind of change
     # (value before, value after) of each setting that differs, by its dotted name, such as
     # recipe.chunk.words; a value is None if the setting is missing
@@ -295,33 +299,29 @@ def _estimate_pull(before: Snapshot, after: Snapshot) -> dict[str, PullSize]:
     store = Store.open(after.location) if isinstance(after.location, str) else None
     steps = list_delta_steps(before.manifest.content, after.manifest.content)
     embedded_files = list_embedded_files(after.manifest.content)
-    fetched_by_kind, reused_by_kind = Counter[str](), Counter[str]()
+    fetched_bytes_by_kind, reused_bytes_by_kind = Counter[str](), Counter[str]()
 
-    def estimate_fetched(ref: BlobRef) -> int:
+    def estimate_fetched_bytes(ref: BlobRef) -> int:
         path = path_by_blob[ref]
         if ref in files_before:
             return 0
         patch = overlap.find_patch(path) if overlap else None
-        fetched_bytes = (
-            embedded_files[path].head_bytes if path in embedded_files else _count_fetched_bytes(ref.size, patch)
-        )
+        table = embedded_files.get(path)
+        fetched_bytes = table.head_bytes if table else patch.fetched_bytes if patch else ref.size
         for delta_step in steps.get(path, ()):
-            is_usable_delta = patch or path in embedded_files or not delta_step.head_bytes
+            # A delta of the bytes before the vectors is used only if some vectors are copied.
+            is_usable_delta = patch or table or not delta_step.head_bytes
             if store and is_usable_delta and (delta := find_delta(store, delta_step)):
                 return fetched_bytes - (delta_step.head_bytes or ref.size) + delta.size
         return fetched_bytes
 
     n_ahead = min(_FILES_AHEAD, max(before.concurrency, after.concurrency))
     for (ref, path), fetched_bytes in zip(
-        path_by_blob.items(), read_ahead(estimate_fetched, [*path_by_blob], n_ahead), strict=True
+        path_by_blob.items(), read_ahead(estimate_fetched_bytes, [*path_by_blob], n_ahead), strict=True
     ):
-        fetched_by_kind[file_kind(path)] += fetched_bytes
-        reused_by_kind[file_kind(path)] += ref.size - fetched_bytes
+        fetched_bytes_by_kind[file_kind(path)] += fetched_bytes
+        reused_bytes_by_kind[file_kind(path)] += ref.size - fetched_bytes
     return {
-        kind: PullSize(fetched_by_kind[kind], reused_by_kind[kind])
-        for kind in sorted(fetched_by_kind.keys() - BUILD_ONLY_KINDS)
+        kind: PullSize(fetched_bytes_by_kind[kind], reused_bytes_by_kind[kind])
+        for kind in sorted(fetched_bytes_by_kind.keys() - BUILD_ONLY_KINDS)
     }
-
-
-def _count_fetched_bytes(file_bytes: int, patch: RowPatch | None) -> int:
-    return file_bytes if patch is None else patch.fetched_bytes

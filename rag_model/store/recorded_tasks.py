@@ -52,8 +52,8 @@ class RecordedTask(ABC):
 
     @property
     def target(self) -> BlobRef | None:
-        """A file, or None. `gc` keeps the result as long as it keeps the file; without a file, it
-        keeps only recent results.
+        """The file that decides how long `gc` keeps the result: as long as it keeps this file.
+        Without one (None), it keeps only recent results.
         """
         return None
 

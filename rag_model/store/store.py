@@ -21,7 +21,7 @@ from rag_model.store.versions.refs import Refs
 from rag_model.store.versions.takedowns import Takedowns
 from rag_model.store.versions.trainings import Trainings
 
-FORMAT = 1
+FORMAT = 1  # version of the layout of a store
 # Prefix of a model's name where snapshots are allowed too; names of refs contain no colon.
 MODEL_PREFIX = "model:"
 EVALUATION_PREFIX = "evaluation:"  # prefix of an evaluation's id
@@ -33,8 +33,8 @@ _FORMAT_FILE = "store.json"  # file that marks a store, and contains the version
 class RunReports:
     """Reports of the progress and results of running jobs, at `runs/<run>/<stage>/<00042>.json`.
 
-    The reports work with every runner, because a worker only writes a small file for each element.
-    A retried element overwrites its file.
+    The reports work with every Beam runner, because a worker only writes a small file for each
+    element, such as a part of the corpus. A retried element overwrites its file.
     """
 
     files: Files
@@ -114,8 +114,8 @@ class Store:
     def get_model_folder(self, name: str) -> Path:
         """Return a local folder with a model's files, each verified.
 
-        `name` is an id, a prefix, a ref or ref@number. The folder is in the cache, and all calls
-        for a model return the same folder. The folder's files are links: do not write to them.
+        `name` is an id, a prefix of an id, a ref or ref@number. The folder is in the cache, and all
+        calls for a model return the same folder. Its files are links: do not write to them.
 
         Raises:
             StoreError: there is no such model, or one of its files is missing or damaged.

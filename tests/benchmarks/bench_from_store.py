@@ -214,7 +214,11 @@ def main() -> None:
             start = time.perf_counter()
             remote = Store.open("far://bench")
             report = pull(
-                remote, "latest", Path(folder) / "pulled", select=select_files(local.manifest.content), mapped=False
+                remote,
+                "latest",
+                Path(folder) / "pulled",
+                select=select_files(local.manifest.content),
+                with_mapped_copies=False,
             )
             pull_costs = {"pull_s": round(time.perf_counter() - start, 3), "pull_bytes": report.fetched_bytes}
         sizes = {

@@ -78,7 +78,7 @@ def fetch(how: str, url: str, snapshot: str, dest: Path) -> dict[str, float]:
     if how == "get":
         s3.get(f"{url}/blobs", str(dest), recursive=True)
     else:
-        pull(store, snapshot, dest, mapped=how == "mapped")
+        pull(store, snapshot, dest, with_mapped_copies=how == "mapped")
     seconds, cpu = time.perf_counter() - start, time.process_time() - cpu
     peak = int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0]) / 1024
     return {"seconds": round(seconds, 3), "cpu_s": round(cpu, 3), "peak_mb": round(peak)}

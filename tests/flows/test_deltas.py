@@ -98,7 +98,7 @@ def test_takedown_deletes_the_deltas_that_contain_the_page(
     new_snapshot = reindex.fn(dumps[1], str(store), str(tiny), recipe).snapshot
     files = library.snapshots.get(new_snapshot).content.files
     select = select_files(library.snapshots.get(new_snapshot).content)
-    report = pull(library, new_snapshot, dest, select=select, derive=derive_index_file)
+    report = pull(library, new_snapshot, dest, select=select, derive_index=derive_index_file)
     paths = [path.relative_to(report.path).as_posix() for path in report.path.rglob("*.*") if path.name != MANIFEST]
     assert len(paths) >= 4
     assert all(digest_file(report.path / path) == files[path].id for path in paths)

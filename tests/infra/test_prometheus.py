@@ -5,7 +5,7 @@ from pathlib import Path
 import yaml
 
 from rag_model.evaluation.answers.collapse import COLLAPSE_LIMITS
-from rag_model.store.versions.build_history import LEAST_RECALL, MOST_COST, MOST_DISTANCES
+from rag_model.store.versions.build_history import MAX_COST_RATIO, MAX_DISTANCES_RATIO, MIN_RECALL_RATIO
 from tests.fixtures.alert_rules import ROOT, RULES, promtool, rules
 
 FOLDER = ROOT / "infra/prometheus"
@@ -35,7 +35,7 @@ def test_each_alarm_is_tested_and_has_a_severity_and_an_action() -> None:
 def test_alarms_of_builds_have_the_limits_of_build_warnings() -> None:
     (rule,) = (rule for rule in rules() if rule["alert"] == "BookwheelBuildsLeaveBand")
     bands = [float(comparison.split()[1]) for comparison in rule["expr"].split("}")[1:]]
-    assert bands == [LEAST_RECALL, MOST_DISTANCES, MOST_COST]
+    assert bands == [MIN_RECALL_RATIO, MAX_DISTANCES_RATIO, MAX_COST_RATIO]
 
 
 def test_the_alarm_of_collapse_has_the_limit_of_training() -> None:

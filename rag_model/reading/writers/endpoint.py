@@ -221,7 +221,7 @@ class ChatClient:
             FailedAttemptError: the request failed, and retries did not help.
         """
         async with self._semaphore:
-            timeout_error = self._errors.timeout("gave no whole answer", self._settings.whole_seconds)
+            timeout_error = self._errors.timeout_error("gave no whole answer", self._settings.whole_seconds)
             return await retry(self._settings, lambda: self._attempt_completion(messages, on_text), timeout_error)
 
     async def close(self) -> None:
@@ -260,7 +260,7 @@ class ChatClient:
                 finally:
                     await response.aclose()
         except TimeoutError:
-            raise self._errors.timeout("sent no text", self._settings.first_seconds) from None
+            raise self._errors.timeout_error("sent no text", self._settings.first_seconds) from None
         except ReplyTooLargeError as error:
             raise self._errors.reply_size_error(self._settings.reply_limit) from error
         except httpx.DecodingError as error:

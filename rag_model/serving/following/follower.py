@@ -54,7 +54,7 @@ from rag_model.serving.monitoring.observer import Observer, Refusal, notify
 from rag_model.serving.runtime import SupervisedThread
 from rag_model.serving.settings import ServiceSettings
 from rag_model.store.objects.files import Files
-from rag_model.store.pulling.folder import CURRENT, find_ref_folder, record_ref, remove_snapshots
+from rag_model.store.pulling.folder import CURRENT, find_ref_folder, record_ref, remove_taken_down
 from rag_model.store.pulling.pull import pull
 from rag_model.store.store import Store
 from rag_model.store.versions.manifest import Content, Manifest, select_files
@@ -285,7 +285,7 @@ class RefFollower(FollowerThread):
                 _LOG.error("cannot delete snapshots that were taken down: %s", error)
 
     def _delete_pulled(self, taken_down: frozenset[str]) -> None:
-        for snapshot_id in remove_snapshots(self._target_ref.dest, taken_down, Manifest.from_bytes):
+        for snapshot_id in remove_taken_down(self._target_ref.dest, taken_down, Manifest.from_bytes):
             _LOG.info("snapshot %s was taken down: its files are deleted", snapshot_id[:12])
 
     def _run(self) -> None:
@@ -457,8 +457,8 @@ class RefFollower(FollowerThread):
             target.served_ref.snapshot,
             self._target_ref.dest,
             select=select_files(content, indexes=available.indexes, embeddings=available.needs_embeddings),
-            keep=self._settings.keep,
-            derive=derive_index_file,
+            keep_snapshots=self._settings.keep,
+            derive_index=derive_index_file,
             accept=lambda folder: self._run_trials(folder, content, available.indexes),
             on_progress=lambda done, total: self._check_pull(store, target, current),
         )

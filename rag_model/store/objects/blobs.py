@@ -30,9 +30,10 @@ PARTIAL_SUFFIX = ".partial"
 _BLOCK_BYTES = 1 << 20
 _ID = re.compile(rf"{ALGORITHM}:[0-9a-f]{{64}}")
 # A blob that was written within this time is not written again. This is half of the age at which
-# `gc` may delete a file, so clocks may differ by the same time.
+# `gc` may delete a file, so the clocks of writer and store may differ by the same time.
 _TRUST_SECONDS = 12 * 3600.0
 _MAX_BYTES = 1 << 50  # maximum size of a blob, which is more than any object store allows
+# (function that reads a range of the blob in the store, start) -> the blob's bytes from `start` on
 ChunkSource = Callable[[Callable[[int, int], bytes], int], Iterator[bytes]]
 
 
@@ -61,7 +62,7 @@ def fetch_file(identity: str, size: int, dest: Path, read_from: Callable[[int], 
         return True
 
 
-def partial_bytes(dest: Path) -> int:
+def get_partial_size(dest: Path) -> int:
     """Return the number of bytes of `dest` that an interrupted fetch has written."""
     with suppress(OSError):
         return dest.with_name(f".{dest.name}{PARTIAL_SUFFIX}").stat().st_size
@@ -100,17 +101,17 @@ def _iter_all_bytes(file: BinaryIO, read_from: Callable[[int], Iterable[bytes]])
 
 
 @contextmanager
-def _lock_partial(partial: Path) -> Iterator[tuple[BinaryIO, bool]]:
+def _lock_partial(partial_path: Path) -> Iterator[tuple[BinaryIO, bool]]:
     """Lock a partial file; yield the file, and whether this process had to wait for another one."""
     has_waited = False
     while True:
-        with partial.open("ab+") as file:
+        with partial_path.open("ab+") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 has_waited = True
                 fcntl.flock(file, fcntl.LOCK_EX)
-            if _is_same_file(file, partial):
+            if _is_same_file(file, partial_path):
                 yield file, has_waited
                 return
 

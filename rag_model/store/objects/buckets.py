@@ -146,9 +146,9 @@ class Bucket(AbstractFileSystem):  # type: ignore[misc]
             return
 
 
-def build_file_entry(bucket: str, key: str, size: int, written: datetime | None) -> dict[str, Any]:
+def build_file_entry(bucket: str, key: str, size: int, modified_time: datetime | None) -> dict[str, Any]:
     """Return the entry of an object in the form that fsspec uses."""
-    return {"name": f"{bucket}/{key}", "size": size, "type": "file", "last_modified": written}
+    return {"name": f"{bucket}/{key}", "size": size, "type": "file", "last_modified": modified_time}
 
 
 def build_folder_entry(bucket: str, prefix: str) -> dict[str, Any]:

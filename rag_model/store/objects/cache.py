@@ -31,7 +31,7 @@ from rag_model.errors import StoreError, UsageError
 # resolution of the file system's timestamps; two writes within this time may get the same time
 _TICK_SECONDS = 0.01
 _COPY_NAME = re.compile(r"[0-9a-f]{64}")
-_IN_USE_SECONDS = 3600  # seconds
+_IN_USE_SECONDS = 3600  # a copy counts as in use for this time after its last use
 _TOUCH_SECONDS = 60  # minimum interval between two updates of an access time
 _HEADROOM_SHARES = 64  # an eviction frees headroom: an additional 64th of the maximum size
 _RELIST_SHARES = 16  # a process lists the copies again after it has added a 16th of the headroom
@@ -50,7 +50,7 @@ class Stamps:
         object.
         """
         self.folder = folder
-        self._known: dict[str, str] = {}
+        self._content_by_name: dict[str, str] = {}  # stamps that this process has read or written
 
     def is_sound(self, path: Path, identity: str) -> bool:
         """Return whether a file has this digest; without a valid stamp, hash and stamp the file."""
@@ -86,13 +86,13 @@ class Stamps:
             self.record(path, identity)
 
     def _read_stamp(self, name: str) -> str | None:
-        if name not in self._known:
+        if name not in self._content_by_name:
             with suppress(OSError, UnicodeDecodeError):
-                self._known[name] = (self.folder / name).read_text()
-        return self._known.get(name)
+                self._content_by_name[name] = (self.folder / name).read_text()
+        return self._content_by_name.get(name)
 
     def _write_stamp(self, name: str, state: str) -> None:
-        self._known[name] = state
+        self._content_by_name[name] = state
         temporary_path = self.folder / f".{secrets.token_hex(8)}"
         with suppress(OSError):  # without a stamp the file is hashed again, which only costs time
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -107,7 +107,7 @@ def open_stamps(folder: Path) -> Stamps:
 
 
 def _wait_and_stamp(path: Path, identity: str) -> tuple[str, str]:
-    """Wait until a later write would get another timestamp, then return the stamp."""
+    """Wait until a later write to the file would get another timestamp, then return its stamp."""
     file_stat = path.stat()
     time.sleep(max(0.0, max(file_stat.st_mtime, file_stat.st_ctime) + _TICK_SECONDS - time.time()) % _TICK_SECONDS)
     return _compute_stamp(path, identity)

@@ -111,7 +111,9 @@ def _has_one_winner(fs: Any, path: str) -> bool:
 
     try:
         with ThreadPoolExecutor(_RACE_WRITERS) as pool:
-            winning_values = [value for value, created in zip(values, pool.map(write, values), strict=True) if created]
+            winning_values = [
+                value for value, is_created in zip(values, pool.map(write, values), strict=True) if is_created
+            ]
         stored_bytes = fs.cat_file(path)
         late_writer_won = create_exclusive(fs, path, b"late") or fs.cat_file(path) != stored_bytes
     except OSError as error:
@@ -191,7 +193,8 @@ def _start_call(fs: Any, method: str, arguments: Sequence[Any], options: Mapping
         except BaseException as error:
             request.set_exception(error)
         finally:
-            # An error refers to this frame; with the request here, they would form a cycle.
+            # The request contains its error, which refers to this frame. If the frame referred to
+            # the request, this cycle would keep them in memory.
             del request
 
     # The threads of a pool would keep the process from exiting while the store does not answer.
@@ -312,8 +315,8 @@ class Files:
         """
         folders = [folder]
         while folders:
-            level, folders = folders, []
-            for parent, folder_entries in zip(level, self.map_concurrently(self._list_entries, level), strict=True):
+            parents, folders = folders, []
+            for parent, folder_entries in zip(parents, self.map_concurrently(self._list_entries, parents), strict=True):
                 for entry in folder_entries:
                     path = entry["name"][len(self._root) :].strip("/")
                     if entry["type"] == "file" and not entry["name"].endswith("/"):

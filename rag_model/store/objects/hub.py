@@ -64,7 +64,7 @@ class HubApi(HfApi):  # type: ignore[misc]
         super().__init__(endpoint=os.environ.get("HF_ENDPOINT") or None, library_name="bookwheel")
 
     def close(self) -> None:
-        """Leave the connections open, because all users of the library in this process share
+        """Leave the connections open, because all users of huggingface_hub in this process share
         them.
         """
 
@@ -172,7 +172,7 @@ def parse_repository(path: str) -> HfUri:
     """Parse a URL, with or without `hf://`, into repository kind, name, revision and path.
 
     Raises:
-        UsageError: the URL names no repository, or a bucket.
+        UsageError: the URL names no repository, or names a bucket instead of one.
     """
     hub_path = path.removeprefix("hf://").strip("/")
     advice = "give hf://datasets/USER/NAME, or hf://USER/NAME for the repository of a model"
@@ -288,7 +288,8 @@ def open_commit(url: str, kind: str, summary: str) -> Iterator[Path]:
 
     Readers see the commit completely or not at all. The commit names its parent, so of two writers
     that saw the same empty folder one is rejected. A repository that does not exist is created,
-    as private. `kind` is the required kind of repository: `dataset` or `model`.
+    as private. `kind` is the required kind of repository: `dataset` or `model`. `summary` is the
+    message of the commit.
 
     Raises:
         StoreError: the Hub cannot be reached, or the token has no write permission; nothing was
@@ -298,7 +299,7 @@ def open_commit(url: str, kind: str, summary: str) -> Iterator[Path]:
     repository, api = parse_repository(url), HubApi()
     if repository.type != kind:
         raise UsageError(f"{url} is in a repository of {repository.type}s: give hf://{URL_PREFIXES[kind]}USER/NAME")
-    _check_file_names(repository, url)
+    _check_folder_name(repository, url)
     with _translate_commit_errors(url), guard_request():
         parent_commit = _find_parent_commit(api, repository, url)
     with temporary_folder("upload") as folder:
@@ -327,11 +328,11 @@ def _translate_commit_errors(url: str) -> Iterator[None]:
         )
         raise StoreError(f"{error_prefix} {url}: {error}") from error
     except (RuntimeError, ValueError) as error:
-        # From the upload of a file, or from the check of the card's metadata.
+        # The upload of a file, or the check of the card's metadata, has failed.
         raise StoreError(f"cannot write to {url}: {format_error(error.__cause__ or error)}; export again") from error
 
 
-def _check_file_names(repository: HfUri, url: str) -> None:
+def _check_folder_name(repository: HfUri, url: str) -> None:
     try:
         CommitOperationAdd(f"{repository.path_in_repo}/README.md", b"")
     except ValueError as error:

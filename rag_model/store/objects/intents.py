@@ -16,11 +16,11 @@ writer sees the sweep, on any store whose listings show all files that were writ
   lists it. After a sweep has written its list, it checks each file once more and keeps those that
   were written in the meantime.
 
-If a process dies, its file remains. An intent is valid for one hour after it was last written, a
-sweep for two minutes; a running process rewrites its file earlier. All times are times of the
-store's files, never of a writer's clock, so clocks that disagree do no harm. A writer that was
-suspended until its intent expired does no harm either: `publish`, `tag` and `rollback` hold their
-own intents, and check that all files exist before a ref moves.
+If a process dies, the file of its intent or sweep remains. An intent is valid for one hour after it
+was last written, a sweep for two minutes; a running process rewrites its file earlier. All times
+are times of the store's files, never of a writer's clock, so clocks that disagree do no harm. A
+writer that was suspended until its intent expired does no harm either: `publish`, `tag` and
+`rollback` hold their own intents, and check that all files exist before a ref moves.
 """
 
 import re
@@ -43,7 +43,7 @@ _TURN_VALID_SECONDS = 900.0  # seconds from the last renewal by a killed process
 _TURN_PAUSES = 1.0, 30.0  # first and longest pause between two reads of the turns, in seconds
 LEASE_PREFIX = "asked-"  # prefix of the intents of readers, which write nothing to the store
 _FORMAT = 1
-_FILE = re.compile(r"(?:intents|sweeps)/([A-Za-z0-9][A-Za-z0-9._-]{0,199})\.json")
+_FILE_PATH = re.compile(r"(?:intents|sweeps)/([A-Za-z0-9][A-Za-z0-9._-]{0,199})\.json")
 
 
 def _is_text_list(value: Any) -> bool:
@@ -63,7 +63,7 @@ _VALIDATORS: dict[str, Callable[[dict[str, Any]], bool]] = {
 
 @dataclass(frozen=True, slots=True)
 class Intent:
-    """One running writer."""
+    """The announcement of one running writer."""
 
     name: str
     started: float  # start in seconds by the store's clock
@@ -206,16 +206,19 @@ class Intents:
         )
 
     def _iter_valid(self, folder: str, since: float) -> Iterator[tuple[str, float, dict[str, Any]]]:
+        """Yield (name, time of last write, content) of the files that were last written at or after
+        the time `since` by the store's clock; `folder` is `intents` or `sweeps`.
+        """
         for file in self.files.iter_tree(folder):
-            match = _FILE.fullmatch(file.path)
-            intent = self.files.read_json(file.path) if match and file.modified >= since else None
-            if match is None or intent is None:
+            match = _FILE_PATH.fullmatch(file.path)
+            content = self.files.read_json(file.path) if match and file.modified >= since else None
+            if match is None or content is None:
                 continue  # a leftover or expired file, or one that was removed after the listing
-            if intent.get("format") != _FORMAT:
+            if content.get("format") != _FORMAT:
                 raise StoreError(f"{self.files.url_of(file.path)} has another format: upgrade bookwheel")
-            if not _VALIDATORS[folder](intent):
+            if not _VALIDATORS[folder](content):
                 raise StoreError(f"{self.files.url_of(file.path)} is damaged: delete it if no build or gc is running")
-            yield match[1], file.modified, intent
+            yield match[1], file.modified, content
 
     @contextmanager
     def _renew_periodically(self, path: str, data: bytes) -> Iterator[None]:

@@ -25,7 +25,7 @@ from rag_model.untrusted_text import parse_json
 # The groups are the stage, the key and, in the names of second and later records, the generation.
 RECORD_PATH = re.compile(r"memo/([^/]+)/([^/.]+)(?:\.([0-9]+))?\.json")
 # Prefix of the stages that record the states of followed wikis (`snapshots.mirrors`).
-MIRROR_STAGE = "wiki-"
+MIRROR_STAGE_PREFIX = "wiki-"
 _FORMAT = 1
 # Key in the statistics of a record whose outputs no version names, such as a delta. Its value is
 # the digest of a file, or a list of digests: `gc` keeps the outputs as long as it keeps one of
@@ -34,7 +34,7 @@ TARGET_KEY = "after"
 
 
 class ResultNotRecordedError(Exception):
-    """The memo has no record of these inputs, and is not allowed to run the stage."""
+    """The memo has no record of these inputs, and must not run the stage to produce one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Record:
 
     stage: str
     key: str
-    outputs: Mapping[str, BlobRef]
+    outputs: Mapping[str, BlobRef]  # by name
     stats: Mapping[str, Any]  # small JSON values, such as counts and digests
     owner: str | None = None  # name of the writer
 
@@ -52,9 +52,9 @@ class Record:
 class StageResult:
     """The files that a stage wrote to its work folder, and their statistics."""
 
-    outputs: Mapping[str, Path]
+    outputs: Mapping[str, Path]  # by name
     stats: Mapping[str, Any] = field(default_factory=dict)
-    # digests that were computed while the outputs were written, by output
+    # digests that were computed while the outputs were written, by name of the output
     digests: Mapping[str, str] = field(default_factory=dict)
 
 

@@ -40,9 +40,10 @@ from rag_model.errors import InputError
 # Increase with every change of the layout: it is part of the memo key of a packed head.
 PACK_VERSION = 1
 _PACK_BLOCK = 4 << 20  # bytes of a block; two blocks are in memory at a time
-# Level 9 compresses 272 bytes of graph per passage to 28.1; this level, ten times faster, to 29.1.
+# zstd's level 9 compresses 272 bytes of graph per passage to 28.1 bytes; this level, which is ten
+# times as fast, to 29.1 bytes.
 HEAD_LEVEL = 1
-_DEFAULT_LEVEL = 9
+_DEFAULT_LEVEL = 9  # compression level of zstd
 _FRAME_LENGTH = struct.Struct("<I")
 # Increase with every change of the layout: it is part of the memo key of a splice.
 SPLICE_VERSION = 1
@@ -54,15 +55,16 @@ Bytes = NDArray[np.uint8]
 Stretch = tuple[int, int, int]  # offset in the target, offset in the base, length
 _STRIDE = 256  # bytes between two offsets of the base at which a stretch may be found
 _MATCH_BYTES = 32  # bytes of a window; windows with equal hashes are compared
-_MAX_PLACES = 4  # maximum offsets in the base with the same hash; more frequent hashes are ignored
+_MAX_OFFSETS = 4  # maximum offsets in the base with the same hash; more frequent hashes are ignored
+# odd numbers that mix the four words of a window into its hash
 _FACTORS = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0x27D4EB2F165667C5], np.uint64)
 # bytes whose windows are looked up at a time, in about twelve times as much memory
 _WINDOW_BYTES = 1 << 20
-_COPY_BYTES = 1 << 20
+_COPY_BYTES = 1 << 20  # maximum bytes that are copied or compared at a time
 _SPLICE_HEAD = struct.Struct("<QQ")
-_STEP_BYTES = 24  # bytes
+_STEP_BYTES = 24  # bytes of a step
 _STEP_BATCH = 1 << 16  # maximum number of steps that are converted to Python integers at a time
-_FILTER_SHIFT = np.uint64(40)
+_FILTER_SHIFT = np.uint64(40)  # leaves the first 24 bits of a hash
 
 
 def pack_file(file: Path, size: int, out: Path, head: bytes = b"", level: int = _DEFAULT_LEVEL) -> None:
@@ -79,14 +81,14 @@ def pack_file(file: Path, size: int, out: Path, head: bytes = b"", level: int = 
             packed.write(_FRAME_LENGTH.pack(len(frame)) + frame)
 
 
-def unpack_file(packed: Path, size: int, out: Path, head_bytes: int = 0) -> None:
+def unpack_file(packed_path: Path, size: int, out: Path, head_bytes: int = 0) -> None:
     """Decompress the `size` bytes that follow the first `head_bytes` bytes of a packed file.
 
     Raises:
         InputError: the file is damaged, or has another size.
         OSError: `out` cannot be written.
     """
-    with packed.open("rb") as source, atomic_write(out) as temporary, temporary.open("wb") as file:
+    with packed_path.open("rb") as source, atomic_write(out) as temporary, temporary.open("wb") as file:
         source.seek(head_bytes)
         for offset in range(0, size, _PACK_BLOCK):
             file.write(_decode_block(source, min(_PACK_BLOCK, size - offset)))
@@ -101,11 +103,11 @@ def _decode_block(source: BinaryIO, n_bytes: int) -> bytes:
         raise InputError(f"{source.name} is not a packed file ({error}): fetch the whole file") from error
 
 
-def write_splice(base: Path, target: Path, out: Path, expected: Iterable[Stretch] | None = None) -> None:
+def write_splice(base: Path, target: Path, out: Path, expected_stretches: Iterable[Stretch] | None = None) -> None:
     """Write a splice that turns the file `base` into `target`; both are memory-mapped.
 
-    `expected` yields all stretches that may be equal, in the order of the target; each is cut at
-    the first byte that differs. Without `expected`, the function searches equal stretches, which
+    `expected_stretches` yields all stretches that may be equal, in the order of the target; each is
+    cut at the first byte that differs. Without them, the function searches equal stretches, which
     needs about 30 MB of memory, plus 1/16 of the base's size and 1/8 of the target's size.
 
     Raises:
@@ -113,7 +115,7 @@ def write_splice(base: Path, target: Path, out: Path, expected: Iterable[Stretch
     """
     base_bytes, target_bytes = map_bytes(base), map_bytes(target)
     steps, offset = [], 0
-    for target_start, base_start, length in _iter_stretches(base_bytes, target_bytes, expected):
+    for target_start, base_start, length in _iter_stretches(base_bytes, target_bytes, expected_stretches):
         steps.append((target_start - offset, base_start, length))
         offset = target_start + length
     steps.append((len(target_bytes) - offset, 0, 0))
@@ -172,10 +174,10 @@ def _check_splice(steps: Rows, base_size: int, literal_bytes: int, size: int, me
         raise InputError(message)
 
 
-def _iter_stretches(base: Bytes, target: Bytes, expected: Iterable[Stretch] | None) -> Iterator[Stretch]:
+def _iter_stretches(base: Bytes, target: Bytes, expected_stretches: Iterable[Stretch] | None) -> Iterator[Stretch]:
     """Yield equal stretches, in the order of the target."""
-    if expected is not None:
-        for target_start, base_start, max_length in expected:
+    if expected_stretches is not None:
+        for target_start, base_start, max_length in expected_stretches:
             common_length = _measure_common_prefix(
                 target[target_start : target_start + max_length], base[base_start : base_start + max_length]
             )
@@ -210,7 +212,7 @@ def _find_match_candidates(base: Bytes, target: Bytes) -> tuple[Rows, Rows]:
     base_hashes = base_hashes[hash_order]
     # Bytes that occur in many places are padding, which compresses well anyway.
     hash_counts = np.searchsorted(base_hashes, base_hashes, "right") - np.searchsorted(base_hashes, base_hashes)
-    is_rare = hash_counts <= _MAX_PLACES
+    is_rare = hash_counts <= _MAX_OFFSETS
     base_hashes, hash_order = base_hashes[is_rare], hash_order[is_rare]
     # Whether a base hash has these first bits: this excludes nearly all offsets of the target.
     is_possible_prefix = np.zeros(1 << 24, np.bool_)
@@ -247,12 +249,12 @@ def _compute_hashes(file_data: Bytes) -> NDArray[np.uint64]:
 
 def _measure_common_prefix(one: Bytes, other: Bytes) -> int:
     """Return the length of the common prefix of two byte arrays."""
-    common_size, offset, step = min(len(one), len(other)), 0, 256
+    common_size, offset, chunk_bytes = min(len(one), len(other)), 0, 256
     while offset < common_size:
-        end = min(common_size, offset + step)
+        end = min(common_size, offset + chunk_bytes)
         if (differing_offsets := np.flatnonzero(one[offset:end] != other[offset:end])).size:
             return offset + int(differing_offsets[0])
-        offset, step = end, min(2 * step, _COPY_BYTES)
+        offset, chunk_bytes = end, min(2 * chunk_bytes, _COPY_BYTES)
     return common_size
 
 
@@ -289,7 +291,7 @@ def write_new_terms(base_rows: Rows, new_rows: SparseVectors, out: Path) -> None
     """Write the weighted terms of the new rows, and the row numbers in the base of the other rows.
 
     Args:
-        base_rows: (n,) the base's row of each row, ascending; -1 for new rows.
+        base_rows: (n,) number of each row in the base, ascending; -1 for new rows.
         new_rows: the weighted terms of the new rows, in order.
         out: the file to write.
 

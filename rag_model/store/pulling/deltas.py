@@ -40,15 +40,15 @@ from rag_model.store.pulling.overlap import find_vector_tables
 from rag_model.store.store import Store
 from rag_model.store.versions.manifest import SPARSE, TEXT, Content, passages_path
 
-STAGE = "delta"
-_OUTPUT = "delta"
+STAGE = "delta"  # stage of the memo
+_OUTPUT = "delta"  # name of the output in a record
 # maximum size of a delta relative to the bytes that it replaces; a larger delta saves too little
 _MAX_FRACTION = 0.5
 _MIN_HEAD_BYTES = 4096  # if fewer bytes precede an index's vectors, they contain no graph
-# Finds equal stretches of the base file and the target file. The last argument is a function that
-# returns the base's row of each target row.
+# Finds stretches that may be equal in the base file and the target file; returns None if it cannot.
+# The last argument is a function that returns the base's row of each target row.
 FindStretches = Callable[[Path, Path, Callable[[], Rows]], Iterable[delta_files.Stretch] | None]
-# Returns the ascending numbers of the target's rows in the base (-1: new), and terms of new rows.
+# Returns each target row's number in the base (ascending; -1 if new), and the terms of new rows.
 FindNewTerms = Callable[[], tuple[Rows, SparseVectors]]
 _ROW_LISTS_SUFFIX = ".faiss"  # suffix of files that may have lists of row numbers
 _POSTINGS_SUFFIX = ".postings"  # suffix of inverted indexes
@@ -65,7 +65,8 @@ class DeltaStep:
     is_passages: bool = False  # whether the files are passage files
     has_row_lists: bool = False  # whether the files have lists of row numbers
     base_head_bytes: int = 0  # the number of bytes before the vectors of the base
-    over: str = TEXT  # representation of an inverted index of weighted terms
+    # representation of an inverted index of weighted terms; `text` for all other files
+    representation: str = TEXT
     # The list of parts (`snapshots.parent_index`) with which a build finds the base's rows.
     parts: BlobRef | None = None
 
@@ -84,7 +85,7 @@ class DeltaStep:
                 "head": self.head_bytes,
                 "rows": row_delta.VERSION,
             }
-        if self.over != TEXT:
+        if self.representation != TEXT:
             return {"before": self.base.id, "after": self.target.id, "terms": delta_files.TERMS_VERSION}
         if not self.is_passages:
             return {
@@ -115,7 +116,9 @@ def list_delta_steps(base: Content, target: Content) -> dict[str, list[DeltaStep
                 path_steps[path] = [DeltaStep(target_file, base_file, is_passages=True)] if base_file else []
             elif path.endswith(_POSTINGS_SUFFIX) and target.kind_of(representation) == SPARSE:
                 is_comparable = base_file and target.shares_space(base, representation)
-                path_steps[path] = [DeltaStep(target_file, base_file, over=representation)] if is_comparable else []
+                path_steps[path] = (
+                    [DeltaStep(target_file, base_file, representation=representation)] if is_comparable else []
+                )
             else:
                 path_steps[path] = [*_iter_index_steps(path, target_file, base_file, *head_bytes)]
     return path_steps
@@ -151,7 +154,7 @@ def build_delta(
 
     Args:
         store: the store of both snapshots.
-        step: the files.
+        step: the base, the target, and the kind of delta.
         find_base_rows: returns the base's row of each row of the target, (n,); -1 for new rows.
         find_lists: returns the lists of row numbers in an index file; None if it has none.
         find_stretches: returns the stretches that may be equal in two files; None if unknown.
@@ -166,7 +169,7 @@ def build_delta(
 
     def produce(folder: Path) -> StageResult:
         out, is_written = folder / "delta", True
-        if step.over != TEXT:
+        if step.representation != TEXT:
             delta_files.write_new_terms(*find_new_terms(), out)
             return select_worthwhile(out)
         target = store.blobs.get_local_path(step.target)
@@ -224,7 +227,8 @@ def _get_size(path: Path) -> int:
 
 
 def find_delta(store: Store, step: DeltaStep) -> BlobRef | None:
-    """Return the delta of a step; None if it is too large, or was not built by these versions.
+    """Return the delta of a step; None if no build with the same versions of the code and libraries
+    built it, or if it is too large.
 
     Raises:
         StoreError: the store cannot be read.
@@ -254,7 +258,7 @@ def rebuild_file(
     Raises:
         OSError: `out` cannot be written.
     """
-    for step in (step for step in steps if step.over == TEXT):
+    for step in (step for step in steps if step.representation == TEXT):
         # an error of the store itself is raised when the file is fetched
         with suppress(BookwheelError):
             is_applicable = step.base is None or get_base_path().is_file()

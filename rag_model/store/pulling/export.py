@@ -40,7 +40,7 @@ from rag_model.store.versions.manifest import Manifest, file_kind
 from rag_model.store.versions.snapshot import Snapshot
 
 Destination = Path | str  # a folder, hf://datasets/USER/NAME/FOLDER, or hf://USER/NAME for a model
-_HUB = "hf://"
+_HUB_SCHEME = "hf://"
 Layout = Literal["dpr", "jsonl", "datasets", "store"]
 _REF = "latest"  # name of the ref in an exported store
 _LICENCES = {"CC BY-SA 4.0": "cc-by-sa-4.0"}  # identifiers of licences on the Hub, by name
@@ -52,7 +52,7 @@ def parse_destination(text: str) -> Destination:
     Raises:
         UsageError: the text is another URL, or a URL that may contain a secret.
     """
-    if text.startswith(_HUB):
+    if text.startswith(_HUB_SCHEME):
         refuse_secret(text)
         return text
     refuse_url_as_path(Path(text))
@@ -152,8 +152,8 @@ def export_snapshot(snapshot: Snapshot, out: Destination, layout: Layout, *, emb
 def export_store(store: Store, name: str, out: Destination) -> ExportReport:
     """Write a complete snapshot to the new folder `out` as a store with the ref `latest`.
 
-    `name` is an id, a prefix, a ref or ref@number. The manifest and the move are signed if the
-    environment has a key and the manifest has a trusted signature
+    `name` is an id, a prefix of an id, a ref or ref@number. The manifest and the move are signed if
+    the environment has a key and the manifest has a trusted signature
     (`Catalog.has_trusted_signature`).
 
     Raises:

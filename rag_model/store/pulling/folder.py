@@ -42,32 +42,32 @@ def mapped_copy_path(dest: Path, ref: BlobRef) -> Path:
 
 
 def mapped_stamp_name(ref: BlobRef) -> str:
-    """Return the identity in the stamp of a memory-mapped copy; its digest is not known."""
+    """Return the identity in the stamp of a memory-mapped copy, whose own digest is not known."""
     return f"mapped-{ref.id.partition(':')[2]}"
 
 
-def record_ref(dest: Path, store: str, name: str, identity: str) -> None:
-    """Record which snapshot `name` was in the store at URL `store` when it was pulled.
+def record_ref(dest: Path, store_url: str, name: str, identity: str) -> None:
+    """Record which snapshot `name` meant in a store when it was pulled.
 
     Raises:
         OSError: the folder cannot be written.
     """
     if name != identity:  # an id names the same snapshot in every store
-        with atomic_write(_get_ref_path(dest, store, name)) as temporary:
+        with atomic_write(_get_ref_path(dest, store_url, name)) as temporary:
             temporary.write_text(identity)
 
 
-def find_ref_folder(dest: Path, store: str, name: str) -> Path | None:
-    """Return the folder of the snapshot that `name` was when it was last pulled, or None."""
+def find_ref_folder(dest: Path, store_url: str, name: str) -> Path | None:
+    """Return the folder of the snapshot that `name` meant when it was last pulled, or None."""
     try:
-        identity = name if _HEX_DIGEST.fullmatch(name) else _get_ref_path(dest, store, name).read_text()
+        identity = name if _HEX_DIGEST.fullmatch(name) else _get_ref_path(dest, store_url, name).read_text()
     except (OSError, UnicodeDecodeError):
         return None
     return dest / identity if _HEX_DIGEST.fullmatch(identity) and (dest / identity / MANIFEST).is_file() else None
 
 
-def _get_ref_path(dest: Path, store: str, name: str) -> Path:
-    return dest / ".named" / digest_bytes(f"{store}\n{name}".encode())[-32:]
+def _get_ref_path(dest: Path, store_url: str, name: str) -> Path:
+    return dest / ".named" / digest_bytes(f"{store_url}\n{name}".encode())[-32:]
 
 
 def open_folder_stamps(dest: Path) -> Stamps:
@@ -78,18 +78,18 @@ def open_folder_stamps(dest: Path) -> Stamps:
     return open_stamps(dest / ".verified") if (dest / ".blobs").is_dir() else open_cache_stamps()
 
 
-def check_keep_count(keep: int | None) -> None:
+def check_keep_count(keep_snapshots: int | None) -> None:
     """Check, before files are fetched, that at least one snapshot is kept.
 
     Raises:
-        UsageError: `keep` is less than 1.
+        UsageError: `keep_snapshots` is less than 1.
     """
-    if keep is not None and keep < 1:
-        raise UsageError(f"keep must be at least 1, not {keep}: the snapshot just pulled is always kept")
+    if keep_snapshots is not None and keep_snapshots < 1:
+        raise UsageError(f"keep must be at least 1, not {keep_snapshots}: the snapshot just pulled is always kept")
 
 
 @contextmanager
-def lock_folder(dest: Path) -> Iterator[int]:
+def lock_pull_folder(dest: Path) -> Iterator[int]:
     """Hold the shared lock of a folder while the block pulls to it; yield the file descriptor.
 
     Raises:
@@ -106,27 +106,27 @@ def lock_folder(dest: Path) -> Iterator[int]:
 
 def prune_folder(
     dest: Path,
-    keep: int | None,
-    lock: int,
-    parse: Callable[[bytes], Any],
+    keep_snapshots: int | None,
+    lock_descriptor: int,
+    parse_manifest: Callable[[bytes], Any],
     taken_down: Collection[str] = frozenset(),
 ) -> tuple[str, ...]:
-    """Delete all but the `keep` last pulled snapshots, with files that only they have; return the
-    ids of the deleted snapshots.
+    """Delete all but the `keep_snapshots` last pulled snapshots, with files that only they have;
+    return the ids of the deleted snapshots.
 
-    The snapshot that `current` names and snapshots that a reader holds are kept. If `keep` is None,
-    all are kept. Snapshots that were taken down are deleted unless a reader holds them; if the link
-    `current` names one of them, it is deleted too. `lock` is the descriptor that `lock_folder`
-    yielded; `parse` parses a manifest. Nothing is deleted while another pull runs.
+    The snapshot that `current` names and snapshots that a reader holds are kept. None keeps all.
+    Snapshots that were taken down are deleted unless a reader holds them; if the link `current`
+    names one of them, it is deleted too. `lock_descriptor` comes from `lock_pull_folder`. Nothing
+    is deleted while another pull runs.
 
     Raises:
         OSError: a file cannot be deleted; the next prune continues.
     """
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(lock_descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return ()
-    oldest_folders = [] if keep is None else _list_oldest_folders(dest, keep)
+    oldest_folders = [] if keep_snapshots is None else _list_oldest_folders(dest, keep_snapshots)
     folders = dict.fromkeys([*(dest / name for name in list_pulled_snapshots(dest, taken_down)), *oldest_folders])
     removed_ids = tuple(folder.name for folder in folders if _remove_if_unlocked(folder))
     if (dest / CURRENT).is_symlink() and not (dest / CURRENT).exists():
@@ -134,11 +134,13 @@ def prune_folder(
     # No other pull is running, so these folders were left by pulls that were killed.
     for folder in dest.glob(f"{TEMPORARY_PREFIX}*"):
         shutil.rmtree(folder, ignore_errors=True)
-    _delete_unreferenced_copies(dest, parse)
+    _delete_unreferenced_copies(dest, parse_manifest)
     return removed_ids
 
 
-def remove_snapshots(dest: Path, taken_down: Collection[str], parse: Callable[[bytes], Any]) -> tuple[str, ...]:
+def remove_taken_down(
+    dest: Path, taken_down: Collection[str], parse_manifest: Callable[[bytes], Any]
+) -> tuple[str, ...]:
     """Delete taken-down snapshots in a folder, except those that a reader holds; return their ids.
 
     Raises:
@@ -146,8 +148,8 @@ def remove_snapshots(dest: Path, taken_down: Collection[str], parse: Callable[[b
     """
     if not list_pulled_snapshots(dest, taken_down):
         return ()
-    with lock_folder(dest) as lock:
-        return prune_folder(dest, None, lock, parse, taken_down)
+    with lock_pull_folder(dest) as lock_descriptor:
+        return prune_folder(dest, None, lock_descriptor, parse_manifest, taken_down)
 
 
 def list_pulled_snapshots(dest: Path, snapshots: Collection[str]) -> tuple[str, ...]:
@@ -155,18 +157,18 @@ def list_pulled_snapshots(dest: Path, snapshots: Collection[str]) -> tuple[str, 
     return tuple(sorted(name for name in snapshots if (dest / name).is_dir())) if dest.is_dir() else ()
 
 
-def lock_manifest(manifest: Path) -> int | None:
+def lock_manifest(manifest_path: Path) -> int | None:
     """Lock a snapshot's manifest for reading; return the descriptor, or None if locks are
     unsupported.
 
     Raises:
         OSError: there is no such file, or it is being deleted.
     """
-    descriptor = os.open(manifest, os.O_RDONLY)
+    descriptor = os.open(manifest_path, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        if not os.path.samestat(os.fstat(descriptor), manifest.stat()):
-            raise BlockingIOError(f"{manifest} was replaced by another file")
+        if not os.path.samestat(os.fstat(descriptor), manifest_path.stat()):
+            raise BlockingIOError(f"{manifest_path} was replaced by another file")
     except OSError as error:
         os.close(descriptor)
         if isinstance(error, BlockingIOError | FileNotFoundError):
@@ -175,11 +177,11 @@ def lock_manifest(manifest: Path) -> int | None:
     return descriptor
 
 
-def _list_oldest_folders(dest: Path, keep: int) -> list[Path]:
+def _list_oldest_folders(dest: Path, keep_snapshots: int) -> list[Path]:
     current_id = (dest / CURRENT).resolve().name
     folders = [folder for folder in dest.iterdir() if _HEX_DIGEST.fullmatch(folder.name) and folder.is_dir()]
     older_folders = sorted((folder for folder in folders if folder.name != current_id), key=_get_pull_time)
-    return older_folders[: max(0, len(older_folders) + 1 - keep)]
+    return older_folders[: max(0, len(older_folders) + 1 - keep_snapshots)]
 
 
 def _get_pull_time(folder: Path) -> int:
@@ -204,10 +206,10 @@ def _remove_if_unlocked(folder: Path) -> bool:
     return True
 
 
-def _delete_unreferenced_copies(dest: Path, parse: Callable[[bytes], Any]) -> None:
+def _delete_unreferenced_copies(dest: Path, parse_manifest: Callable[[bytes], Any]) -> None:
     """Delete blob copies, partial copies and derived files that no snapshot in the folder names."""
     with suppress(StoreError):  # an unreadable manifest may name any file: nothing is deleted
-        needed_digests = _read_needed_digests(dest, parse)
+        needed_digests = _read_needed_digests(dest, parse_manifest)
         for copy_path in (dest / ".blobs").glob("??/*"):
             digest = copy_path.name.removeprefix(".").removesuffix(PARTIAL_SUFFIX)
             if _HEX_DIGEST.fullmatch(digest) and digest not in needed_digests:
@@ -216,7 +218,7 @@ def _delete_unreferenced_copies(dest: Path, parse: Callable[[bytes], Any]) -> No
                     path.unlink(missing_ok=True)
 
 
-def _read_needed_digests(dest: Path, parse: Callable[[bytes], Any]) -> set[str]:
+def _read_needed_digests(dest: Path, parse_manifest: Callable[[bytes], Any]) -> set[str]:
     """Return the hex digests of all files of the snapshots in a folder."""
-    manifests = [parse(manifest.read_bytes()) for manifest in dest.glob(f"*/{MANIFEST}")]
+    manifests = [parse_manifest(manifest.read_bytes()) for manifest in dest.glob(f"*/{MANIFEST}")]
     return {ref.id.partition(":")[2] for manifest in manifests for ref in manifest.content.files.values()}

@@ -1,6 +1,6 @@
 """Materialize the files of a pull in a folder: verify existing copies, and write the others.
 
-Each file has an ordered list of strategies (`_SnapshotUpdate.strategies`), from the one that
+Each file has an ordered list of strategies (`_SnapshotUpdate.list_strategies`), from the one that
 fetches the fewest bytes to a download of the whole file. If a strategy is not applicable, or its
 result has the wrong digest, the next strategy is tried.
 """
@@ -41,7 +41,7 @@ from rag_model.store.versions.snapshot import Snapshot
 # weighted terms of new rows (or None), and the file to write.
 DeriveIndex = Callable[[Snapshot, Snapshot, str, Callable[[], Rows], Path | None, Path], bool]
 _BLOCK_BYTES = 1 << 20  # bytes that are read at a time
-_THREADS = 4  # maximum number of files at a time; each has at most 64 MiB in memory
+_THREADS = 4  # maximum number of files that are written at a time, each with 64 MiB in memory
 
 
 def derive_nothing(
@@ -95,7 +95,7 @@ class PullProgress:
 
 
 class FetchResult(NamedTuple):
-    """The result of a strategy; even if it wrote no file, it may have fetched bytes."""
+    """The result of a strategy, which may have fetched bytes even if it wrote no file."""
 
     is_written: bool
     fetched_bytes: int = 0
@@ -157,14 +157,14 @@ def materialize_snapshot(
     manifest: Manifest,
     files: dict[str, BlobRef],
     *,
-    mapped: bool,
-    derive: DeriveIndex = derive_nothing,
+    with_mapped_copies: bool,
+    derive_index: DeriveIndex = derive_nothing,
 ) -> int:
     """Materialize the given files of a snapshot; return the number of bytes fetched.
 
     If another snapshot was pulled last, the passages are materialized first, because they determine
     which vectors are on the local disk. The indexes are last, because their vectors are copied from
-    the embeddings. `mapped` also writes memory-mapped copies of the passages.
+    the embeddings. With `with_mapped_copies`, memory-mapped copies of the passages are written too.
 
     Raises:
         StoreError: a blob is missing or damaged.
@@ -174,25 +174,21 @@ def materialize_snapshot(
     passage_blobs = {ref for ref, path in path_by_blob.items() if file_kind(path) == "passages"}
     with _open_previous_snapshot(puller.dest) as previous:
         phases: list[Iterable[BlobRef]] = [path_by_blob]
-        get_strategies = _fetch_only(puller)
+        update = None
         if previous is not None and previous.id != manifest.id:
-            get_strategies = _SnapshotUpdate(puller, manifest, path_by_blob, previous, derive).strategies
+            update = _SnapshotUpdate(puller, manifest, path_by_blob, previous, derive_index)
             index_paths = {*map(manifest.content.index_file, manifest.content.indexes)}
             index_blobs = {ref for ref, path in path_by_blob.items() if path in index_paths}
             phases = [passage_blobs, path_by_blob.keys() - passage_blobs - index_blobs, index_blobs]
 
         def materialize(ref: BlobRef) -> int:
-            fetched_bytes = puller.materialize(ref, get_strategies(ref))
-            if mapped and ref in passage_blobs:
+            fetched_bytes = puller.materialize(ref, update.list_strategies(ref) if update else [puller.fetch_whole])
+            if with_mapped_copies and ref in passage_blobs:
                 with puller.progress.stop_on_failure():
                     _write_mapped_copy(ref, puller.dest)
             return fetched_bytes
 
-        return sum(puller.materialize_all(phase_refs, materialize) for phase_refs in phases)
-
-
-def _fetch_only(puller: Puller) -> Callable[[BlobRef], Sequence[Strategy]]:
-    return lambda ref: [puller.fetch_whole]
+        return sum(puller.materialize_all(blobs, materialize) for blobs in phases)
 
 
 class _SnapshotUpdate:
@@ -204,9 +200,14 @@ class _SnapshotUpdate:
         manifest: Manifest,
         path_by_blob: Mapping[BlobRef, str],
         previous: Snapshot,
-        derive: DeriveIndex,
+        derive_index: DeriveIndex,
     ) -> None:
-        self._puller, self._path_by_blob, self._previous, self._derive = puller, path_by_blob, previous, derive
+        self._puller, self._path_by_blob, self._previous, self._derive_file = (
+            puller,
+            path_by_blob,
+            previous,
+            derive_index,
+        )
         self._content = manifest.content
         self._index_paths = {self._content.index_file(name) for name in self._content.indexes}
         self._rows_by_path = {passages_path(part.name): part.rows for part in self._content.parts}
@@ -214,10 +215,9 @@ class _SnapshotUpdate:
         self._embedded_tables = list_embedded_files(self._content)
         self._target = _open_incomplete_snapshot(manifest, puller.dest)
         self._overlap = RowOverlap.between(previous, self._target) or RowOverlap(previous, self._target, ())
-        vectors_by_representation = {name: PulledVectors.open(previous, name) for name in self._overlap.representations}
-        self._vectors_by_name = {name: pulled for name, pulled in vectors_by_representation.items() if pulled}
+        self._previous_vectors = {name: PulledVectors.open(previous, name) for name in self._overlap.representations}
 
-    def strategies(self, ref: BlobRef) -> Sequence[Strategy]:
+    def list_strategies(self, ref: BlobRef) -> Sequence[Strategy]:
         """Return the strategies for a file, in the order in which they are tried."""
         path = self._path_by_blob[ref]
         if file_kind(path) == "passages":
@@ -226,7 +226,7 @@ class _SnapshotUpdate:
             return [
                 self._derive_index,
                 self._rebuild_from_delta,
-                self._copy_own_vectors,
+                self._copy_embeddings,
                 self._copy_previous_vectors,
                 self._puller.fetch_whole,
             ]
@@ -241,7 +241,7 @@ class _SnapshotUpdate:
         def derive(out: Path) -> int | None:
             path, previous_rows = self._path_by_blob[ref], self._overlap.find_previous_rows
             new_terms, fetched_bytes = self._fetch_new_terms(path, out.with_name("terms"))
-            is_derived = self._derive(self._previous, self._target, path, previous_rows, new_terms, out)
+            is_derived = self._derive_file(self._previous, self._target, path, previous_rows, new_terms, out)
             return fetched_bytes if is_derived else None
 
         return self._write_and_check(ref, copy, derive)
@@ -250,7 +250,11 @@ class _SnapshotUpdate:
         """Fetch the weighted terms of an index's new rows; return their file, if there are any."""
         store = self._puller.store
         for step in self._steps_by_path.get(path, ()):
-            if step.over != TEXT and self._derive is not derive_nothing and (delta := find_delta(store, step)):
+            if (
+                step.representation != TEXT
+                and self._derive_file is not derive_nothing
+                and (delta := find_delta(store, step))
+            ):
                 store.blobs.fetch(delta, out)
                 return out, delta.size
         return None, 0
@@ -266,8 +270,8 @@ class _SnapshotUpdate:
         base, steps = partial(self._previous.path, path), self._steps_by_path.get(path, ())
         return rebuild_file(self._puller.store, base, steps, self._rows_by_path.get(path, 0), out)
 
-    def _copy_own_vectors(self, ref: BlobRef, copy: Path) -> FetchResult:
-        """Copy the vectors of an index from the embeddings, which are materialized before it."""
+    def _copy_embeddings(self, ref: BlobRef, copy: Path) -> FetchResult:
+        """Copy the vectors of an index from the new embeddings, which are materialized before it."""
         table = self._embedded_tables.get(self._path_by_blob[ref])
         vectors = PulledVectors.open(self._target, table.representation) if table else None
         patch = RowPatch(table, np.arange(table.rows)) if table else None
@@ -276,7 +280,7 @@ class _SnapshotUpdate:
     def _copy_previous_vectors(self, ref: BlobRef, copy: Path) -> FetchResult:
         """Copy vectors from the previous snapshot."""
         patch = self._overlap.find_patch(self._path_by_blob[ref])
-        vectors = self._vectors_by_name.get(patch.table.representation) if patch else None
+        vectors = self._previous_vectors.get(patch.table.representation) if patch else None
         return self._patch_vectors(ref, copy, patch, vectors)
 
     def _patch_vectors(

@@ -8,8 +8,7 @@ identical; a patched file with another digest is fetched whole.
 
 ```
 embeddings/part-00042.npy    a header, then the vectors of the part
-index/hnsw.faiss             a graph, then the vectors of all parts, as float32 or (`SQfp16`)
-float16
+index/hnsw.faiss             a graph, then the vectors of all parts (float16 if `SQfp16`)
 index/exact.faiss            a header, then the vectors of all parts
 ```
 The offsets of the rows follow from the manifest, because the rows are the last bytes of the file.
@@ -49,9 +48,9 @@ _NPY_HEADER_BYTES = 128  # size to which numpy pads the header of a two-dimensio
 _ENDS_IN_VECTORS = re.compile(r"Flat|HNSW\d+(?:[_,](?:Flat|(SQfp16)))?")  # faiss factories
 _MAX_DIM = 1 << 20  # maximum number of components of a vector
 # If the gap between two ranges has fewer bytes, one request for both and the gap is cheaper.
-_MIN_GAP = 32 << 10
+_MIN_GAP_BYTES = 32 << 10
 _PIECE_BYTES = 4 << 20  # maximum bytes of a piece; `_MAX_AHEAD` pieces are in memory at a time
-# maximum number of concurrent requests, because short ranges take mostly latency
+# maximum number of concurrent requests: many, because the time of a short range is mostly latency
 _MAX_AHEAD = 16
 
 
@@ -59,7 +58,7 @@ _MAX_AHEAD = 16
 class VectorTable:
     """The location of the vectors at the end of a file."""
 
-    representation: str  # name of the representation
+    representation: str  # name of the representation that has these vectors
     head_bytes: int  # bytes before the first row
     row_bytes: int  # bytes of a row
     parts: tuple[PartEntry, ...]  # the parts whose passages have these vectors, in row order
@@ -71,14 +70,14 @@ class VectorTable:
 
 
 def is_convertible(source_bytes: int, target_bytes: int) -> bool:
-    """Return whether vectors can be copied: without conversion, or from float16 to float32 or
-    back.
+    """Return whether rows of `source_bytes` bytes can be copied to rows of `target_bytes` bytes:
+    without conversion, or from float16 to float32 or back.
     """
-    return target_bytes in _list_widened(source_bytes) or source_bytes == 2 * target_bytes
+    return target_bytes in _list_lossless_sizes(source_bytes) or source_bytes == 2 * target_bytes
 
 
-def _list_widened(source_bytes: int) -> tuple[int, int]:
-    """Return the bytes of a row as it is, and with numbers that are twice as wide."""
+def _list_lossless_sizes(source_bytes: int) -> tuple[int, int]:
+    """Return the sizes to which a row can be copied exactly: its own, and twice its own."""
     return source_bytes, 2 * source_bytes
 
 
@@ -113,7 +112,7 @@ def list_embedded_files(content: Content) -> dict[str, VectorTable]:
         path: table
         for path, table in tables.items()
         if not _is_embeddings(path)
-        and table.row_bytes in _list_widened(row_bytes_by_representation.get(table.representation, 0))
+        and table.row_bytes in _list_lossless_sizes(row_bytes_by_representation.get(table.representation, 0))
         and all(embeddings_path(part.name, table.representation) in tables for part in table.parts if part.rows)
     }
 
@@ -127,10 +126,10 @@ def _get_row_bytes(index_entry: Mapping[str, Any]) -> int:
     if "kind" in index_entry:
         row_bytes = index_entry.get("row_bytes", 0)
         return row_bytes if type(row_bytes) is int and 0 < row_bytes <= 4 * _MAX_DIM else 0
-    storage, d = _ENDS_IN_VECTORS.fullmatch(str(index_entry.get("factory"))), index_entry.get("d")
-    if storage is None or type(d) is not int or not 0 < d < _MAX_DIM:
+    factory_match, dim = _ENDS_IN_VECTORS.fullmatch(str(index_entry.get("factory"))), index_entry.get("d")
+    if factory_match is None or type(dim) is not int or not 0 < dim < _MAX_DIM:
         return 0
-    return (2 if storage[1] else 4) * d
+    return (2 if factory_match[1] else 4) * dim
 
 
 class PulledVectors:
@@ -233,7 +232,7 @@ class RowPatch:
         """Yield the pieces of the file in order; each has at most 4 MiB, or a single row."""
         yield from _iter_fetched_pieces(0, self.table.head_bytes)
         piece_rows = max(1, _PIECE_BYTES // self.table.row_bytes)
-        for first, end, is_local in _iter_stretches(self.previous_rows, _MIN_GAP // self.table.row_bytes):
+        for first, end, is_local in _iter_stretches(self.previous_rows, _MIN_GAP_BYTES // self.table.row_bytes):
             offset = self.table.head_bytes + first * self.table.row_bytes
             if not is_local:
                 yield from _iter_fetched_pieces(offset, offset + (end - first) * self.table.row_bytes)
@@ -258,7 +257,7 @@ class RowOverlap:
             for path, vector_table in find_vector_tables(target.manifest.content).items()
             if vector_table.representation in representations
         }
-        self._previous_row_bytes = {
+        self._previous_row_sizes = {
             (table.representation, table.row_bytes) for table in find_vector_tables(previous.manifest.content).values()
         }
         self._previous_rows: dict[str, Rows] = {}
@@ -288,7 +287,7 @@ class RowOverlap:
             return None
         if not any(
             representation == table.representation and is_convertible(row_bytes, table.row_bytes)
-            for representation, row_bytes in self._previous_row_bytes
+            for representation, row_bytes in self._previous_row_sizes
         ):
             return None
         try:
@@ -324,15 +323,17 @@ class RowOverlap:
 
         A part with an unchanged file is not read; in most updates, most parts are unchanged.
         """
-        for part_number, other in self._ranges.find_within(part.first_page, part.last_page):
-            if other.rows == part.rows and self._get_passage_file(self._previous, other) == self._get_passage_file(
-                self._target, part
-            ):
+        for part_number, previous_part in self._ranges.find_within(part.first_page, part.last_page):
+            if previous_part.rows == part.rows and self._get_passage_file(
+                self._previous, previous_part
+            ) == self._get_passage_file(self._target, part):
                 return np.arange(part.rows) + self._starts[part_number]
         hashes = self._read_hashes(self._target, part)
         previous_rows = np.full(part.rows, -1, np.int64)
-        for part_number, other in self._ranges.find_within(part.first_page, part.last_page):
-            positions = pc.index_in(hashes, value_set=self._read_hashes(self._previous, other)).fill_null(-1).to_numpy()
+        for part_number, previous_part in self._ranges.find_within(part.first_page, part.last_page):
+            positions = (
+                pc.index_in(hashes, value_set=self._read_hashes(self._previous, previous_part)).fill_null(-1).to_numpy()
+            )
             previous_rows = np.where(positions < 0, previous_rows, positions + self._starts[part_number])
         return previous_rows
 

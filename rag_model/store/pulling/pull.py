@@ -4,17 +4,17 @@
 DEST/.blobs/ab/abcdef…       every pulled blob, verified; .abcdef….partial: an interrupted fetch
 DEST/.mapped/abcdef….arrow   memory-mapped copies of passage files, for services
 DEST/.verified/…             stamps of the files that have not changed since they were verified
-DEST/.named/…                for each name of a store, the snapshot that it meant at the last pull
+DEST/.named/…                the snapshot that each pulled name, such as a ref, meant at the last pull
 DEST/.lock                   a shared lock that every pull holds while it runs
 DEST/<snapshot id>/…         the snapshot's files (hard links into .blobs), and manifest.json
 DEST/current                 a symbolic link to the last pulled snapshot, swapped by one rename
 ```
 
 A reader opens `DEST/current` once and keeps that folder, which never changes: it never sees a mix
-of two snapshots. Earlier snapshots stay until a pull with `keep` prunes them. Vectors of passages
-that the last pulled snapshot also has are not fetched again (`store.pulling.overlap`). A model's
-folder has the same layout, and `load_rag` and `from_pretrained` open it. Snapshots and models must
-be pulled to different folders.
+of two snapshots. Earlier snapshots stay until a pull with `keep_snapshots` prunes them. Vectors of
+passages that the last pulled snapshot also has are not fetched again (`store.pulling.overlap`). A
+model's folder has the same layout, and `load_rag` and `from_pretrained` open it. Snapshots and
+models must be pulled to different folders.
 """
 
 import os
@@ -29,7 +29,7 @@ from typing import Any
 
 from rag_model.atomic_write import TEMPORARY_PREFIX, describe_write_error, fsync
 from rag_model.errors import NotFoundError, ResourceError, StoreError, UsageError
-from rag_model.store.objects.blobs import BlobRef, partial_bytes
+from rag_model.store.objects.blobs import BlobRef, get_partial_size
 from rag_model.store.objects.cache import find_existing_ancestor
 from rag_model.store.objects.files import encode_json
 from rag_model.store.pulling.folder import (
@@ -38,7 +38,7 @@ from rag_model.store.pulling.folder import (
     blob_copy_path,
     check_keep_count,
     list_pulled_snapshots,
-    lock_folder,
+    lock_pull_folder,
     open_folder_stamps,
     prune_folder,
     record_ref,
@@ -73,10 +73,10 @@ def pull(
     dest: Path,
     *,
     select: Callable[[str], bool] = lambda path: True,
-    mapped: bool = True,
-    keep: int | None = None,
+    with_mapped_copies: bool = True,
+    keep_snapshots: int | None = None,
     accept: Callable[[Path], None] = lambda folder: None,
-    derive: DeriveIndex = derive_nothing,
+    derive_index: DeriveIndex = derive_nothing,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> PullReport:
     """Pull a snapshot (an id, a unique prefix or a ref) or a model (`model:NAME`) into `dest`.
@@ -91,14 +91,14 @@ def pull(
         dest: the folder of pulled snapshots, or of pulled models.
         select: chooses files by path. A later pull that selects more files of the same snapshot
             adds them to its folder.
-        mapped: also write memory-mapped copies of the passage files, about three times as large.
-        keep: how many of the last pulled snapshots to keep; None keeps all and reports taken-down
-            snapshots. A number also deletes all taken-down snapshots. A snapshot that a reader has
-            open is never deleted.
+        with_mapped_copies: also write memory-mapped copies of the passage files, about three times as large.
+        keep_snapshots: how many of the last pulled snapshots to keep; None keeps all and reports
+            taken-down snapshots. A number also deletes all taken-down snapshots. A snapshot that a
+            reader has open is never deleted.
         accept: called with the complete folder of the snapshot before `current` names it; if it
             raises an exception, the pull ends.
-        derive: writes index files from local files (`retrieve.indexes`); they are used if they have
-            the digests of the published files.
+        derive_index: writes index files from local files (`retrieve.indexes`); they are used if
+            they have the digests of the published files.
         on_progress: called with the number of bytes that are present and the total, and several
             times a second while the store sends nothing. An exception that it raises ends the pull
             at once; requests to the store that are in progress are cancelled or abandoned.
@@ -106,14 +106,14 @@ def pull(
     Raises:
         RefusedError: a trust file is given, and no trusted key signed the snapshot or the ref's
             move.
-        UsageError: `keep` is less than 1, or a snapshot is pulled to a folder of models, or a model
+        UsageError: `keep_snapshots` is less than 1, or a snapshot is pulled to a folder of models, or a model
             to a folder of snapshots.
         NotFoundError: there is no such version, or the snapshot was taken down while it was pulled.
         ResourceError: the disk of `dest` has too little free space; nothing was fetched.
         StoreError: a blob is missing or damaged, or `dest` is full or cannot be written; `current`
             is unchanged.
     """
-    check_keep_count(keep)
+    check_keep_count(keep_snapshots)
     catalog, name = store.find_catalog(snapshot)
     if catalog is store.evaluations:
         raise UsageError(f"{snapshot} is an evaluation, which cannot be pulled: export it to get its files")
@@ -121,18 +121,20 @@ def pull(
     manifest = catalog.get(identity)
     _check_same_kind(store, catalog, dest)
     files = {path: ref for path, ref in manifest.content.files.items() if select(path)}
-    dest, refs = dest.absolute(), list(dict.fromkeys(files.values()))
-    _check_free_space(dest, refs)
+    dest, blobs = dest.absolute(), list(dict.fromkeys(files.values()))
+    _check_free_space(dest, blobs)
     pruned_ids: tuple[str, ...] = ()
-    progress = PullProgress(sum(ref.size for ref in refs), on_progress)
+    progress = PullProgress(sum(ref.size for ref in blobs), on_progress)
     puller = Puller(store.make_interruptible(progress.check), dest, progress)
     try:
-        with lock_folder(dest) as lock:
+        with lock_pull_folder(dest) as lock:
             if catalog is store.models:
-                fetched_bytes = puller.materialize_all(refs)
+                fetched_bytes = puller.materialize_all(blobs)
             else:
-                fetched_bytes = materialize_snapshot(puller, manifest, files, mapped=mapped, derive=derive)
-            with _preserve_stamps(dest, refs):
+                fetched_bytes = materialize_snapshot(
+                    puller, manifest, files, with_mapped_copies=with_mapped_copies, derive_index=derive_index
+                )
+            with _preserve_stamps(dest, blobs):
                 _publish_folder(manifest, identity, files, dest, partial(_copy_signatures, catalog, identity))
             replaced_ids = store.takedowns.list_replaced() if catalog is store.snapshots else frozenset()
             if identity in replaced_ids:
@@ -143,16 +145,16 @@ def pull(
             accept(dest / identity)
             record_ref(dest, store.url, snapshot, identity)
             _set_current_link(identity, dest)
-            if keep:
-                with _preserve_stamps(dest, refs):
-                    pruned_ids = prune_folder(dest, keep, lock, catalog.parse, replaced_ids)
+            if keep_snapshots:
+                with _preserve_stamps(dest, blobs):
+                    pruned_ids = prune_folder(dest, keep_snapshots, lock, catalog.parse, replaced_ids)
     except OSError as error:
         raise StoreError(describe_write_error(dest, error)) from error
     return PullReport(
         snapshot=identity,
         path=dest / identity,
         fetched_bytes=fetched_bytes,
-        reused_bytes=sum(ref.size for ref in refs) - fetched_bytes,
+        reused_bytes=sum(ref.size for ref in blobs) - fetched_bytes,
         pruned=pruned_ids,
         taken_down=list_pulled_snapshots(dest, replaced_ids),
     )
@@ -170,10 +172,10 @@ def _check_same_kind(store: Store, catalog: Catalog[Any], dest: Path) -> None:
     raise UsageError(f"{dest} is a folder of {other_catalog.noun}s: pull {catalog.noun}s to another folder")
 
 
-def _check_free_space(dest: Path, refs: list[BlobRef]) -> None:
+def _check_free_space(dest: Path, blobs: list[BlobRef]) -> None:
     """Check that the disk has enough free space, before files are fetched."""
-    copies = [(ref, blob_copy_path(dest, ref)) for ref in refs]
-    missing_bytes = sum(ref.size - min(partial_bytes(copy), ref.size) for ref, copy in copies if not copy.is_file())
+    copies = [(ref, blob_copy_path(dest, ref)) for ref in blobs]
+    missing_bytes = sum(ref.size - min(get_partial_size(copy), ref.size) for ref, copy in copies if not copy.is_file())
     free_bytes = shutil.disk_usage(find_existing_ancestor(dest)).free
     if missing_bytes > free_bytes:
         raise ResourceError(
@@ -183,11 +185,11 @@ def _check_free_space(dest: Path, refs: list[BlobRef]) -> None:
 
 
 @contextmanager
-def _preserve_stamps(dest: Path, refs: list[BlobRef]) -> Iterator[None]:
+def _preserve_stamps(dest: Path, blobs: list[BlobRef]) -> Iterator[None]:
     """Keep the stamps of copies valid while the block links or unlinks the copies."""
     folder_stamps = open_folder_stamps(dest)
     with ExitStack() as stack:
-        for ref in refs:
+        for ref in blobs:
             stack.enter_context(folder_stamps.preserve(blob_copy_path(dest, ref), ref.id))
         yield
 

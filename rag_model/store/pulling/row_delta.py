@@ -43,7 +43,7 @@ VERSION = 1
 # Sizes of the splice, of the head with the arrays, and of the bytes of both files outside of lists.
 _SIZES = struct.Struct("<QQQQ")
 _HEAD = struct.Struct("<I")  # field with the number of bytes of the head
-_MAX_HEAD = 1 << 12  # bytes
+_MAX_HEAD_BYTES = 1 << 12
 # bytes of lists that are processed at a time, in about 24 times as much memory
 _BLOCK_BYTES = 1 << 20
 Bools = NDArray[np.bool_]
@@ -74,7 +74,7 @@ class FileWithLists:
 class _SlotEdits:
     """The differences between the lists of the target and the predicted lists."""
 
-    inserted_slots: Rows  # (i,) ascending positions among the slots of all lists
+    inserted_positions: Rows  # (i,) ascending positions among the slots of all lists
     inserted_rows: Rows  # (i,) row numbers; -1 for an empty slot that precedes a filled slot
     removed_positions: Rows  # (r,) ascending positions among the predicted numbers of all lists
     codes: Bytes  # (i, code_bytes) codes of the inserted slots
@@ -95,12 +95,12 @@ class _SlotEdits:
 class _ListBlock:
     """Consecutive lists of the target, and the numbers that are predicted for them."""
 
-    first: int
-    end: int
+    first: int  # number of the block's first list
+    end: int  # number of the list after the block
     lengths: Rows  # (m,) number of slots of each list
-    slot_lists: Numbers  # (s,) list number of each slot, from 0
+    slot_lists: Numbers  # (s,) list number of each slot, counted from `first`
     predicted_rows: Numbers  # (p,) predicted row numbers, in the order of the lists
-    predicted_lists: Numbers  # (p,) list number of each predicted number, from 0
+    predicted_lists: Numbers  # (p,) list number of each predicted number, counted from `first`
     predicted_codes: Bytes  # (p, code_bytes) code of each predicted number
 
     def select(self, slot_mask: Bools, predicted_mask: Bools) -> "_ListBlock":
@@ -147,11 +147,13 @@ class _Prediction:
             raise ValueError("the numbers of rows or lists differ")
         if len(present_rows) and (present_rows[-1] >= n_base_rows or (np.diff(present_rows) <= 0).any()):
             raise ValueError("the rows of the base do not ascend, or are not in the base")
-        self.target, self.n_rows, self.is_new = target, n_rows, np.append(base_rows < 0, False)
+        # The last item of `is_new` is for empty slots, whose row number is -1.
+        self.target, self.is_new = target, np.append(base_rows < 0, False)
         self._reader, self._base = _ListReader(file, base), base
-        # the last item is for empty slots
+        # the target's row of each base row, -1 if it was removed; the last item is for empty slots
         self._target_rows = np.full(n_base_rows + 1, -1, target.dtype)
         self._target_rows[present_rows] = np.flatnonzero(base_rows >= 0)
+        # the base's list of each list of the target; -1 for the list of a new row
         self._base_lists = base_rows if base.by_row else np.arange(len(base.lengths))
 
     def iter_blocks(self) -> Iterator[_ListBlock]:
@@ -165,6 +167,7 @@ class _Prediction:
             first = end
 
     def _predict(self, first: int, end: int) -> tuple[Numbers, Numbers, Bytes]:
+        """Predict the row numbers in the target's lists [first, end), with their lists and codes."""
         base_lists = self._base_lists[first:end]
         present_lists = np.flatnonzero(base_lists >= 0)
         list_numbers = base_lists[present_lists]
@@ -206,10 +209,12 @@ class _ListReader:
             return slots, np.zeros((len(slots), 0), np.uint8)
         slots, codes = np.empty(int(lengths.sum()), dtype), np.empty((int(lengths.sum()), lists.code_bytes), np.uint8)
         n_read = 0
-        for begin, length in zip((lists.starts[first:end] - start_byte).tolist(), lengths.tolist(), strict=True):
-            codes_end = begin + length * lists.code_bytes
-            codes[n_read : n_read + length] = data[begin:codes_end].reshape(length, lists.code_bytes)
-            slots[n_read : n_read + length] = np.frombuffer(data[codes_end : begin + length * lists.slot_bytes], dtype)
+        for list_start, length in zip((lists.starts[first:end] - start_byte).tolist(), lengths.tolist(), strict=True):
+            codes_end = list_start + length * lists.code_bytes
+            codes[n_read : n_read + length] = data[list_start:codes_end].reshape(length, lists.code_bytes)
+            slots[n_read : n_read + length] = np.frombuffer(
+                data[codes_end : list_start + length * lists.slot_bytes], dtype
+            )
             n_read += length
         return slots, codes
 
@@ -258,21 +263,21 @@ def write_row_delta(base: FileWithLists, target: FileWithLists, base_rows: Rows,
 def _collect_edits(prediction: _Prediction, blocks: Iterator[tuple[_ListBlock, Numbers, Bytes]]) -> _SlotEdits:
     edits, slot_offset, number_offset = list[_SlotEdits](), 0, 0
     for block, slots, codes in blocks:
-        is_inserted, is_removed = _compare(block, slots, codes, prediction.is_new)
-        inserted_slots = np.flatnonzero(is_inserted)
+        is_inserted, is_removed = _compare_lists(block, slots, codes, prediction.is_new)
+        inserted_positions = np.flatnonzero(is_inserted)
         edits.append(
             _SlotEdits(
-                inserted_slots + slot_offset,
-                slots[inserted_slots].astype(np.int64),
+                inserted_positions + slot_offset,
+                slots[inserted_positions].astype(np.int64),
                 np.flatnonzero(is_removed) + number_offset,
-                codes[inserted_slots],
+                codes[inserted_positions],
             )
         )
         slot_offset, number_offset = slot_offset + len(slots), number_offset + len(block.predicted_rows)
     return _SlotEdits.concatenate(edits, prediction.target.code_bytes)
 
 
-def _compare(block: _ListBlock, slots: Numbers, codes: Bytes, is_new: Bools) -> tuple[Bools, Bools]:
+def _compare_lists(block: _ListBlock, slots: Numbers, codes: Bytes, is_new: Bools) -> tuple[Bools, Bools]:
     """Return masks of the inserted slots, (s,), and of the removed predicted numbers, (p,)."""
     is_changed = _find_changed_lists(block, slots, codes)
     is_changed_slot, is_changed_prediction = is_changed.take(block.slot_lists), is_changed.take(block.predicted_lists)
@@ -297,10 +302,12 @@ def _find_changed_lists(block: _ListBlock, slots: Numbers, codes: Bytes) -> Bool
     )
     is_changed: Bools = lengths != predicted_lengths
     has_same_count, prediction_has_same_count = ~is_changed.take(filled_lists), ~is_changed.take(block.predicted_lists)
-    differs = slots[is_filled][has_same_count] != block.predicted_rows[prediction_has_same_count]
+    is_different = slots[is_filled][has_same_count] != block.predicted_rows[prediction_has_same_count]
     if codes.shape[1]:
-        differs |= (codes[is_filled][has_same_count] != block.predicted_codes[prediction_has_same_count]).any(axis=1)
-    is_changed[filled_lists[has_same_count][differs]] = True
+        is_different |= (codes[is_filled][has_same_count] != block.predicted_codes[prediction_has_same_count]).any(
+            axis=1
+        )
+    is_changed[filled_lists[has_same_count][is_different]] = True
     lists_with_inner_gaps = block.slot_lists[1:][is_filled[1:] & ~is_filled[:-1] & (np.diff(block.slot_lists) == 0)]
     is_changed[lists_with_inner_gaps] = True  # lists in which an empty slot precedes a filled slot
     return is_changed
@@ -329,9 +336,9 @@ def _find_edits(block: _ListBlock, slots: Numbers, codes: Bytes, is_new: Bools) 
         is_removed |= is_wrong[block.predicted_lists]
     if codes.shape[1]:
         is_filled_slot, is_placed_number = block.mask_placed_rows(is_inserted, is_removed)
-        differs = (codes[is_filled_slot] != block.predicted_codes[is_placed_number]).any(axis=1)
-        is_inserted[np.flatnonzero(is_filled_slot)[differs]] = True
-        is_removed[np.flatnonzero(is_placed_number)[differs]] = True
+        is_different = (codes[is_filled_slot] != block.predicted_codes[is_placed_number]).any(axis=1)
+        is_inserted[np.flatnonzero(is_filled_slot)[is_different]] = True
+        is_removed[np.flatnonzero(is_placed_number)[is_different]] = True
     return is_inserted, is_removed
 
 
@@ -375,7 +382,7 @@ def _write_arrays(path: Path, base: RowLists, target: RowLists, base_rows: Rows,
         *(array for lists in (base, target) for array in (lists.lengths, lists.gaps)),
         run_lengths,
         base_rows[run_starts] + 1,
-        np.diff(edits.inserted_slots, prepend=0),
+        np.diff(edits.inserted_positions, prepend=0),
         ranks[edits.inserted_rows],
         np.diff(edits.removed_positions, prepend=0),
     ]
@@ -396,7 +403,7 @@ def _write_arrays(path: Path, base: RowLists, target: RowLists, base_rows: Rows,
 def _read_arrays(path: Path, max_rows: int) -> tuple[RowLists, RowLists, Rows, _SlotEdits]:
     data = path.read_bytes()
     (header_bytes,) = _HEAD.unpack_from(data)
-    if header_bytes > _MAX_HEAD:
+    if header_bytes > _MAX_HEAD_BYTES:
         raise ValueError("the head is too long")
     offset = _HEAD.size + header_bytes
     header = parse_json(data[_HEAD.size : offset])
@@ -406,12 +413,12 @@ def _read_arrays(path: Path, max_rows: int) -> tuple[RowLists, RowLists, Rows, _
             raise ValueError("the length of an array is invalid")
         array, offset = unpack_byte_planes(data, n_values, offset)
         arrays.append(array)
-    base_lengths, base_gaps, lengths, gaps, run_lengths, run_starts, slot_steps, ranks, removed_steps = arrays
+    base_lengths, base_gaps, lengths, gaps, run_lengths, run_starts, slot_distances, ranks, removed_distances = arrays
     dtype, code_bytes, by_row = header["lists"]
     base_start, target_start = header["starts"]
     if dtype not in ("<i4", "<i8") or any(type(n) is not int or n < 0 for n in (code_bytes, base_start, target_start)):
         raise ValueError("the type of the lists is unknown")
-    if len(base_lengths) != len(base_gaps) or len(lengths) != len(gaps) or len(slot_steps) != len(ranks):
+    if len(base_lengths) != len(base_gaps) or len(lengths) != len(gaps) or len(slot_distances) != len(ranks):
         raise ValueError("the lengths of the arrays differ")
     base = RowLists(base_start, dtype, code_bytes, bool(by_row), base_lengths, base_gaps)
     target = RowLists(target_start, dtype, code_bytes, bool(by_row), lengths, gaps)
@@ -421,10 +428,17 @@ def _read_arrays(path: Path, max_rows: int) -> tuple[RowLists, RowLists, Rows, _
     is_new = np.repeat(run_starts == 0, run_lengths)
     base_rows = np.where(is_new, -1, np.repeat(run_starts - 1, run_lengths) + concatenate_ranges(run_lengths))
     row_order = np.append(np.argsort(~is_new, kind="stable"), -1)
-    codes = np.frombuffer(data, np.uint8, len(slot_steps) * code_bytes, offset).reshape(len(slot_steps), code_bytes)
+    codes = np.frombuffer(data, np.uint8, len(slot_distances) * code_bytes, offset).reshape(
+        len(slot_distances), code_bytes
+    )
     if offset + codes.size != len(data):
         raise ValueError("the data does not end after the codes")
-    return base, target, base_rows, _SlotEdits(np.cumsum(slot_steps), row_order[ranks], np.cumsum(removed_steps), codes)
+    return (
+        base,
+        target,
+        base_rows,
+        _SlotEdits(np.cumsum(slot_distances), row_order[ranks], np.cumsum(removed_distances), codes),
+    )
 
 
 def apply_row_delta(base: Path, delta: Path, size: int, out: Path) -> None:
@@ -438,9 +452,9 @@ def apply_row_delta(base: Path, delta: Path, size: int, out: Path) -> None:
     base_size, delta_size = base.stat().st_size, delta.stat().st_size
     with delta.open("rb") as file:
         file.seek(max(0, delta_size - _SIZES.size))
-        rest_of_file = file.read()
-    file_sizes = _SIZES.unpack(rest_of_file) if len(rest_of_file) == _SIZES.size else (delta_size + 1, 0, 0, 0)
-    max_sizes = delta_size, 4 * (size + base_size) + _MAX_HEAD, base_size, size
+        footer = file.read()
+    file_sizes = _SIZES.unpack(footer) if len(footer) == _SIZES.size else (delta_size + 1, 0, 0, 0)
+    max_sizes = delta_size, 4 * (size + base_size) + _MAX_HEAD_BYTES, base_size, size
     if any(actual > limit for actual, limit in zip(file_sizes, max_sizes, strict=True)):
         raise InputError(error_message)
     splice_bytes, arrays_bytes, base_rest_bytes, rest_bytes = file_sizes
@@ -478,8 +492,8 @@ def _write_edited(prediction: _Prediction, edits: _SlotEdits, rest: BinaryIO, ou
     for block in prediction.iter_blocks():
         n_slots = int(block.lengths.sum())
         is_inserted, is_removed = np.zeros(n_slots, np.bool_), np.zeros(len(block.predicted_rows), np.bool_)
-        low, high = np.searchsorted(edits.inserted_slots, (slot_offset, slot_offset + n_slots))
-        slot_positions = edits.inserted_slots[low:high] - slot_offset
+        low, high = np.searchsorted(edits.inserted_positions, (slot_offset, slot_offset + n_slots))
+        slot_positions = edits.inserted_positions[low:high] - slot_offset
         is_inserted[slot_positions] = True
         begin, end = np.searchsorted(edits.removed_positions, (number_offset, number_offset + len(is_removed)))
         is_removed[edits.removed_positions[begin:end] - number_offset] = True

@@ -2,9 +2,9 @@
 
 The current move of a ref is never deleted, so a tag (a ref with one move) keeps its snapshot
 forever. Other moves are kept if they are among the `keep` newest moves of the ref, or if they were
-current less than `older_than` ago. The oldest moves of a log are deleted first and numbers never change, so a log has
-no gaps, and the ref can still be moved. If a ref was deleted at least `older_than` ago, only its
-last move, which records the deletion, is kept.
+current less than `older_than` ago. The oldest moves of a log are deleted first and numbers never
+change, so a log has no gaps, and the ref can still be moved. If a ref was deleted at least
+`older_than` ago, only its last move, which records the deletion, is kept.
 
 Then each manifest that no remaining move names is deleted if it is at least `older_than` old. This
 includes snapshots that a gate refused and snapshots without a tag. The files of expired snapshots
@@ -48,7 +48,7 @@ class ExpirePolicy:
     """The rules that decide which moves and manifests are deleted."""
 
     keep: int = 10  # number of newest moves of every ref to keep, including the current one
-    older_than: float = 90 * 86400.0  # seconds
+    older_than: float = 90 * 86400.0  # minimum age of the moves and manifests to delete, in seconds
 
     def __post_init__(self) -> None:
         if self.keep < 1:
@@ -98,9 +98,9 @@ class _ExpirePlanner:
     def __call__(self, view: StoreView) -> list[StoredFile]:
         """Return the files to delete: the old moves of each ref in order, then other files."""
         cutoff = view.time - self.policy.older_than
-        abandoned_records, kept_by_trainings = find_abandoned_trainings(self.store, view, cutoff)
+        abandoned_records, training_snapshots = find_abandoned_trainings(self.store, view, cutoff)
         expired_moves = []
-        needed_paths = {*view.needed_paths, *map(self.store.snapshots.manifest_path, kept_by_trainings)}
+        needed_paths = {*view.needed_paths, *map(self.store.snapshots.manifest_path, training_snapshots)}
         for catalog, ref_files in (
             (self.store.snapshots, view.moves),
             (self.store.models, view.models),

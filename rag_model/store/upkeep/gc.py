@@ -43,19 +43,21 @@ from rag_model.store.objects.intents import INTENT_VALID_SECONDS
 from rag_model.store.store import Store
 from rag_model.store.upkeep.roots import StoreView, iter_unneeded_files, mark_needed_blobs, preview_sweep, sweep
 from rag_model.store.versions.signatures import SIGNATURE_PATH
-from rag_model.store.versions.takedowns import FOLDER
+from rag_model.store.versions.takedowns import FOLDER as TAKEDOWNS
 from rag_model.store.versions.trainings import FOLDER as TRAININGS
 
 # Seconds: a file that was younger than this when a running writer started is kept. This is also the
 # default grace period.
 SAFETY_MARGIN = 24 * 3600.0
+# kinds of deleted files: the folder of a file, or `leftovers` for all other files
 GARBAGE_KINDS = ("blobs", "memo", "runs", "reports", "trainings", "leftovers")
+# all folders of a store that this version of bookwheel knows
 _FOLDERS = {
     "blobs", "evaluations", "intents", "memo", "models", "probe", "refs", "reports", "runs",
-    "snapshots", "sweeps", TRAININGS,
-} | {FOLDER}  # fmt: skip
-_REPORT = re.compile(r"reports/([0-9a-f]{64})\.html")
-_RUN = re.compile(r"runs/([^/]+)/.+")
+    "snapshots", "sweeps", TAKEDOWNS, TRAININGS,
+}  # fmt: skip
+_REPORT_PATH = re.compile(r"reports/([0-9a-f]{64})\.html")
+_RUN_PATH = re.compile(r"runs/([^/]+)/.+")
 _TEMPORARY_FILE = re.compile(rf"(?:{'|'.join(PROBE_FOLDERS)})/.+|(?:.+/)?{re.escape(TEMPORARY_PREFIX)}[^/]*")
 
 
@@ -115,8 +117,7 @@ class _GarbagePlanner:
         marked_files = mark_needed_blobs(self.store, view, cutoff)
         if marked_files.all_blobs and not view.has_root:
             raise StoreError(
-                f"{self.store.url} lists {len(marked_files.all_blobs):,} blobs but no ref, "
-                f"snapshot, model or "
+                f"{self.store.url} lists {len(marked_files.all_blobs):,} blobs but no ref, snapshot, model or "
                 "evaluation. The listing may be wrong, so nothing was deleted: check the store, or delete "
                 "the whole store if it is not needed"
             )
@@ -139,7 +140,7 @@ class _GarbagePlanner:
         """Yield the reports of runs whose newest report is old."""
         files_by_run: dict[str, list[StoredFile]] = defaultdict(list)
         for file in self.store.files.iter_tree("runs"):
-            if run_match := _RUN.fullmatch(file.path):
+            if run_match := _RUN_PATH.fullmatch(file.path):
                 files_by_run[run_match[1]].append(file)
         for files in files_by_run.values():
             if all(file.modified < cutoff for file in files):
@@ -150,7 +151,7 @@ class _GarbagePlanner:
         manifests = (*view.manifests, *view.evaluations, *view.models)
         version_ids = {file.path.rpartition("/")[2].removesuffix(".json") for file in manifests}
         for file in self.store.files.iter_tree("reports"):
-            if (match := _REPORT.fullmatch(file.path)) and match[1] not in version_ids:
+            if (match := _REPORT_PATH.fullmatch(file.path)) and match[1] not in version_ids:
                 yield file
 
     def _iter_temporary_files(self) -> Iterator[StoredFile]:

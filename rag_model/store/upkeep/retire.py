@@ -78,6 +78,7 @@ class _RetirePlanner:
         return [file for file in files_to_delete if file.path not in view.needed_paths]
 
     def _is_replaced(self, path: str, snapshot_paths: set[str]) -> bool:
+        """Return whether a takedown left no page of a snapshot, or its replacement is published."""
         match = MANIFEST_PATH.fullmatch(path)
         replacement = self.store.takedowns.find_replacement(match[2]) if match else None
         return replacement == "" or (replacement is not None and f"snapshots/{replacement}.json" in snapshot_paths)
@@ -93,13 +94,13 @@ class PageOccurrence:
     passages: int
 
 
-def wiki_name(content: Content) -> str:
+def get_wiki_name(content: Content) -> str:
     """Return the name of a snapshot's wiki; empty for documents and passages."""
     return str(content.corpus.get("dbname") or "")
 
 
-def find_pages(store: Store, content: Content, pages: Collection[str]) -> list[PageOccurrence]:
-    """Return the occurrences of pages in a snapshot, published or not, in row order.
+def find_pages(store: Store, content: Content, page_ids: Collection[str]) -> list[PageOccurrence]:
+    """Return the occurrences of pages in a snapshot (published or not), in row order.
 
     Only page ids are read, and only those of parts that may contain one of the pages. This is about
     one part in a hundred if the corpus is a wiki.
@@ -107,7 +108,7 @@ def find_pages(store: Store, content: Content, pages: Collection[str]) -> list[P
     Raises:
         StoreError: a passage file is missing or damaged.
     """
-    return list(_iter_occurrences(store, content, pages)) if pages else []
+    return list(_iter_occurrences(store, content, page_ids)) if page_ids else []
 
 
 def find_taken_down_pages(store: Store, content: Content) -> list[PageOccurrence]:
@@ -116,21 +117,21 @@ def find_taken_down_pages(store: Store, content: Content) -> list[PageOccurrence
     Raises:
         StoreError: a passage file or a takedown is missing or damaged.
     """
-    return find_pages(store, content, store.takedowns.list_pages(wiki_name(content)))
+    return find_pages(store, content, store.takedowns.list_pages(get_wiki_name(content)))
 
 
-def _iter_occurrences(store: Store, content: Content, pages: Collection[str]) -> Iterator[PageOccurrence]:
+def _iter_occurrences(store: Store, content: Content, page_ids: Collection[str]) -> Iterator[PageOccurrence]:
     kind = str(content.corpus.get("kind") or "")
     with Snapshot.from_manifest(store, Manifest(content)) as snapshot:
         for part in content.parts:
-            if candidate_pages := select_pages(kind, part.first_page, part.last_page, pages):
+            if candidate_pages := select_pages(kind, part.first_page, part.last_page, page_ids):
                 yield from _iter_part_occurrences(snapshot, part.name, candidate_pages)
 
 
-def _iter_part_occurrences(snapshot: Snapshot, part: str, pages: Collection[str]) -> Iterator[PageOccurrence]:
-    page_ids, passages_by_page, title_by_page = pa.array(pages, pa.string()), Counter[str](), dict[str, str]()
+def _iter_part_occurrences(snapshot: Snapshot, part: str, page_ids: Collection[str]) -> Iterator[PageOccurrence]:
+    passages_by_page, title_by_page = Counter[str](), dict[str, str]()
     for batch in snapshot.batches(part, ["page_id", "title"]):
-        rows_of_pages = batch.filter(pc.is_in(batch["page_id"], page_ids))
+        rows_of_pages = batch.filter(pc.is_in(batch["page_id"], pa.array(page_ids, pa.string())))
         for page_id, title in zip(*(column.to_pylist() for column in rows_of_pages.columns), strict=True):
             passages_by_page[page_id] += 1
             title_by_page[page_id] = title

@@ -25,7 +25,7 @@ from typing import Any
 from rag_model.errors import StoreError
 from rag_model.store.objects.files import StoredFile, read_ahead
 from rag_model.store.objects.intents import SWEEP_VALID_SECONDS, Intent
-from rag_model.store.objects.memo import MIRROR_STAGE, RECORD_PATH, TARGET_KEY, parse_record
+from rag_model.store.objects.memo import MIRROR_STAGE_PREFIX, RECORD_PATH, TARGET_KEY, parse_record
 from rag_model.store.store import Store
 from rag_model.store.versions.catalog import Catalog
 from rag_model.store.versions.checks import FULL_ID
@@ -42,15 +42,15 @@ from rag_model.store.versions.trainings import (
 
 _BATCH_FILES = 500  # maximum files of a batch; a writer may have to wait until the batch is deleted
 _MAX_PLANS = 100  # maximum number of plans; each new writer invalidates the current plan
-Condemn = Callable[[Sequence[StoredFile], Sequence[Intent]], float]
+Condemn = Callable[[Sequence[StoredFile], Sequence[Intent]], float]  # see `_open_sweep`
 _BLOB = re.compile(r"blobs/[0-9a-f]{2}/([0-9a-f]{64})")
 MANIFEST_PATH = re.compile(r"(snapshots|models|evaluations)/([0-9a-f]{64})\.json")
 MOVE_PATH = re.compile(r"(models/)?refs/([^/]+)/([0-9]{8})\.json")
 _BLOB_ID = re.compile(rb"sha256:([0-9a-f]{64})")
 _BLOB_LIST_START = b'[{"id": "sha256:'  # first bytes of a file that lists blobs
-# Stages whose outputs are kept without the inputs, such as the vectors of an earlier month.
+# Stages of trained files: their inputs, such as the vectors of an earlier month, are not kept.
 _TRAINING_STAGES = ("train", "follow")
-_MANIFESTS = 8  # number of manifests read at a time: each names thousands of files
+_MANIFESTS_AHEAD = 8  # number of manifests read at a time: each names thousands of files
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class StoreView:
     time: float  # time of the view in seconds by the store's clock
     intents: tuple[Intent, ...]
     moves: tuple[StoredFile, ...]  # files of the refs' logs
-    manifests: tuple[StoredFile, ...]
+    manifests: tuple[StoredFile, ...]  # manifests of snapshots, and their signatures
     models: tuple[StoredFile, ...] = ()  # manifests of models and files of their refs' logs
     evaluations: tuple[StoredFile, ...] = ()  # manifests of evaluations
 
@@ -88,9 +88,9 @@ class StoreView:
         """Whether the store lists any ref, manifest or running writer."""
         return bool(self.paths)
 
-    def is_current(self, later: "StoreView") -> bool:
+    def is_current(self, later_view: "StoreView") -> bool:
         """Return whether this view has every file and intent of a later view."""
-        return self.paths >= later.paths
+        return self.paths >= later_view.paths
 
     @property
     def paths(self) -> frozenset[str]:
@@ -242,8 +242,8 @@ class _MemoRecord:
 
     stage: str
     files: tuple[StoredFile, ...]  # newest first
-    outputs: frozenset[str]
-    digests: frozenset[str]  # the digests of its inputs and outputs
+    outputs: frozenset[str]  # digests of its outputs
+    digests: frozenset[str]  # digests of its inputs and outputs
     targets: frozenset[str] = frozenset()  # digests of the files for which its outputs are kept
     mirror_of: str = ""  # address of the wiki, if the record lists a wiki's pages
     key: str = ""
@@ -274,7 +274,7 @@ def _read_record(store: Store, stage_and_key: tuple[str, str], generations: Mapp
     outputs = frozenset(_get_hex_digest(ref.id) for ref in record.outputs.values()) if record else frozenset()
     target = record.stats.get(TARGET_KEY) if record else None
     targets = frozenset(map(_get_hex_digest, [target] if isinstance(target, str) else target or ()))
-    mirrored_dump = str(record.stats.get("dump", "")) if record and record.stage.startswith(MIRROR_STAGE) else ""
+    mirrored_dump = str(record.stats.get("dump", "")) if record and record.stage.startswith(MIRROR_STAGE_PREFIX) else ""
     stage, key = stage_and_key
     return _MemoRecord(stage, files, outputs, frozenset(_find_digests(record_bytes)), targets, mirrored_dump, key)
 
@@ -318,7 +318,7 @@ def list_manifest_ids(files: Iterable[StoredFile], folder: str) -> tuple[str, ..
 
 def _iter_manifests(catalog: Catalog[Any], files: Iterable[StoredFile]) -> Iterator[Any]:
     identities = [match[2] for file in files if (match := MANIFEST_PATH.fullmatch(file.path))]
-    return filter(None, read_ahead(catalog.find, identities, _MANIFESTS))
+    return filter(None, read_ahead(catalog.find, identities, _MANIFESTS_AHEAD))
 
 
 def _read_ref_by_current_id(catalog: Catalog[Any], moves: Iterable[StoredFile]) -> dict[str, str]:
@@ -380,7 +380,7 @@ def _find_origin_digests(
 def _find_mirror_digests(
     store: Store, records: Iterable[_MemoRecord], dumps: Collection[str], blobs: Mapping[str, StoredFile]
 ) -> set[str]:
-    """Return the blobs of the newest state of each wiki from which a snapshot was built."""
+    """Return the digests of the newest state of each wiki from which a snapshot was built."""
     newest_by_stage: dict[str, _MemoRecord] = {}
     for record in records:
         if record.mirror_of and record.mirror_of in dumps and record.outputs:
@@ -466,12 +466,12 @@ def _is_training_published(store: Store, training_key: str) -> bool:
     return isinstance(model, str) and model in store.models.list_ids()
 
 
-def _list_needed_paths(store: Store, training_key: str, newest: StoredCheckpoint | None) -> set[str]:
-    if newest is None:
+def _list_needed_paths(store: Store, training_key: str, checkpoint: StoredCheckpoint | None) -> set[str]:
+    if checkpoint is None:
         return set()
     return {
-        store.trainings.record_path(training_key, newest.number),
-        *(f"{FOLDER}/{training_key}/{ref.path}" for ref in newest.files.values()),
+        store.trainings.record_path(training_key, checkpoint.number),
+        *(f"{FOLDER}/{training_key}/{ref.path}" for ref in checkpoint.files.values()),
     }
 
 

@@ -28,7 +28,7 @@ class StoreProblem:
     # path in the snapshot (`index/hnsw.faiss`) or in the store (`refs/latest/00000003.json`)
     path: str
     blob: str | None  # blob id of a version's file; None for other files of the store
-    what: str
+    what: str  # what is wrong with the file
 
 
 def verify_version(store: Store, identity: str, catalog: Catalog[Any] | None = None) -> list[StoreProblem]:
@@ -153,7 +153,7 @@ def _check_hash(store: Store, ref: BlobRef) -> str | None:
 def _verify_refs(catalog: Catalog[Any]) -> list[StoreProblem]:
     problems = []
     refs, known_ids = catalog.refs, set(catalog.list_ids())
-    for name in refs.list_names(deleted=True):
+    for name in refs.list_names(include_deleted=True):
         numbers = refs.list_numbers(name)
         missing_numbers = sorted(
             {*range(min(numbers, default=1), max(numbers, default=0) + 1)} - {*numbers}

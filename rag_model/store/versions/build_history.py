@@ -18,15 +18,15 @@ from rag_model.store.versions.manifest import Manifest
 
 HISTORY = "history"  # provenance field with the history
 # maximum number of recorded builds; number of newest builds that are always recorded
-_MAX_BUILDS, _NEWEST = 20, 8
+_MAX_BUILDS, _N_NEWEST = 20, 8
 # Number of newest builds, and minimum number of earlier builds, whose medians are compared. Medians
 # are used so that a single outlier gives no warning.
-_RECENT, _EARLIER = 3, 4
+_N_RECENT, _N_EARLIER = 3, 4
 # Limits for the newest builds, as multiples of the value of the earlier builds. With 256 queries,
 # recall is exact to about .01.
-LEAST_RECALL, MOST_DISTANCES, MOST_COST = 0.99, 1.5, 2.0
+MIN_RECALL_RATIO, MAX_DISTANCES_RATIO, MAX_COST_RATIO = 0.99, 1.5, 2.0
 _INDEX_METRICS = ("distances", "degree", "replaced")
-_MAX_NAME = 100  # characters
+_MAX_NAME_LENGTH = 100  # characters
 # Names are labels of metrics, so the names in a hostile manifest are restricted.
 _INDEX_NAME = re.compile(r"[A-Za-z0-9._-]{1,100}")
 
@@ -42,7 +42,7 @@ class PastBuild:
     passages: int
     # number of encoded passages; None if it was not recorded, or if the snapshot was derived
     changed: int | None
-    seconds: Mapping[str, float] = field(default_factory=dict)  # by stage
+    seconds: Mapping[str, float] = field(default_factory=dict)  # elapsed seconds by stage
     # CPU seconds by stage; empty if workers ran on other machines
     cpu: Mapping[str, float] = field(default_factory=dict)
     # recall, degree and other metrics, by index
@@ -82,7 +82,7 @@ class PastBuild:
 
 @dataclass(frozen=True, slots=True)
 class CostForecast:
-    """A linear model of a build's cost: a constant cost, and a cost per changed passage."""
+    """A linear model of a build's cost in seconds: a constant, and a cost per changed passage."""
 
     base: float
     per_passage: float
@@ -123,17 +123,17 @@ class Trend:
     @property
     def warning(self) -> str:
         """A warning if the value exceeds its limit; otherwise an empty string."""
-        if self.measure == "recall" and self.ratio < LEAST_RECALL:
+        if self.measure == "recall" and self.ratio < MIN_RECALL_RATIO:
             return (
                 f"the recall of {self.index} is {self.now:.3f} in the last builds and was {self.before:.3f} before: "
                 "build its graphs again (--rebuild-graphs), or raise its recall_target"
             )
-        if self.measure == "distances" and self.ratio > MOST_DISTANCES:
+        if self.measure == "distances" and self.ratio > MAX_DISTANCES_RATIO:
             return (
                 f"a query of {self.index} computes {self.now:,.0f} distances in the last builds and "
                 f"{self.before:,.0f} before: build its graphs again (--rebuild-graphs)"
             )
-        if self.measure == "cost" and self.ratio > MOST_COST:
+        if self.measure == "cost" and self.ratio > MAX_COST_RATIO:
             return (
                 f"the last builds took {self.now:.1f} times as long as earlier ones for as many changed passages: "
                 "compare the stages in the report, and look for other work on the machine"
@@ -147,8 +147,8 @@ def read_history(manifest: Manifest | None) -> tuple[PastBuild, ...]:
     """
     if manifest is None:
         return ()
-    rows = manifest.provenance.get(HISTORY)
-    records = map(PastBuild.from_json, rows[-_MAX_BUILDS:] if isinstance(rows, list) else ())
+    history_json = manifest.provenance.get(HISTORY)
+    records = map(PastBuild.from_json, history_json[-_MAX_BUILDS:] if isinstance(history_json, list) else ())
     return (*(record for record in records if record.snapshot != manifest.id), PastBuild.from_manifest(manifest))
 
 
@@ -162,7 +162,7 @@ def format_history(parent: Manifest | None) -> list[dict[str, Any]]:
     while len(builds) >= _MAX_BUILDS:
         times = [_parse_time(build.created_at) for build in builds]
         # for each build, the gap in time that its deletion would leave, relative to its age
-        gaps = [(times[i + 1] - times[i - 1]) / (times[-1] - times[i] + 1) for i in range(1, len(builds) - _NEWEST)]
+        gaps = [(times[i + 1] - times[i - 1]) / (times[-1] - times[i] + 1) for i in range(1, len(builds) - _N_NEWEST)]
         del builds[1 + gaps.index(min(gaps))]
     return [asdict(build) for build in builds]
 
@@ -196,8 +196,10 @@ def compute_trends(builds: Sequence[PastBuild]) -> list[Trend]:
         for measure in ("recall", "distances"):
             metrics = [build.indexes.get(name, {}) for build in comparable_builds]
             metric_values = [index_metrics[measure] for index_metrics in metrics if measure in index_metrics]
-            if len(metric_values) >= _EARLIER + _RECENT:
-                trends.append(Trend(measure, name, median(metric_values[:-_RECENT]), median(metric_values[-_RECENT:])))
+            if len(metric_values) >= _N_EARLIER + _N_RECENT:
+                trends.append(
+                    Trend(measure, name, median(metric_values[:-_N_RECENT]), median(metric_values[-_N_RECENT:]))
+                )
     return trends
 
 
@@ -224,18 +226,18 @@ def _iter_cost_trends(builds: Sequence[PastBuild]) -> Iterator[Trend]:
     """Compare the costs of the last builds with a forecast from earlier builds, unless the forecast
     would extrapolate.
     """
-    if len(builds) < _EARLIER + _RECENT:
+    if len(builds) < _N_EARLIER + _N_RECENT:
         return
     unit = "cpu" if all(build.cpu for build in builds) else "seconds"
     costs = [(build.changed or 0, sum(getattr(build, unit).values())) for build in builds]
-    earlier_costs, recent_costs = costs[:-_RECENT], costs[-_RECENT:]
+    earlier_costs, recent_costs = costs[:-_N_RECENT], costs[-_N_RECENT:]
     forecast, max_changed = CostForecast.fit(earlier_costs), 2 * max(n_changed for n_changed, _ in earlier_costs)
     if all(n_changed <= max_changed and forecast.estimate(n_changed) > 0 for n_changed, _ in recent_costs):
         yield Trend("cost", "", 1.0, median(cost / forecast.estimate(n_changed) for n_changed, cost in recent_costs))
 
 
 def _parse_text(fields: Mapping[str, Any], name: str) -> str:
-    return str(fields.get(name, ""))[:_MAX_NAME]
+    return str(fields.get(name, ""))[:_MAX_NAME_LENGTH]
 
 
 def _parse_count(value: Any) -> int | None:
@@ -246,7 +248,7 @@ def _parse_numbers(value: Any) -> dict[str, float]:
     """Return only those entries of a JSON object that are finite numbers of at least 0."""
     named_numbers = value.items() if isinstance(value, dict) else ()
     return {
-        str(name)[:_MAX_NAME]: number
+        str(name)[:_MAX_NAME_LENGTH]: number
         for name, number in named_numbers
         if type(number) in (int, float) and 0 <= number < 1 << 53
     }

@@ -1,6 +1,6 @@
 """A catalog: the manifests of one kind under `<kind>s/<id>.json`, and the refs that name them.
 
-A store has three catalogs: snapshots, models, and evaluations, which have no refs.
+A store has three catalogs: snapshots, models and evaluations. Evaluations have no refs.
 """
 
 import re

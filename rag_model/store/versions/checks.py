@@ -15,6 +15,7 @@ from rag_model.store.objects.blobs import BlobRef
 from rag_model.untrusted_text import parse_json
 
 FULL_ID = re.compile(r"[0-9a-f]{64}")
+# name of a file or a folder in a path
 _SEGMENT = re.compile(r"[A-Za-z0-9_+-][A-Za-z0-9._+=@-]{0,199}")
 _MAX_DEPTH = 16  # maximum depth of nested folders
 T = TypeVar("T")
@@ -37,15 +38,15 @@ def check(condition: object, description: str) -> None:
         raise StoreError(f"the manifest has a bad {description}: it is damaged or was not written by bookwheel")
 
 
-def check_fields(value: Any, expected: set[str], where: str) -> dict[str, Any]:
-    """Return `value` if it is a JSON object with exactly the expected fields.
+def check_fields(value: Any, field_names: set[str], where: str) -> dict[str, Any]:
+    """Return `value` if it is a JSON object with exactly these fields; `where` names it in messages.
 
     Raises:
         StoreError: the value is not an object, or a field is missing or unknown.
     """
     check(isinstance(value, dict), f"{where}, which is not an object")
-    missing_fields = sorted(expected - value.keys())
-    unknown_fields = sorted(value.keys() - expected)
+    missing_fields = sorted(field_names - value.keys())
+    unknown_fields = sorted(value.keys() - field_names)
     check(not missing_fields, f"{where}, which lacks {', '.join(missing_fields)}")
     check(
         not unknown_fields,

@@ -134,7 +134,7 @@ class ExportedEvaluation:
 
 
 def export_evaluation(store: Store, name: str, out: Destination) -> ExportedEvaluation:
-    """Write an evaluation (an id or a prefix) to the new folder `out`, each file verified.
+    """Write an evaluation (an id, or a prefix of it) to the new folder `out`, each file verified.
 
     Raises:
         StoreError: there is no such evaluation, one of its files is missing or damaged, or `out`

@@ -75,7 +75,7 @@ def trained_path(name: str) -> str:
 
 
 def articles_path(part: str) -> str:
-    """Return the path of a part's log of article outcomes, which only later builds read."""
+    """Return the path of a part's article log, which only later builds read."""
     return f"articles/{part}.parquet"
 
 
@@ -221,8 +221,8 @@ class Content:
         check(isinstance(representations, dict), "field 'representations', which is not an object")
         for name, representation in representations.items():
             _check_representation(name, representation)
-        for name, representation in fields["indexes"].items():
-            _check_index(name, representation, files)
+        for name, index_entry in fields["indexes"].items():
+            _check_index(name, index_entry, files)
         return cls(
             fields["corpus"],
             parts,
@@ -257,8 +257,8 @@ def _check_index(name: str, index_entry: Any, files: Mapping[str, BlobRef]) -> N
     for field_name in ("kind", "over", "file", "factory", "metric", "refine"):
         check(isinstance(index_entry.get(field_name, ""), str), f"{field_name} of index {name!r}")
     for field_name in ("n", "d", "row_bytes"):
-        n_rows = index_entry.get(field_name, 0)
-        check(type(n_rows) is int and 0 <= n_rows <= MAX_ROWS, f"{field_name} of index {name!r}")
+        number = index_entry.get(field_name, 0)
+        check(type(number) is int and 0 <= number <= MAX_ROWS, f"{field_name} of index {name!r}")
     for field_name in ("search", "settings"):
         check(isinstance(index_entry.get(field_name, {}), dict), f"{field_name} of index {name!r}")
     check(

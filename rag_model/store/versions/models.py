@@ -78,9 +78,9 @@ def export_model(store: Store, name: str, out: Destination) -> ExportedModel:
     at all.
 
     `out` may be a repository of the Hugging Face Hub (`hf://USER/NAME`), or a folder in one. `name`
-    is an id, a prefix, a ref or ref@number. The files are those that the training saved, including
-    safetensors and a model card, so `from_pretrained` of transformers opens the folder or its
-    subfolders.
+    is an id, a prefix of an id, a ref or ref@number. The files are those that the training saved,
+    including safetensors and a model card, so `from_pretrained` of transformers opens the folder or
+    its subfolders.
 
     Raises:
         StoreError: there is no such model, one of its files is missing or damaged, or `out` cannot

@@ -63,10 +63,10 @@ def tag(store: Store, snapshot: str, ref: str, note: str = "") -> RefMove:
     return _move(store, catalog, ref, identity, current_move, note)
 
 
-def advance(store: Store, snapshot: str, ref: str, expected: RefMove | None, note: str = "") -> RefMove:
-    """Move `ref` to a snapshot (a full id) if its current move is `expected`.
+def advance(store: Store, snapshot: str, ref: str, expected_move: RefMove | None, note: str = "") -> RefMove:
+    """Move `ref` to a snapshot (a full id) if its current move is `expected_move`.
 
-    `expected` is None for a new ref. Use this function if the decision to move depends on the
+    `expected_move` is None for a new ref. Use this function if the decision to move depends on the
     current snapshot of the ref: a move that another writer makes meanwhile is kept.
 
     Raises:
@@ -75,13 +75,13 @@ def advance(store: Store, snapshot: str, ref: str, expected: RefMove | None, not
         RefConflictError: another writer moved the ref in the meantime; its move is kept.
     """
     identity = store.snapshots.resolve_trusted(snapshot)
-    if expected is not None and expected.snapshot == identity:
-        return expected
-    return _move(store, store.snapshots, ref, identity, expected, note)
+    if expected_move is not None and expected_move.snapshot == identity:
+        return expected_move
+    return _move(store, store.snapshots, ref, identity, expected_move, note)
 
 
-def rollback(store: Store, ref: str, to: int | None = None) -> RefMove:
-    """Move `ref` to the snapshot that its move number `to` names; return the new move.
+def rollback(store: Store, ref: str, to_number: int | None = None) -> RefMove:
+    """Move `ref` to the snapshot that its move `to_number` names; return the new move.
 
     By default, `ref` moves to its previous snapshot. Moves that were rolled back are skipped, so
     that repeated rollbacks always go further back. With a trust file, moves that no key of the file
@@ -97,7 +97,7 @@ def rollback(store: Store, ref: str, to: int | None = None) -> RefMove:
     current_move = catalog.refs.find_current(ref)
     if current_move is None:
         raise StoreError(f"ref {ref} has no history in {store.url}: there is nothing to roll back")
-    target = _find_previous(catalog, ref, current_move) if to is None else catalog.refs.get_move(ref, to)
+    target = _find_previous(catalog, ref, current_move) if to_number is None else catalog.refs.get_move(ref, to_number)
     if not target.snapshot:
         raise UsageError(
             f"{ref}@{target.number} names no {catalog.noun} to go back to: `log --ref {ref}` lists other moves"
@@ -160,7 +160,7 @@ def _move(
     catalog: Catalog[Any],
     ref: str,
     identity: str,
-    expected: RefMove | None,
+    expected_move: RefMove | None,
     note: str,
 ) -> RefMove:
     with store.intents.hold(f"move-{secrets.token_hex(8)}", [catalog.manifest_path(identity)]):
@@ -179,7 +179,7 @@ def _move(
             )
         catalog.sign(identity)
         try:
-            return catalog.refs.move(ref, identity, expected.number if expected else 0, note)
+            return catalog.refs.move(ref, identity, expected_move.number if expected_move else 0, note)
         except RefConflictError as error:
             current_move = catalog.refs.find_current(ref)
             if current_move is None:

@@ -43,7 +43,7 @@ from rag_model.store.store import Store
 from rag_model.store.versions.manifest import RANGE_DIGESTS, RANGE_TABLE, Manifest
 from rag_model.untrusted_text import parse_json
 
-WHOLE_BYTES = 1 << 20
+WHOLE_BYTES = 1 << 20  # maximum size of a file without an entry in the table
 DIGEST_PAGE_BYTES = 4 << 10  # block size of the file of digests
 _MAX_BLOCK_BYTES = 1 << 30
 VERSION, BOUNDS_VERSION = 1, 2  # versions of a table without and with boundaries of blocks
@@ -116,8 +116,8 @@ class SnapshotRanges:
         for path, start_byte, end_byte in ranges:
             ranges_by_path.setdefault(path, []).append((start_byte, end_byte))
         with self.cache.hold():
-            requests = [(self.file(path), *np.array(pairs, np.int64).T) for path, pairs in ranges_by_path.items()]
-            self.cache.load(requests)
+            file_ranges = [(self.file(path), *np.array(pairs, np.int64).T) for path, pairs in ranges_by_path.items()]
+            self.cache.load(file_ranges)
 
     def read_ranges(self, ranges: Sequence[tuple[str, Numbers, int]]) -> list[Bytes]:
         """Return the verified bytes of ranges, in one round of requests: an (m, length) array for
@@ -142,8 +142,10 @@ class SnapshotRanges:
             return self._open_blob(path, ref, BlockLayout(ref.size, ref.size), _shorten_digest(ref))
         if RANGE_DIGESTS not in self._file_by_path:
             digests_ref = self._files[RANGE_DIGESTS]
-            pages = BlockLayout(digests_ref.size, DIGEST_PAGE_BYTES)
-            self._file_by_path[RANGE_DIGESTS] = self._open_blob(RANGE_DIGESTS, digests_ref, pages, self._digest_pages)
+            digest_layout = BlockLayout(digests_ref.size, DIGEST_PAGE_BYTES)
+            self._file_by_path[RANGE_DIGESTS] = self._open_blob(
+                RANGE_DIGESTS, digests_ref, digest_layout, self._digest_pages
+            )
         entry = self._entries[path]
         stored_digests = StoredDigests(self._file_by_path[RANGE_DIGESTS], entry["first"])
         return self._open_blob(path, ref, get_layout(entry, ref.size), stored_digests)
@@ -214,10 +216,17 @@ def _parse_table(table_bytes: bytes, files: Mapping[str, BlobRef], snapshot: str
         digest_bytes = files[RANGE_DIGESTS].size
         is_valid = len(base64.b64decode(table["pages"])) == DIGEST_BYTES * -(-digest_bytes // DIGEST_PAGE_BYTES)
         for path, entry in table["files"].items():
-            first, block = entry["first"], entry["block"]
-            is_valid &= type(first) is int and type(block) is int and first >= 0 and 0 < block <= _MAX_BLOCK_BYTES
+            first_digest, block_bytes = entry["first"], entry["block"]
+            is_valid &= (
+                type(first_digest) is int
+                and type(block_bytes) is int
+                and first_digest >= 0
+                and 0 < block_bytes <= _MAX_BLOCK_BYTES
+            )
             is_valid &= isinstance(entry.get("outline"), dict | None)
-            is_valid = is_valid and (DIGEST_BYTES * (first + get_layout(entry, files[path].size).count) <= digest_bytes)
+            is_valid = is_valid and (
+                DIGEST_BYTES * (first_digest + get_layout(entry, files[path].size).count) <= digest_bytes
+            )
     except (KeyError, TypeError, AttributeError, ValueError, binascii.Error) as error:
         raise StoreError(f"the digests of ranges of {snapshot} are damaged ({error!r}): pull it") from error
     if not is_valid:

@@ -87,10 +87,10 @@ class Refs:
         self._noun = noun
         self._takedowns = Takedowns(files)
 
-    def list_names(self, *, deleted: bool = False) -> list[str]:
-        """Return the sorted names of all refs; with `deleted`, deleted refs are included."""
+    def list_names(self, *, include_deleted: bool = False) -> list[str]:
+        """Return the sorted names of all refs; those of deleted refs only if requested."""
         refs = [name for name in self._files.list_names(self._folder, kind="directory") if _NAME.fullmatch(name)]
-        if deleted:
+        if include_deleted:
             return refs
         return [
             name for name, move in zip(refs, self._files.map_concurrently(self.find_current, refs), strict=True) if move
@@ -117,7 +117,7 @@ class Refs:
         """Return (name, number of the newest move) of each ref whose newest move names this id,
         even if a takedown has replaced the snapshot.
         """
-        ref_names = self.list_names(deleted=True)
+        ref_names = self.list_names(include_deleted=True)
         newest_moves = zip(
             ref_names,
             self._files.map_concurrently(lambda name: self._read_moves(name, slice(-1, None)), ref_names),
@@ -170,14 +170,14 @@ class Refs:
         """Return the numbers of a ref's moves in ascending order."""
         return self._files.list_numbers(f"{self._folder}/{check_ref_name(name)}")
 
-    def move(self, name: str, snapshot: str, expected: int, note: str = "", *, sign: bool = True) -> RefMove:
-        """Move a ref from move number `expected` (0 if it must not exist) to `snapshot`, a full id.
+    def move(self, name: str, snapshot: str, expected_number: int, note: str = "", *, sign: bool = True) -> RefMove:
+        """Move a ref from move `expected_number` (0 if it must not exist) to `snapshot`, a full id.
 
         If several writers move a ref from the same number, exactly one succeeds. The move is signed
         if `sign` is set and the environment has a key.
 
         Raises:
-            RefConflictError: the ref is not at `expected`; nothing was changed.
+            RefConflictError: the ref is at another move; nothing was changed.
             StoreError: the store does not support exclusive creation, cannot be written, or the log
                 is full.
             UsageError: the note contains a control character.
@@ -186,22 +186,22 @@ class Refs:
             raise UsageError(
                 f"{snapshot!r} is not a full {self._noun} id (64 hex digits), so no ref can be moved to it"
             )
-        return self._append(name, snapshot, expected, note, sign)
+        return self._append(name, snapshot, expected_number, note, sign)
 
-    def delete(self, name: str, expected: int, note: str = "") -> RefMove:
-        """Delete a ref that is at move number `expected`; its log is kept.
+    def delete(self, name: str, expected_number: int, note: str = "") -> RefMove:
+        """Delete a ref that is at move `expected_number`; its log is kept.
 
         Raises:
-            RefConflictError: the ref is not at `expected`; nothing was changed.
+            RefConflictError: the ref is at another move; nothing was changed.
             StoreError: the store does not support exclusive creation, or cannot be written.
         """
-        return self._append(name, "", expected, note, sign=True)
+        return self._append(name, "", expected_number, note, sign=True)
 
-    def _append(self, name: str, snapshot: str, expected: int, note: str, sign: bool) -> RefMove:
+    def _append(self, name: str, snapshot: str, expected_number: int, note: str, sign: bool) -> RefMove:
         newest_move = self._find_newest(name)
         current_number = newest_move.number if newest_move and newest_move.snapshot else 0
-        if current_number != expected or not (snapshot or current_number):
-            raise self._build_conflict_error(name, expected)
+        if current_number != expected_number or not (snapshot or current_number):
+            raise self._build_conflict_error(name, expected_number)
         check_printable(note, "the note")
         self.require_exclusive_creation()
         number, previous_id = (newest_move.number + 1, newest_move.snapshot or None) if newest_move else (1, None)
@@ -219,7 +219,7 @@ class Refs:
         else:
             is_created = self._files.create(path, encode_json(stored_move))
         if not is_created:
-            raise self._build_conflict_error(name, expected)
+            raise self._build_conflict_error(name, expected_number)
         return move
 
     def sign(self, name: str, number: int) -> None:
@@ -261,9 +261,9 @@ class Refs:
     def _creates_exclusively(self) -> bool:
         return self._files.supports_exclusive_creation()
 
-    def _build_conflict_error(self, name: str, expected: int) -> RefConflictError:
+    def _build_conflict_error(self, name: str, expected_number: int) -> RefConflictError:
         return RefConflictError(
-            f"ref {name} in {self._files.url} is no longer at move {expected}: another writer "
+            f"ref {name} in {self._files.url} is no longer at move {expected_number}: another writer "
             "moved it first; inspect it before you move it"
         )
 

@@ -5,10 +5,10 @@ snapshots/<id>.<key>.sig                       signature of a manifest; models/ 
 refs/<name>/00000007.<nonce>.<key>.sig         signature of a move with this nonce
 ```
 `<key>` is the first 16 hex digits of the public key's SHA-256. The signed message is the path of
-the file and its whole JSON value. For a move, these contain the ref's name, the number, the id and
-the time, so the signature is valid only for this move. Signatures change no file format and no id, and
-versions of bookwheel without signatures ignore them. A signature is written before its file, so a
-reader of a signed file sees the signature.
+the file and its whole JSON value. For a move, these contain the ref's name, the move's number and
+time, and the id of the snapshot, so the signature is valid only for this move. Signatures change no
+file format and no id, and versions of bookwheel without signatures ignore them. A signature is
+written before the file that it signs, so a reader of a signed file sees the signature.
 """
 
 import base64
@@ -44,7 +44,7 @@ class UnsignedError(RefusedError):
 class TrustedKeys:
     """The public keys whose signatures are trusted."""
 
-    keys: Mapping[str, Any]
+    keys: Mapping[str, Any]  # by name
     source: str  # path of the trust file, or name of the variable with the key
 
     @classmethod
@@ -95,8 +95,10 @@ class TrustedKeys:
             raise UsageError(f"the trust file {path} names no key: add lines of a name and a public key")
         return cls(key_by_name, str(path))
 
-    def require_signing_key(self, work: str) -> None:
+    def require_signing_key(self, record_noun: str) -> None:
         """Check that the environment has the private key for one of these public keys.
+
+        `record_noun` names the record that will be signed, such as `takedown`, in the message.
 
         Raises:
             RefusedError: the environment has no such key, so readers with this trust file would
@@ -106,7 +108,7 @@ class TrustedKeys:
         key = _load_private_key()
         if key is None or _compute_fingerprint(key.public_key()) not in map(_compute_fingerprint, self.keys.values()):
             raise RefusedError(
-                f"readers with the trust file {self.source} accept a {work} only if a key of the file signed "
+                f"readers with the trust file {self.source} accept a {record_noun} only if a key of the file signed "
                 f"it: set {SIGNING_KEY_VARIABLE} to the private key of one of them"
             )
 

@@ -398,7 +398,7 @@ class Snapshot:
         self._release()
 
     def __enter__(self) -> "Snapshot":
-        """Close on leaving."""
+        """Return the snapshot, which is closed at the end of the block."""
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -443,10 +443,12 @@ class Snapshot:
                 continue
             footer_start = max(0, file_bytes - max(_FOOTER_BYTES, 2 * part.rows))
             try:
-                group_rows, groups = ranges.get_outline(path)["rows"], ranges.get_outline(path)["ranges"]
-                byte_ranges += [(path, *groups[group]) for group in sorted({row // group_rows for row in local_rows})]
+                group_rows, group_ranges = ranges.get_outline(path)["rows"], ranges.get_outline(path)["ranges"]
+                byte_ranges += [
+                    (path, *group_ranges[group]) for group in sorted({row // group_rows for row in local_rows})
+                ]
                 # the footer begins after the last group
-                footer_start = min(footer_start, max(0, groups[-1][1] - PAGE_HEADER_BYTES))
+                footer_start = min(footer_start, max(0, group_ranges[-1][1] - PAGE_HEADER_BYTES))
             except (LookupError, TypeError, ValueError, ArithmeticError):
                 # A damaged outline does no harm, because the footer locates the row groups too.
                 unlocated_parts.append((part, local_rows))
@@ -464,7 +466,7 @@ class Snapshot:
             ranges.prefetch(byte_ranges)
 
     def _take_reader(self, part: PartEntry) -> PassageReader:
-        """Return the open reader of a part and mark it as the last used one; call it with the
+        """Return the open reader of a part, and mark it as the last used one; the caller holds the
         lock.
         """
         reader = self._readers.pop(part.name, None) or self._open_reader(part)
@@ -543,9 +545,10 @@ class SnapshotLease:
 
     def __init__(self, store: Store) -> None:
         """Create a lease that holds no snapshot yet."""
-        self._store, self._intent = store, ExitStack()
-        # Releases the lease even if the process ends without `close`.
-        self._finalizer = weakref.finalize(self, _release_lease, self._intent)
+        # Closing the stack removes the intent.
+        self._store, self._held_intent = store, ExitStack()
+        # The finalizer releases the lease even if the process ends without `close`.
+        self._finalizer = weakref.finalize(self, _release_lease, self._held_intent)
 
     def hold(self, snapshot: str) -> None:
         """Hold the snapshot with this full id, then release the previous one.
@@ -559,17 +562,17 @@ class SnapshotLease:
             self._store.snapshots.manifest_path(snapshot),
             *(file_ref.path for file_ref in manifest.content.files.values()),
         }
-        intent = ExitStack()
-        intent.enter_context(self._store.intents.hold(f"{LEASE_PREFIX}{secrets.token_hex(8)}", needed_paths))
+        held_intent = ExitStack()
+        held_intent.enter_context(self._store.intents.hold(f"{LEASE_PREFIX}{secrets.token_hex(8)}", needed_paths))
         try:
             # The snapshot may have been deleted before the intent existed.
             self._store.snapshots.get(snapshot)
         except BaseException:
-            intent.close()
+            held_intent.close()
             raise
-        previous_intent, self._intent = self._intent, intent
+        previous_intent, self._held_intent = self._held_intent, held_intent
         self._finalizer.detach()
-        self._finalizer = weakref.finalize(self, _release_lease, intent)
+        self._finalizer = weakref.finalize(self, _release_lease, held_intent)
         previous_intent.close()
 
     def close(self) -> None:
@@ -591,11 +594,11 @@ def _match_column(column: pa.ChunkedArray, field: str, values: Sequence[str]) ->
     return is_match
 
 
-def _release_lease(intent: ExitStack) -> None:
+def _release_lease(held_intent: ExitStack) -> None:
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        intent.close()
+        held_intent.close()
     # This thread runs an event loop, which may send the store's requests, so it must not wait.
     else:
-        threading.Thread(target=intent.close, name="lease").start()
+        threading.Thread(target=held_intent.close, name="lease").start()

@@ -83,8 +83,10 @@ class Takedowns:
             for page in record.pages
         )
 
-    def add(self, wiki: str, pages: Iterable[str], reason: str, by: str) -> Takedown:
+    def add(self, wiki: str, page_ids: Iterable[str], reason: str, by: str) -> Takedown:
         """Write the next record, signed if the environment has a key.
+
+        `by` is the name of the person who ordered the takedown.
 
         Raises:
             RefusedError: a trust file is given, and the environment has no private key for one of
@@ -94,8 +96,8 @@ class Takedowns:
         """
         for text, field_name in ((wiki, "the wiki"), (reason, "the reason"), (by, "who ordered it")):
             check_printable(text, field_name)
-        pages = tuple(pages)  # a title may contain any character
-        if any("\ud800" <= character <= "\udfff" for page in pages for character in page):
+        page_ids = tuple(page_ids)  # a title may contain any character
+        if any("\ud800" <= character <= "\udfff" for page in page_ids for character in page):
             raise UsageError("a page's id contains a lone surrogate, which is not valid Unicode: give it as UTF-8")
         if trusted_keys := TrustedKeys.from_environment():
             trusted_keys.require_signing_key("takedown")
@@ -104,11 +106,10 @@ class Takedowns:
             number = max(self._files.list_numbers(FOLDER), default=0) + 1
             if number > _MAX_NUMBER:
                 raise StoreError(
-                    f"{self._files.url_of(_get_path(str(_MAX_NUMBER)))} is the last takedown "
-                    f"that can "
-                    "be written: bookwheel did not write it, so inspect it and delete it"
+                    f"{self._files.url_of(_get_path(str(_MAX_NUMBER)))} is the last takedown that can be "
+                    "written: bookwheel did not write it, so inspect it and delete it"
                 )
-            record = Takedown(number, wiki, tuple(sorted({*pages})), reason, by, created_at, secrets.token_hex(16))
+            record = Takedown(number, wiki, tuple(sorted({*page_ids})), reason, by, created_at, secrets.token_hex(16))
             record_fields = {"format": _FORMAT, **asdict(record)}
             if Signatures(self._files).create_signed(_get_path(f"{number:08d}"), record_fields):
                 return record
@@ -140,9 +141,9 @@ class Takedowns:
             replacement = next_replacement
         return replacement
 
-    def record_replacement(self, snapshot: str, by: str) -> None:
-        """Record that snapshot `by` replaces `snapshot`; if `by` is "", no snapshot replaces it. An
-        existing record is kept.
+    def record_replacement(self, snapshot: str, replacement: str) -> None:
+        """Record that `replacement` replaces `snapshot`; "" if no snapshot replaces it. An existing
+        record is kept.
 
         Raises:
             StoreError: the store cannot be written.
@@ -153,7 +154,12 @@ class Takedowns:
         if self._files.find(path) is None:
             if trusted_keys := TrustedKeys.from_environment():
                 trusted_keys.require_signing_key("takedown")
-            replacement_fields = {"format": _FORMAT, "snapshot": snapshot, "by": by, "nonce": secrets.token_hex(16)}
+            replacement_fields = {
+                "format": _FORMAT,
+                "snapshot": snapshot,
+                "by": replacement,
+                "nonce": secrets.token_hex(16),
+            }
             Signatures(self._files).create_signed(path, replacement_fields)
         if not self._is_trusted(path):
             raise RefusedError(
@@ -202,10 +208,14 @@ class Takedowns:
         record_fields = self._read(_get_path(snapshot))
         if record_fields is None or not self._is_trusted(_get_path(snapshot)):
             return None
-        by = record_fields.get("by")
-        if not isinstance(by, str) or (by and not FULL_ID.fullmatch(by)) or record_fields.get("snapshot") != snapshot:
+        replacement = record_fields.get("by")
+        if (
+            not isinstance(replacement, str)
+            or (replacement and not FULL_ID.fullmatch(replacement))
+            or record_fields.get("snapshot") != snapshot
+        ):
             raise self._build_damaged_error(_get_path(snapshot))
-        return by
+        return replacement
 
     def _read(self, path: str) -> dict[str, Any] | None:
         record_fields = self._files.read_json(path)

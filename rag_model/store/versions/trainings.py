@@ -43,6 +43,7 @@ CHECKPOINT_PATH = re.compile(rf"{FOLDER}/([0-9a-f]{{64}})/(\d{{8}})\.json")
 _FORMAT = 1
 _STAGE = re.compile(r"[A-Za-z0-9_-]{0,100}")
 _PREFIX = re.compile(r"[0-9a-f]{4,64}")
+# types of the fields of `TrainingProgress`
 _FIELDS = {"kind": str, "snapshot": str, "stage": str, "step": int, "steps": int, "created_at": str}
 
 
@@ -250,11 +251,11 @@ class Trainings:
                 self._delete_replaced(key, older_number, {*checkpoint.files.values()})
         return True
 
-    def _delete_replaced(self, key: str, number: int, needed: set[BlobRef]) -> None:
+    def _delete_replaced(self, key: str, number: int, needed_files: set[BlobRef]) -> None:
         """Delete a replaced checkpoint. Its record is deleted last, so that its files can be found
         if the deletion is interrupted.
         """
-        for ref in self._read_files(key, number) - needed:
+        for ref in self._read_files(key, number) - needed_files:
             self.files.remove(f"{FOLDER}/{key}/{ref.path}")
         stem = f"{number:08d}."
         for name in self.files.list_names(f"{FOLDER}/{key}"):

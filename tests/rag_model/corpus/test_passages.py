@@ -261,7 +261,7 @@ def test_text_repeated_thousands_of_times_is_refused_before_copying(tmp_path: Pa
 def low_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lower the limit of decoded bytes from 256 to 24 MiB, so that small files exceed it."""
     for module in ("rag_model.corpus.passages", "rag_model.parquet_pages"):
-        monkeypatch.setattr(f"{module}.FREE_BYTES", 24 << 20)
+        monkeypatch.setattr(f"{module}.BASE_DECODED_BYTES", 24 << 20)
 
 
 @pytest.mark.usefixtures("low_limit")

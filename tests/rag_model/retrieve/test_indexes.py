@@ -35,7 +35,7 @@ def publish(store: Store, passages: Sequence[Passage], work: Path) -> Snapshot:
 
 
 def pull_and_check(store: Store, snapshot: Snapshot, dest: Path) -> PullReport:
-    report = pull(store, snapshot.id, dest, derive=derive_index_file)
+    report = pull(store, snapshot.id, dest, derive_index=derive_index_file)
     for path, ref in snapshot.manifest.content.files.items():
         assert digest_file(report.path / path) == ref.id, path
     return report

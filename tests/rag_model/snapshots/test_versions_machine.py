@@ -129,7 +129,7 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(ref=st.sampled_from(REFS), keep=st.sampled_from([None, 1, 2]))
     def pull(self, ref: str, keep: int | None) -> None:
         if self.refs[ref].current is not None:
-            self.pulled = pull(self.writers[0], ref, self.folder / "dest", keep=keep).snapshot
+            self.pulled = pull(self.writers[0], ref, self.folder / "dest", keep_snapshots=keep).snapshot
             assert self.pulled == self.refs[ref].current
 
     @rule(days=st.integers(1, 2))

@@ -161,7 +161,7 @@ def create_library() -> Iterator[Store]:
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Run each actor in one thread, without pauses between polls, because turns replace them."""
     for module in (files, refs, sys.modules[expire_store.__module__], gc, roots, verify):
-        for name in {"MAX_REQUESTS", "_MANIFESTS", "_THREADS"} & vars(module).keys():
+        for name in {"MAX_REQUESTS", "_MANIFESTS_AHEAD", "_THREADS"} & vars(module).keys():
             monkeypatch.setattr(module, name, 1)
     monkeypatch.setattr(intents, "_PAUSE_SECONDS", 0)
 

@@ -115,7 +115,7 @@ def test_store_is_compared_rolled_back_and_swept(store: Store, store_format: int
 
 def test_snapshot_is_pulled(store: Store, tmp_path: Path) -> None:
     for mapped in (False, True):
-        pull(store, "latest", tmp_path / f"{mapped}", mapped=mapped)
+        pull(store, "latest", tmp_path / f"{mapped}", with_mapped_copies=mapped)
         with Snapshot.from_folder(tmp_path / f"{mapped}") as pulled:
             passages = pulled.passages(range(pulled.n))
             assert RIVER in {passage.text for passage in passages}

@@ -55,7 +55,7 @@ def test_pull_fetches_missing_files(store: Store, put_weights: Callable[[str], s
     assert (dest / "current").resolve().name == second_id
     assert read_files(dest / first_id)["question/model.safetensors"] == "one", "a reader may use it"
 
-    third = pull(store, "model:reader@1", dest, keep=1)
+    third = pull(store, "model:reader@1", dest, keep_snapshots=1)
     assert (third.fetched_bytes, third.pruned, (dest / second_id).exists()) == (0, (second_id,), False)
     blob_texts = {path.read_text() for path in (dest / ".blobs").rglob("*") if path.is_file()}
     assert blob_texts == {*FILES.values(), "one"}, "files that only the deleted version had are deleted"

@@ -214,7 +214,7 @@ def test_decompression_bomb_is_refused(tmp_path: Path) -> None:
 
 
 def test_each_row_group_is_checked_before_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parquet_pages, "FREE_BYTES", 1 << 20)
+    monkeypatch.setattr(parquet_pages, "BASE_DECODED_BYTES", 1 << 20)
     zeros = pa.table({"v": pa.FixedSizeListArray.from_arrays(pa.array(np.zeros(1 << 18)), 1 << 10)})
     with pq.ParquetWriter(tmp_path / "zeros.parquet", zeros.schema, compression="zstd") as writer:
         writer.write_table(zeros.slice(0, 2))

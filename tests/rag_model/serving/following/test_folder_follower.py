@@ -40,7 +40,7 @@ def test_next_pull_is_served(folder: FollowedFolder, shared_library: Library) ->
     first = folder.slot.current
     assert folder.poll() == shared_library.red
     assert folder.slot.current is first
-    pull(shared_library.store, shared_library.blue, folder.path, keep=1)
+    pull(shared_library.store, shared_library.blue, folder.path, keep_snapshots=1)
     assert folder.poll() == shared_library.blue
     assert folder.slot.loaded_count == 1
 

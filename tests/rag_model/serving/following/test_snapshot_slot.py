@@ -95,7 +95,7 @@ def test_freed_snapshot_leaves_the_memory(shared_library: Library, dest: Path, d
     gc.collect()
     assert red_reference() is None
     assert list_mapped_inodes(dest / shared_library.red) <= list_inodes(dest / shared_library.blue / QUESTION_ENCODER)
-    pull(shared_library.store, shared_library.blue, dest, keep=1)
+    pull(shared_library.store, shared_library.blue, dest, keep_snapshots=1)
     assert not (dest / shared_library.red).exists()
     assert list_mapped_inodes(dest) <= list_inodes(dest)
     blue.warm_up()
@@ -106,7 +106,7 @@ def test_snapshot_works_after_the_folder_of_its_encoder_is_deleted(shared_librar
     """The next snapshot shares the encoder, and `keep` deletes the folder from which the encoder was read."""
     red = open_snapshot(shared_library, dest, shared_library.red)
     red.close()
-    folder = pull(shared_library.store, shared_library.blue, dest, keep=1).path
+    folder = pull(shared_library.store, shared_library.blue, dest, keep_snapshots=1).path
     assert not (dest / shared_library.red).exists()
     blue = LoadedSnapshot.open(folder, ServedRef("latest", 2, shared_library.blue, ""), QUICK, previous=red)
     blue.warm_up()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rag_model.digest import digest_bytes
-from rag_model.store.objects.blobs import PARTIAL_SUFFIX, fetch_file, partial_bytes
+from rag_model.store.objects.blobs import PARTIAL_SUFFIX, fetch_file, get_partial_size
 
 DATA = b"sound bytes"
 ID = digest_bytes(DATA)
@@ -25,11 +25,11 @@ def fail_to_read(start: int) -> Iterator[bytes]:
 @pytest.mark.parametrize("partial", [b"", DATA[:5], DATA, b"other", DATA + b"more"])
 def test_fetch_resumes_from_any_partial_file(tmp_path: Path, partial: bytes) -> None:
     (tmp_path / f".file{PARTIAL_SUFFIX}").write_bytes(partial)
-    assert partial_bytes(tmp_path / "file") == len(partial)
+    assert get_partial_size(tmp_path / "file") == len(partial)
     assert fetch_file(ID, len(DATA), tmp_path / "file", read_from)
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
     assert (tmp_path / "file").read_bytes() == DATA
-    assert partial_bytes(tmp_path / "file") == 0
+    assert get_partial_size(tmp_path / "file") == 0
 
 
 def test_complete_partial_file_is_not_fetched_again(tmp_path: Path) -> None:

@@ -111,7 +111,7 @@ def test_pull_keeps_the_stamps_of_shared_files(local_store: Store, tmp_path: Pat
     pull(local_store, first, dest)
     stamps = open_folder_stamps(dest)
     assert stamps.has_valid_stamp(dest / first / "index/shared", blob.id)
-    pull(local_store, second, dest, keep=1)
+    pull(local_store, second, dest, keep_snapshots=1)
     assert stamps.has_valid_stamp(dest / second / "index/shared", blob.id)
     assert not (dest / first).exists()
 

@@ -157,7 +157,7 @@ def test_file_is_fetched_if_deriving_it_fails(pair: SnapshotPair, tmp_path: Path
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     pull(pair.store, pair.base.id, tmp_path)
-    report = pull(pair.store, pair.target.id, tmp_path, derive=fail_on_full_disk)
+    report = pull(pair.store, pair.target.id, tmp_path, derive_index=fail_on_full_disk)
     for path, ref in pair.target.manifest.content.files.items():
         assert digest_file(report.path / path) == ref.id, path
     assert report.fetched_bytes == count_forecast_bytes(pair)
@@ -234,6 +234,6 @@ def test_index_with_wrong_derived_bytes_is_rebuilt_from_its_delta(pair: Snapshot
 
     pair.build_deltas()
     pull(pair.store, pair.base.id, tmp_path)
-    report = pull(pair.store, pair.target.id, tmp_path, derive=derive)
+    report = pull(pair.store, pair.target.id, tmp_path, derive_index=derive)
     assert LISTS in derived
     assert report.fetched_bytes == count_forecast_bytes(pair)

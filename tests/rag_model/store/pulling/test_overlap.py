@@ -92,7 +92,7 @@ def publish(tmp_path: Path) -> Publish:
 @pytest.fixture(autouse=True)
 def no_gap(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fetch no row because of a short gap; in these small files all gaps are short."""
-    monkeypatch.setattr("rag_model.store.pulling.overlap._MIN_GAP", 0)
+    monkeypatch.setattr("rag_model.store.pulling.overlap._MIN_GAP_BYTES", 0)
 
 
 def get_fetched_bytes(diff: Any) -> dict[str, int]:
@@ -328,7 +328,7 @@ def test_patch_gives_the_file_from_any_offset(
     head: int, previous_rows: list[int], start: float, min_gap_rows: int
 ) -> None:
     with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr("rag_model.store.pulling.overlap._MIN_GAP", min_gap_rows * 16)
+        monkeypatch.setattr("rag_model.store.pulling.overlap._MIN_GAP_BYTES", min_gap_rows * 16)
         old_vectors = np.random.default_rng(0).integers(0, 256, (10, 16), np.uint8)
         rows = np.array(previous_rows, np.int64)
         new_vectors = np.where(rows[:, None] < 0, np.uint8(7), old_vectors[rows])
@@ -348,7 +348,7 @@ def test_patch_gives_the_file_from_any_offset(
 
 
 def test_short_gap_between_fetched_rows_is_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rag_model.store.pulling.overlap._MIN_GAP", 3 * 16)
+    monkeypatch.setattr("rag_model.store.pulling.overlap._MIN_GAP_BYTES", 3 * 16)
     rows = np.array([-1, 0, 1, -1, 2, 3, 4, -1, *range(50)], np.int64)
     patch = RowPatch(VectorTable("embeddings", 128, 16, (PartEntry("part-00000", 0, 0, len(rows)),)), rows)
     assert [(piece.start, piece.end) for piece in patch.iter_pieces() if piece.rows is None] == [

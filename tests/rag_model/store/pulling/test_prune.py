@@ -10,7 +10,7 @@ import pytest
 
 from rag_model.errors import NotFoundError, StoreError, UsageError
 from rag_model.store import Snapshot, Store
-from rag_model.store.pulling.folder import lock_folder, remove_snapshots
+from rag_model.store.pulling.folder import lock_pull_folder, remove_taken_down
 from rag_model.store.pulling.pull import pull
 
 VECTORS = "embeddings/part-00000.npy"
@@ -45,7 +45,7 @@ def test_last_pulled_snapshots_are_kept(local_store: Store, versions: list[str],
     for snapshot in (b, a, c):
         assert pull(local_store, snapshot, dest).pruned == ()
     pull(local_store, b, dest)  # pulling it again makes it recent
-    assert set(pull(local_store, d, dest, keep=2).pruned) == {a, c}
+    assert set(pull(local_store, d, dest, keep_snapshots=2).pruned) == {a, c}
     assert list_snapshot_ids(dest) == {b, d}
     assert list_copies(dest) == list_digests(local_store, b, d)
     mapped = {path.stem for path in (dest / ".mapped").iterdir()}
@@ -57,8 +57,8 @@ def test_last_pulled_snapshots_are_kept(local_store: Store, versions: list[str],
     for snapshot in (b, d):
         with Snapshot.from_folder(dest / snapshot) as pulled:
             assert pulled.passages([1500])[0].text == "text 1500"
-    assert pull(local_store, d, dest, keep=1).pruned == (b,)
-    assert pull(local_store, a, dest, keep=5).pruned == ()
+    assert pull(local_store, d, dest, keep_snapshots=1).pruned == (b,)
+    assert pull(local_store, a, dest, keep_snapshots=5).pruned == ()
 
 
 def test_pull_reports_and_prunes_snapshots_taken_down(local_store: Store, versions: list[str], dest: Path) -> None:
@@ -70,9 +70,9 @@ def test_pull_reports_and_prunes_snapshots_taken_down(local_store: Store, versio
     assert pull(local_store, d, dest).taken_down == tuple(sorted((b, c)))
     assert list_snapshot_ids(dest) == {a, b, c, d}
     with Snapshot.from_folder(dest / c):
-        report = pull(local_store, d, dest, keep=9)
+        report = pull(local_store, d, dest, keep_snapshots=9)
         assert (report.pruned, report.taken_down) == ((b,), (c,))  # c is still being read
-    assert (pull(local_store, d, dest, keep=9).pruned, list_snapshot_ids(dest)) == ((c,), {a, d})
+    assert (pull(local_store, d, dest, keep_snapshots=9).pruned, list_snapshot_ids(dest)) == ((c,), {a, d})
     assert list_copies(dest) == list_digests(local_store, a, d)
 
 
@@ -90,10 +90,10 @@ def test_snapshot_taken_down_during_its_pull_leaves_no_file(
 def test_current_snapshot_can_be_removed(local_store: Store, versions: list[str], dest: Path) -> None:
     a, b, *_ = versions
     parse = local_store.snapshots.parse
-    assert remove_snapshots(dest, {a}, parse) == ()
+    assert remove_taken_down(dest, {a}, parse) == ()
     pull(local_store, b, dest)
     pull(local_store, a, dest)
-    assert remove_snapshots(dest, {a}, parse) == (a,)
+    assert remove_taken_down(dest, {a}, parse) == (a,)
     assert (list_snapshot_ids(dest), list_copies(dest)) == ({b}, list_digests(local_store, b))
     assert not (dest / "current").is_symlink()
 
@@ -101,15 +101,15 @@ def test_current_snapshot_can_be_removed(local_store: Store, versions: list[str]
 def test_snapshot_in_use_is_kept(local_store: Store, versions: list[str], dest: Path) -> None:
     pull(local_store, versions[0], dest)
     reader = Snapshot.from_folder(dest)
-    assert pull(local_store, versions[1], dest, keep=1).pruned == ()
+    assert pull(local_store, versions[1], dest, keep_snapshots=1).pruned == ()
     assert list_snapshot_ids(dest) == {*versions[:2]}
     assert reader.passages([7])[0].text == "text 7"
     reader.close()
     forgotten = Snapshot.from_folder(dest)  # the second snapshot, which is never closed
-    assert set(pull(local_store, versions[2], dest, keep=1).pruned) == {versions[0]}
+    assert set(pull(local_store, versions[2], dest, keep_snapshots=1).pruned) == {versions[0]}
     del forgotten
     garbage.collect()
-    assert set(pull(local_store, versions[3], dest, keep=1).pruned) == {*versions[1:3]}
+    assert set(pull(local_store, versions[3], dest, keep_snapshots=1).pruned) == {*versions[1:3]}
 
 
 def test_snapshot_in_use_by_another_process_is_kept(local_store: Store, versions: list[str], dest: Path) -> None:
@@ -123,18 +123,18 @@ def test_snapshot_in_use_by_another_process_is_kept(local_store: Store, versions
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "open\n"
-        assert pull(local_store, versions[1], dest, keep=1).pruned == ()
+        assert pull(local_store, versions[1], dest, keep_snapshots=1).pruned == ()
         assert process.communicate("")[0] == "text 7\n"
-    assert pull(local_store, versions[1], dest, keep=1).pruned == (versions[0],)
+    assert pull(local_store, versions[1], dest, keep_snapshots=1).pruned == (versions[0],)
 
 
 def test_nothing_is_pruned_during_another_pull(local_store: Store, versions: list[str], dest: Path) -> None:
     pull(local_store, versions[0], dest)
-    with lock_folder(dest):
-        assert pull(local_store, versions[1], dest, keep=1).pruned == ()
+    with lock_pull_folder(dest):
+        assert pull(local_store, versions[1], dest, keep_snapshots=1).pruned == ()
     leftover = dest / ".landing-dead"
     leftover.mkdir()
-    assert pull(local_store, versions[1], dest, keep=1).pruned == (versions[0],)
+    assert pull(local_store, versions[1], dest, keep_snapshots=1).pruned == (versions[0],)
     assert not leftover.exists()
 
 
@@ -149,7 +149,7 @@ def test_reader_uses_the_new_snapshot_if_the_old_one_is_pruned_meanwhile(
         target = resolve(path, strict)
         if path.name == "current" and not targets:
             targets.append(target)
-            pull(local_store, versions[1], dest, keep=1)
+            pull(local_store, versions[1], dest, keep_snapshots=1)
         return target
 
     monkeypatch.setattr(Path, "resolve", resolve_and_pull)
@@ -163,7 +163,7 @@ def test_unreadable_manifest_keeps_all_files(local_store: Store, versions: list[
     old_copies = list_copies(dest)
     pull(local_store, versions[1], dest)
     (dest / versions[1] / "manifest.json").write_text("{}")
-    pull(local_store, versions[2], dest, keep=2)
+    pull(local_store, versions[2], dest, keep_snapshots=2)
     assert list_snapshot_ids(dest) == {*versions[1:3]}
     assert old_copies <= list_copies(dest)
     with pytest.raises(StoreError):
@@ -172,5 +172,5 @@ def test_unreadable_manifest_keeps_all_files(local_store: Store, versions: list[
 
 def test_keep_of_zero_is_refused_before_fetching(local_store: Store, versions: list[str], dest: Path) -> None:
     with pytest.raises(UsageError, match="keep must be at least 1, not 0"):
-        pull(local_store, versions[0], dest, keep=0)
+        pull(local_store, versions[0], dest, keep_snapshots=0)
     assert not dest.exists()

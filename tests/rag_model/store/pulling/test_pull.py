@@ -18,7 +18,7 @@ from rag_model.atomic_write import describe_write_error
 from rag_model.digest import digest_file
 from rag_model.errors import ResourceError, StoreError
 from rag_model.store import Manifest, Snapshot, Store
-from rag_model.store.objects.blobs import PARTIAL_SUFFIX, partial_bytes
+from rag_model.store.objects.blobs import PARTIAL_SUFFIX, get_partial_size
 from rag_model.store.pulling.folder import blob_copy_path, mapped_copy_path
 from rag_model.store.pulling.pull import pull
 from rag_model.store.versions.mapped import MappedPassages
@@ -254,7 +254,7 @@ def test_failure_stops_other_threads(memory_store: Store, publish: Callable[...,
 
 
 def test_pull_without_mapped_copies(local_store: Store, publish: Callable[..., str], dest: Path) -> None:
-    pull(local_store, publish(local_store), dest, mapped=False)
+    pull(local_store, publish(local_store), dest, with_mapped_copies=False)
     assert not (dest / ".mapped").exists()
     with Snapshot.from_folder(dest) as pulled:
         assert pulled.passages([7])[0].text == "text 7"
@@ -290,7 +290,7 @@ def test_partly_written_file_keeps_the_old_version(
     assert re.fullmatch(r"cannot write .*: File too large\n", child.stderr)
     assert Snapshot.from_folder(dest).id == first
     assert Snapshot.from_folder(dest).passages([7])[0].text == "text 7"
-    assert 0 < partial_bytes(blob_copy_path(dest, large)) <= 2 << 20
+    assert 0 < get_partial_size(blob_copy_path(dest, large)) <= 2 << 20
     pull(local_store, second, dest)
     assert Snapshot.from_folder(dest).path("index/large.faiss").stat().st_size == large.size
 

@@ -37,7 +37,7 @@ def test_refs_behave_like_a_list(moves: list[tuple[str, int, int]]) -> None:
         assert [move.snapshot for move in refs.read_history(name)] == snapshots
         assert [move.number for move in refs.read_history(name)] == list(range(1, len(snapshots) + 1))
         assert (refs.find_current(name) is not None) == (name in refs.list_names())
-    assert refs.list_names(deleted=True) == sorted(name for name, snapshots in model.items() if snapshots)
+    assert refs.list_names(include_deleted=True) == sorted(name for name, snapshots in model.items() if snapshots)
     assert refs.list_names() == sorted(name for name, snapshots in model.items() if snapshots and snapshots[-1])
     fsspec.filesystem("memory").rm(url, recursive=True)
 

@@ -347,7 +347,7 @@ def test_untrusted_takedown_deletes_no_pulled_snapshot(
     trust(alice)
     store, dest = Store.open(local_store.url), tmp_path / "dest"
     pull(store, first, dest)
-    report = pull(store, "latest", dest, keep=2)
+    report = pull(store, "latest", dest, keep_snapshots=2)
     assert (report.taken_down, report.pruned) == ((), ())
     assert sorted(path.name for path in dest.iterdir() if len(path.name) == 64) == sorted([first, second])
     assert caplog.text.count("is ignored, because no key of") == 1
@@ -379,7 +379,7 @@ def test_takedown_needs_a_trusted_signature_if_there_is_a_trust_file(
     store = Store.open(local_store.url)
     assert store.takedowns.find_replacement(first) == second
     assert store.takedowns.list_pages("", trusted_only=True) == {"5"}
-    pull(store, "latest", tmp_path / "dest", keep=2)
+    pull(store, "latest", tmp_path / "dest", keep_snapshots=2)
     assert not (tmp_path / "dest" / first).exists()
 
 
