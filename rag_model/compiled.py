@@ -32,7 +32,7 @@ def bare(function: Callable[..., Any]) -> Any:
 def inlined(function: Callable[..., Any]) -> Any:
     """Compile a function like `bare`, and inline it into its callers.
 
-    A call passes each array as seven numbers. For a short list, this is most of the call's time.
+    Other calls pass each array as seven numbers. For a short list, this is most of a call's time.
     """
     return _compile(function, {"_nrt": False, "forceinline": True})
 

@@ -344,7 +344,8 @@ async def retry(
 ) -> _Result:
     """Return the result of the first successful attempt.
 
-    The wait before the next attempt is the endpoint's Retry-After, or longer each time without it.
+    Before the next attempt, it waits as long as the endpoint's Retry-After says or, without one,
+    longer each time.
 
     Raises:
         FailedAttemptError: an attempt failed permanently, or the last attempt failed;

@@ -36,7 +36,7 @@ MAX_REDIRECTS = 5
 BUSY_STATUSES = {408, 425, 429, 500, 502, 503, 504}
 MAX_TRIES = 8  # attempts of one request
 _TIMEOUT = httpx.Timeout(60.0, connect=20.0)  # maximum seconds without receiving a byte
-_MAX_REPLY_SECONDS = 300.0  # time to receive one reply
+_MAX_REPLY_SECONDS = 300.0  # maximum time to receive one reply
 _MAX_PAUSE = 60.0  # seconds between two tries, unless the server asks for more
 _MAX_RETRY_AFTER = 600.0  # if a server asks for a longer wait, the run ends; the next run continues
 # httpx raises these errors before it sends a request.
@@ -177,8 +177,8 @@ def retry(
 ) -> T:
     """Call `send` and return its result; while the server is busy, call it again after a pause.
 
-    If a connection fails, `send` is called again only if `has_answered` returns whether the server
-    answered an earlier request.
+    `has_answered` returns whether the server has answered an earlier request; if it has not, a
+    failed connection is not tried again.
 
     Raises:
         UnreachableError: The server cannot be reached, asks to wait for too long, or stays busy.

@@ -29,7 +29,7 @@ _BUFFER_BYTES = 1 << 20  # bytes of a column per read
 DATA_PAGE, DICTIONARY_PAGE, _DATA_PAGE_V2 = 0, 2, 3  # page types
 _DELTA_BYTE_ARRAY = 7  # an encoding in which a value may repeat the whole previous value
 _BYTES_BY_TYPE = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOUBLE": 8, "BYTE_ARRAY": 8}
-# 0x4000 is Linux's MAP_NORESERVE.
+# Linux's flag MAP_NORESERVE, 0x4000, reserves no memory for the map.
 _EMPTY_MAP_FLAGS = mmap.MAP_SHARED | mmap.MAP_ANONYMOUS | (0x4000 if sys.platform == "linux" else 0)
 # A row group may decode to BASE_DECODED_BYTES + MAX_EXPANSION times the size of the file.
 BASE_DECODED_BYTES = 256 << 20
@@ -85,7 +85,7 @@ def has_repeated_values(metadata: pq.FileMetaData, leaf_numbers: Iterable[int]) 
 
 
 def list_text_column_paths(metadata: pq.FileMetaData, columns: Collection[str]) -> list[str]:
-    """Return the paths of the leaf columns of strings, which Arrow can read as dictionaries."""
+    """Return the paths of the leaf columns that are strings, which Arrow can read as dictionaries."""
     schema = get_schema(metadata)
     leaves = [schema.column(leaf_number) for leaf_number in list_leaf_numbers(metadata, columns)]
     return [leaf.path for leaf in leaves if leaf.physical_type == "BYTE_ARRAY"]
@@ -282,7 +282,7 @@ def _parse_usual_header(header: bytes) -> _PageHeader | None:
 
 
 def _skip_statistics(data: bytes, start_byte: int) -> int:
-    """Return the end of a struct, with a fast path for short numbers, bytes and booleans."""
+    """Return the offset after a struct of statistics; short values are skipped without parsing."""
     offset = start_byte
     while field_header := data[offset]:
         field_type, value_byte = field_header & 15, data[offset + 1]

@@ -181,7 +181,7 @@ def keep_freed_memory() -> bool:
 def release_freed_memory() -> bool:
     """Make glibc return large blocks to the kernel once freed; return whether it does.
 
-    It reverses `keep_freed_memory`, also for the whole process; the last call of either counts.
+    It reverses `keep_freed_memory`: the last call of the two functions decides for the process.
     """
     _set_keep_options.cache_clear()
     return not is_allocator_configured(os.environ) and _set_malloc_options(_RELEASE_SETTINGS)
@@ -499,7 +499,7 @@ _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS, _FILTER_MODE = 22, 38, 2
 _IO_URING_SETUP = 425  # this call can open sockets too; its number is the same on all processors
 # return values of a seccomp filter; `_REFUSE` makes the system call fail with EPERM
 _ALLOW, _REFUSE = 0x7FFF0000, 0x00050001
-# For each processor type, its number in the kernel's audit.h, and that of the system call `socket`.
+# By processor type: its number in the kernel's audit.h, and the number of the system call `socket`.
 _SOCKET_CALLS = {"x86_64": (0xC000003E, 41), "aarch64": (0xC00000B7, 198)}
 
 

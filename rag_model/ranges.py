@@ -129,7 +129,7 @@ class BlockLayout:
         return _DISK_PAGE_BYTES * int((end_pages - first_pages).sum())
 
     def locate_ranges(self, starts: Numbers, ends: Numbers) -> Numbers:
-        """Return the numbers of the blocks of (m,) ranges; shared blocks are repeated."""
+        """Return the numbers of the blocks of each range; a block of several ranges is repeated."""
         first_blocks, last_blocks = self.locate_offsets(starts), self.locate_offsets(ends - 1)
         # this case is frequent, and the steps below would slow it down
         if ((first_blocks == last_blocks) & (starts < ends)).all():
@@ -199,7 +199,7 @@ class RangeCache:
         self._used_bytes = 0
         self._clock = 1  # increases with each search, and orders the uses of blocks
         self._is_silent = False  # whether no request was answered since a search gave up
-        self._is_in_memory = False  # whether a file is in memory because the disk is full or not writable
+        self._is_in_memory = False  # whether any file is in memory because the disk is full or not writable
         self._search_starts = set[int]()  # the clock at the start of each running search
         self._pool = ThreadPoolExecutor(MAX_REQUESTS, "ranges")
         self._background = ThreadPoolExecutor(1, "ranges-later")
@@ -336,7 +336,7 @@ class RangeCache:
 
     def close(self) -> None:
         """Close all files; arrays that map them stay valid."""
-        # A request may wait minutes for the store, but writes no file: only loads are waited for.
+        # A request may wait minutes for the store, but writes no file, so only loads are waited for.
         self._pool.shutdown(wait=False, cancel_futures=True)
         self._background.shutdown(cancel_futures=True)
         with self._lock:
@@ -463,7 +463,7 @@ class StoredDigests:
     """The location of a file's digests in another file."""
 
     file: "CachedFile"
-    first: int  # position of the first block's digest, counted in digests
+    first: int  # number of digests in `file` before the digest of the first block
 
 
 @dataclass(frozen=True, slots=True)
@@ -501,7 +501,7 @@ class CachedFile:
             self._is_stored[layout.locate_range(start, end)] = True
 
     def list_stored(self) -> Numbers:
-        """Return the blocks on the disk."""
+        """Return the numbers of the blocks that are on the disk."""
         return np.flatnonzero(self._is_stored)
 
     def load(self, starts: npt.ArrayLike, ends: npt.ArrayLike) -> None:

@@ -38,8 +38,8 @@ _MAX_MEMORY = 1 << 30  # bytes that a child may allocate
 _TRIAL_LENGTH = 2_000  # characters of a trial text, as in the longest query of a service
 # The trial repeats each of these to a text of `_TRIAL_LENGTH` characters.
 _REPEATED_TEXTS = ("a", "A", "1", " ", "\n", ".", "'", "_", "é", "漢", "a ", "a1", "'s", "a'")
-# maximum number of literals and characters, and of pairs of characters, of the rules that the trial
-# repeats
+# The trial repeats at most this many literals and characters of the rules, and as many pairs of
+# characters.
 _MAX_RULE_TEXTS = 64
 # CPU seconds of a call: `_CALL_SECONDS`, and one more for each `_CHARACTERS_PER_SECOND`
 # characters, which is a tenth of the speed of a common tokenizer.

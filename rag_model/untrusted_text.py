@@ -49,8 +49,8 @@ def parse_json(data: bytes | str, *, finite: bool = True) -> Any:
 
 
 Line = TypeVar("Line", str, bytes)
-_MAX_BLANK_LINES = 1 << 16  # accepted besides `_BLANK_LINES_PER_LINE` for each line with text
-_BLANK_LINES_PER_LINE = 16
+_MAX_BLANK_LINES = 1 << 16
+_BLANK_LINES_PER_LINE = 16  # blank lines that are accepted in addition for each line with text
 
 
 def limit_blank_lines(lines: Iterable[Line], name: str) -> Iterator[Line]:

@@ -97,7 +97,7 @@ class Store:
         return self.files.url
 
     def make_interruptible(self, check: Callable[[], None]) -> "Store":
-        """Return a copy of this object whose reads `check` can interrupt, as in `Files`."""
+        """Return a copy whose requests `check` can interrupt; see `Files.make_interruptible`."""
         return Store(self.files.make_interruptible(check))
 
     def find_catalog(self, name: str) -> tuple[Catalog[Any], str]:

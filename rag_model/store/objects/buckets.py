@@ -188,7 +188,7 @@ class Cloud:
     """One vendor's object store, or a compatible one; repositories of the Hub are read-only."""
 
     extra: str  # the extra of bookwheel that installs the client
-    client: str  # the module that must be installed
+    client: str  # the module of the vendor's client
     file_system: str  # `module:class` of the file system
 
     def connect(self) -> Any:

@@ -500,8 +500,9 @@ class Files:
             return request.result()
         finally:
             request.cancel()  # has no effect on a request that has ended
-            # An error refers to this frame and to those of the callers. The cycle would keep all
-            # objects that they use, such as a replaced snapshot, in memory.
+            # The request contains its error, which refers to this frame and those of the callers.
+            # If this frame referred to the request, the cycle would keep all objects that they use,
+            # such as a replaced snapshot, in memory.
             del request
 
     def _upload_remote(self, source: Path, path: str) -> None:

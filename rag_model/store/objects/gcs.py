@@ -27,7 +27,7 @@ from rag_model.store.objects.buckets import (
 # times in seconds, which allow about seven attempts
 _RETRY = DEFAULT_RETRY.with_delay(initial=0.1, maximum=3.2, multiplier=2).with_timeout(12)
 _BINARY = "application/octet-stream"  # content type of all objects
-_CHUNK_UNIT = 256 << 10  # bytes; the size of an upload's chunks must be a multiple of it
+_CHUNK_UNIT = 256 << 10  # the number of bytes of an upload's chunk must be a multiple of this
 _LISTING = "storage#objects"  # value of `kind` in every listing, also in an empty one
 _FIELDS = "kind,items(name,size,timeCreated),prefixes,nextPageToken"  # fields of a listing
 _CREDENTIALS = "GOOGLE_APPLICATION_CREDENTIALS"

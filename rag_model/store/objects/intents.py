@@ -35,13 +35,14 @@ from rag_model.errors import StoreError
 from rag_model.store.objects.files import Files, encode_json
 
 INTENT_VALID_SECONDS = 3600.0  # seconds that an intent stays valid after it was last written
-SWEEP_VALID_SECONDS = 120.0  # seconds that a sweep is valid; it rewrites its file before a batch
+# seconds that a sweep stays valid after its file was last written, which is before each batch
+SWEEP_VALID_SECONDS = 120.0
 _RENEW_SECONDS = 300.0  # seconds between two writes of an intent
 _PAUSE_SECONDS = 0.2  # seconds between two reads of the sweeps
 _TURN_PREFIX = "turn-"
 _TURN_VALID_SECONDS = 900.0  # seconds from the last renewal by a killed process to the turn's end
 _TURN_PAUSES = 1.0, 30.0  # first and longest pause between two reads of the turns, in seconds
-LEASE_PREFIX = "asked-"  # prefix of the intents of readers, which write nothing to the store
+LEASE_PREFIX = "asked-"  # prefix of leases: intents of readers, which write nothing to the store
 _FORMAT = 1
 _FILE_PATH = re.compile(r"(?:intents|sweeps)/([A-Za-z0-9][A-Za-z0-9._-]{0,199})\.json")
 

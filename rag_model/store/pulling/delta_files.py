@@ -68,7 +68,7 @@ _FILTER_SHIFT = np.uint64(40)  # leaves the first 24 bits of a hash
 
 
 def pack_file(file: Path, size: int, out: Path, head: bytes = b"", level: int = _DEFAULT_LEVEL) -> None:
-    """Write `head`, and then the first `size` bytes of `file`, compressed in blocks.
+    """Write `head` to `out`, and then the first `size` bytes of `file`, compressed in blocks.
 
     Raises:
         OSError: `out` cannot be written, or the file cannot be read.

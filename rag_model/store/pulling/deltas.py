@@ -13,8 +13,8 @@ an index needs no base, so a puller that has only an older snapshot can use it t
 
 A build writes deltas and records them in the memo: stage `delta`, with the digests of the files and
 the versions that influence the bytes. Deltas are not in a snapshot's content, so they change no id
-and no search result. A puller compares the digest of the file that it builds with the manifest. If
-they differ, or if a delta is missing, it fetches the whole file.
+and no search result. A puller compares the digest of the file that it builds with the digest in the
+manifest. If they differ, or if a delta is missing, it fetches the whole file.
 
 A delta is kept as long as a snapshot has the target (`store.upkeep.roots`), and contains only data
 of the target. So a takedown, which replaces the files with a page, also removes their deltas.
@@ -56,7 +56,7 @@ _POSTINGS_SUFFIX = ".postings"  # suffix of inverted indexes
 
 @dataclass(frozen=True, slots=True)
 class DeltaStep:
-    """A delta to build: its base, its target, and the kind of its content."""
+    """A delta between two files: its base, its target, and the kind of its content."""
 
     target: BlobRef  # the new file
     # the previous file; if None, the delta is the packed bytes before the target's vectors
@@ -127,8 +127,8 @@ def list_delta_steps(base: Content, target: Content) -> dict[str, list[DeltaStep
 def _iter_index_steps(
     path: str, target: BlobRef, base: BlobRef | None, head_bytes: int, base_head_bytes: int
 ) -> Iterator[DeltaStep]:
-    """Yield the deltas of an index with `head_bytes` bytes before its vectors; the number is 0 if
-    it has no vectors.
+    """Yield the deltas of an index with `head_bytes` bytes before its vectors, or 0 if it has no
+    vectors.
     """
     if 0 < head_bytes < _MIN_HEAD_BYTES:
         return
@@ -259,7 +259,7 @@ def rebuild_file(
         OSError: `out` cannot be written.
     """
     for step in (step for step in steps if step.representation == TEXT):
-        # an error of the store itself is raised when the file is fetched
+        # an error of the store is raised again when the caller fetches the whole file
         with suppress(BookwheelError):
             is_applicable = step.base is None or get_base_path().is_file()
             if is_applicable and (delta := find_delta(store, step)):

@@ -114,10 +114,10 @@ def prune_folder(
     """Delete all but the `keep_snapshots` last pulled snapshots, with files that only they have;
     return the ids of the deleted snapshots.
 
-    The snapshot that `current` names and snapshots that a reader holds are kept. None keeps all.
-    Snapshots that were taken down are deleted unless a reader holds them; if the link `current`
-    names one of them, it is deleted too. `lock_descriptor` comes from `lock_pull_folder`. Nothing
-    is deleted while another pull runs.
+    The snapshot that `current` names and snapshots that a reader holds are kept. If
+    `keep_snapshots` is None, all are kept. Snapshots that were taken down are deleted unless a
+    reader holds them; if the link `current` names one of them, it is deleted too.
+    `lock_descriptor` comes from `lock_pull_folder`. Nothing is deleted while another pull runs.
 
     Raises:
         OSError: a file cannot be deleted; the next prune continues.

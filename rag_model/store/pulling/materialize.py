@@ -63,7 +63,7 @@ class PullProgress:
     """
 
     def __init__(self, total_bytes: int, on_progress: Callable[[int, int], None]) -> None:
-        """Call `on_progress` with the number of bytes done and `total_bytes`."""
+        """Store `on_progress`, which is called with the number of bytes done and `total_bytes`."""
         self._done_bytes, self._total_bytes, self._on_progress, self._lock = 0, total_bytes, on_progress, Lock()
         self._failure: BaseException | None = None
 

@@ -45,7 +45,8 @@ from rag_model.store.versions.manifest import (
 from rag_model.store.versions.snapshot import Snapshot
 
 _NPY_HEADER_BYTES = 128  # size to which numpy pads the header of a two-dimensional array
-_ENDS_IN_VECTORS = re.compile(r"Flat|HNSW\d+(?:[_,](?:Flat|(SQfp16)))?")  # faiss factories
+# factory strings of the faiss indexes whose files end in vectors
+_ENDS_IN_VECTORS = re.compile(r"Flat|HNSW\d+(?:[_,](?:Flat|(SQfp16)))?")
 _MAX_DIM = 1 << 20  # maximum number of components of a vector
 # If the gap between two ranges has fewer bytes, one request for both and the gap is cheaper.
 _MIN_GAP_BYTES = 32 << 10

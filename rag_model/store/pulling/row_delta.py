@@ -117,8 +117,8 @@ class _ListBlock:
         """Return masks of the slots that get a predicted number, and of the numbers that get a
         slot.
 
-        The numbers fill the slots in order. `is_inserted`, (s,), masks slots that have an inserted
-        number, and `is_removed`, (p,), numbers that are dropped.
+        The other predicted numbers fill the other slots in order. `is_inserted`, (s,), masks slots
+        that have an inserted number, and `is_removed`, (p,), predicted numbers that are dropped.
         """
         n_lists = len(self.lengths)
         numbers_per_list = np.bincount(self.predicted_lists[~is_removed], minlength=n_lists)
@@ -292,7 +292,7 @@ def _compare_lists(block: _ListBlock, slots: Numbers, codes: Bytes, is_new: Bool
 def _find_changed_lists(block: _ListBlock, slots: Numbers, codes: Bytes) -> Bools:
     """Return a mask, (m,), of the lists that differ from the predicted lists.
 
-    Few lists of a graph differ.
+    Few lists of a graph differ, and edits are searched only in these.
     """
     list_bounds = np.arange(len(block.lengths) + 1, dtype=np.int32)
     is_filled = slots >= 0

@@ -78,7 +78,9 @@ class _RetirePlanner:
         return [file for file in files_to_delete if file.path not in view.needed_paths]
 
     def _is_replaced(self, path: str, snapshot_paths: set[str]) -> bool:
-        """Return whether a takedown left no page of a snapshot, or its replacement is published."""
+        """Return whether a takedown replaced a snapshot, and the store has the replacement (if any
+        page is left).
+        """
         match = MANIFEST_PATH.fullmatch(path)
         replacement = self.store.takedowns.find_replacement(match[2]) if match else None
         return replacement == "" or (replacement is not None and f"snapshots/{replacement}.json" in snapshot_paths)

@@ -114,8 +114,8 @@ def preview_sweep(store: Store, plan: DeletionPlan) -> list[StoredFile]:
 
 
 def sweep(store: Store, plan: DeletionPlan, *, threads: int) -> list[StoredFile]:
-    """Delete the files that `plan` returns, and return the deleted files; one thread deletes them
-    in order.
+    """Delete the files that `plan` returns, and return the deleted files. With one thread, they are
+    deleted in order.
 
     Raises:
         StoreError: a file cannot be deleted, or new writers invalidated every plan; the next sweep
@@ -138,7 +138,7 @@ def _make_plan(store: Store, plan: DeletionPlan, condemn_files: "Condemn") -> tu
         except StoreError:
             if view.paths == StoreView.read(store, view.time).paths:
                 raise
-    raise _build_too_many_plans_error(store)  # a listed file was deleted meanwhile
+    raise _build_too_many_plans_error(store)  # a listed file was deleted during every attempt
 
 
 def _build_too_many_plans_error(store: Store) -> StoreError:

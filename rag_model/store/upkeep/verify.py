@@ -34,8 +34,8 @@ class StoreProblem:
 def verify_version(store: Store, identity: str, catalog: Catalog[Any] | None = None) -> list[StoreProblem]:
     """Return all problems of a version (a full id), and of the refs of snapshots and models.
 
-    `catalog` is that of the version, by default the snapshots. Every file of the version is read,
-    in four threads with at most four chunks of 16 MiB each.
+    `catalog` is the catalog of the version, by default that of the snapshots. Every file of the
+    version is read, in four threads with at most four chunks of 16 MiB each.
     """
     problems = _check_version(store, catalog or store.snapshots, identity, _check_hash)
     problems += _verify_deltas(store, identity) if catalog in (None, store.snapshots) else []
@@ -157,7 +157,7 @@ def _verify_refs(catalog: Catalog[Any]) -> list[StoreProblem]:
         numbers = refs.list_numbers(name)
         missing_numbers = sorted(
             {*range(min(numbers, default=1), max(numbers, default=0) + 1)} - {*numbers}
-        )  # older moves expired
+        )  # moves before the first number have expired
         problems += [
             StoreProblem(refs.move_path(name, number), None, "missing: the log has a gap") for number in missing_numbers
         ]

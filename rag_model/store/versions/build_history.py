@@ -1,4 +1,4 @@
-"""The history of a library's builds: their costs, the quality of their indexes, and warnings of
+"""The history of a corpus's builds: their costs, the quality of their indexes, and warnings of
 changes.
 
 The provenance of a snapshot contains a short record of each earlier build. So one manifest has the
@@ -33,7 +33,7 @@ _INDEX_NAME = re.compile(r"[A-Za-z0-9._-]{1,100}")
 
 @dataclass(frozen=True, slots=True)
 class PastBuild:
-    """One build of a library."""
+    """The record of one build of a corpus."""
 
     snapshot: str
     created_at: str  # ISO 8601 UTC
@@ -156,7 +156,7 @@ def format_history(parent: Manifest | None) -> list[dict[str, Any]]:
     """Return the history up to a parent as JSON values for the provenance of its successor.
 
     The first build and the newest builds are kept. Between them, builds that are close in time are
-    left out, so that even the history of a library that is built each minute covers years.
+    left out, so that even the history of a corpus that is built each minute covers years.
     """
     builds = [*read_history(parent)]
     while len(builds) >= _MAX_BUILDS:

@@ -70,7 +70,7 @@ def parse_files(value: Any) -> dict[str, BlobRef]:
     """Parse the result of `files_to_json`, with unchecked paths.
 
     Raises:
-        StoreError: the value is not an object of blobs; the message names the file.
+        StoreError: the value is not a JSON object of blobs; the message names the file.
     """
     check(isinstance(value, dict), "field 'files', which is not an object")
     files = {}

@@ -143,7 +143,7 @@ class Content:
         return self.space_of(EMBEDDINGS)
 
     def space_of(self, representation: str) -> Mapping[str, Any] | None:
-        """Return the encoder space of a representation; None if there is none."""
+        """Return the encoder space of a representation; None if it has no encoder space."""
         space: Mapping[str, Any] | None = self.representations.get(representation, {}).get("space")
         return space
 
@@ -276,7 +276,7 @@ class Manifest(VersionManifest[Content]):
     content: Content
     metrics: Mapping[str, Any] = field(default_factory=dict)
     parents: tuple[str, ...] = ()  # ids of the parent snapshots, nearest first
-    # time, place, versions and duration of the build
+    # time, processor, versions and duration of the build
     provenance: Mapping[str, Any] = field(default_factory=dict)
     format: int = FORMAT
 

@@ -249,7 +249,7 @@ def _build_signed_message(path: str, signed_value: Any) -> bytes:
 
 
 def _get_signature_path(path: str, value: Any, key: Any) -> str:
-    """Return the path of a key's signature; that of a move's signature contains its nonce."""
+    """Return the path of a key's signature of file `path`; for a move, it contains the nonce."""
     nonce = value.get("nonce") if isinstance(value, dict) and "refs/" in path else None
     nonce_part = f".{nonce}" if isinstance(nonce, str) and re.fullmatch("[0-9a-f]{32}", nonce) else ""
     return f"{path.removesuffix('.json')}{nonce_part}.{_compute_fingerprint(key)}.sig"
