@@ -169,7 +169,7 @@ def estimate_build(
         n_passages: number of passages.
         encoder: folder of the passage encoder.
         indexes: the recipes of the indexes, by name.
-        memory: memory limit in bytes, to which indexes are adapted; None if unknown.
+        memory: memory limit in bytes, into which the planned indexes fit; None if unknown.
         settings: fields of the encoder's spec that the recipe sets.
 
     Raises:

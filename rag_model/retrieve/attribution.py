@@ -14,7 +14,7 @@ from urllib.parse import quote
 from rag_model.corpus.records import Passage
 
 UNKNOWN_LICENCE = "unknown"  # the licence if neither the wiki's host nor the user determines it
-_URL = re.compile(r"(https?://[\w.:-]+)((?:/[^\s?#]*)?)(?:[?#]\S*)?")
+_URL_PATTERN = re.compile(r"(https?://[\w.:-]+)((?:/[^\s?#]*)?)(?:[?#]\S*)?")
 # All other characters are escaped, so that a text shows where its URL ends.
 _UNESCAPED_PATH_CHARACTERS = "/%:@!$&*+,;=~"
 _DEED_URLS = {  # Creative Commons' summary of each licence
@@ -85,7 +85,7 @@ def find_licence(base: str) -> str:
     >>> find_licence("https://de.wikipedia.org/wiki/Wikipedia:Hauptseite")
     'CC BY-SA 4.0'
     """
-    url_match = _URL.fullmatch(base)
+    url_match = _URL_PATTERN.fullmatch(base)
     host = url_match[1].partition("://")[2].lower() if url_match else ""
     licences = (licence for host_pattern, licence in _WIKIMEDIA_LICENCES.items() if re.fullmatch(host_pattern, host))
     return next(licences, UNKNOWN_LICENCE)
@@ -104,7 +104,7 @@ def find_script_url(base: str) -> str:
     >>> find_script_url("https://wiki.example.org/view/Main_Page")
     'https://wiki.example.org/view/Main_Page'
     """
-    url_match = _URL.fullmatch(base)
+    url_match = _URL_PATTERN.fullmatch(base)
     if url_match is None:
         return ""
     host, path = url_match.groups()

@@ -24,7 +24,7 @@ MAX_CHARACTERS = 1_000
 MAX_NESTING = 8  # maximum levels of nested calls
 _MAX_QUOTED = 60  # maximum characters of an expression that an error message quotes
 _NAME_AND_DEPTH = re.compile(r"(.*):(-?[0-9]+)", re.DOTALL)
-_UNQUOTED = re.compile(r"[^\s(),=\[\]'\"]+")
+_UNQUOTED_PATTERN = re.compile(r"[^\s(),=\[\]'\"]+")
 # The options of `where`, and the column of the passages to which each option refers.
 WHERE_COLUMNS = {
     "kind": "kind",
@@ -33,7 +33,7 @@ WHERE_COLUMNS = {
     "category": "categories",
     "title": "title",
 }
-_TOKEN = re.compile(r"\s*(?:(?P<mark>[(),=\[\]])|(?P<quoted>'[^']*'|\"[^\"]*\")|(?P<word>[^\s(),=\[\]'\"]+))")
+_TOKEN_PATTERN = re.compile(r"\s*(?:(?P<mark>[(),=\[\]])|(?P<quoted>'[^']*'|\"[^\"]*\")|(?P<word>[^\s(),=\[\]'\"]+))")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class Word(Node):
 
     def __str__(self) -> str:
         """Return the normal spelling, quoted if necessary."""
-        if _UNQUOTED.fullmatch(self.text):
+        if _UNQUOTED_PATTERN.fullmatch(self.text):
             return self.text
         return f"'{self.text}'" if "'" not in self.text else f'"{self.text}"'
 
@@ -188,7 +188,7 @@ def quote_expression(text: str) -> str:
 
 def create_expression_error(source: str, offset: int, message: str) -> UsageError:
     """Return an error about the part of an expression at `offset`, which is counted from 0."""
-    if _UNQUOTED.fullmatch(source):
+    if _UNQUOTED_PATTERN.fullmatch(source):
         return UsageError(message)  # a position within a single name does not help the reader
     return UsageError(f"the retriever {quote_expression(source)} is invalid at character {offset + 1}: {message}")
 
@@ -411,7 +411,7 @@ def _tokenize(text: str) -> list[tuple[int, str, bool]]:
     offset = 0
     text_end = len(text.rstrip())
     while offset < text_end:
-        match = _TOKEN.match(text, offset)
+        match = _TOKEN_PATTERN.match(text, offset)
         if match is None:
             raise create_expression_error(text, offset, "a quote is not closed: add another one after the name")
         token_type = match.lastgroup or ""

@@ -24,7 +24,7 @@ from rag_model.retrieve.retriever import ChildRetriever, Queries, RankedRows, Sc
 RRF_K = 60  # Cormack et al. 2009, section 3
 DEFAULT_DEPTH = 100  # default depth of a child retriever, as in DPR and BEIR
 _MAX_K = 1_000_000
-_DIGITS = 10  # decimal digits of score / best score that are compared, to detect ties
+_TIE_DIGITS = 10  # decimal digits of score / best score that are compared, to detect ties
 _MAX_WEIGHT = 1e6
 Fusion = Callable[[Sequence[RankedRows]], tuple[Rows, Scores]]
 
@@ -87,7 +87,7 @@ def fuse(lists: Sequence[Rows], k: int, weights: Sequence[float]) -> tuple[Rows,
     fused_scores = np.bincount(inverse, weights=hit_contributions[order], minlength=len(pair_keys))
     key_queries, key_rows = np.divmod(pair_keys, row_range)
     # 1/1002 + 2/1002 and 3/1002 differ in the last bit, but they are a tie.
-    rounded_scores = np.round(fused_scores / fused_scores.max(initial=1e-300), _DIGITS)
+    rounded_scores = np.round(fused_scores / fused_scores.max(initial=1e-300), _TIE_DIGITS)
     order = np.lexsort((key_rows, -rounded_scores, key_queries))
     key_queries, key_rows, fused_scores = key_queries[order], key_rows[order], fused_scores[order]
     query_ends = np.cumsum(np.bincount(key_queries, minlength=q))[:-1]

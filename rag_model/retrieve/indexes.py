@@ -22,7 +22,7 @@ from rag_model.store.pulling.delta_files import read_new_terms
 from rag_model.store.versions.manifest import EMBEDDINGS, EXACT, TEXT
 from rag_model.store.versions.snapshot import Snapshot
 
-# kinds of which byte ranges can be read even without an outline
+# index kinds whose files can be searched by byte ranges without an outline
 _RANGED_KINDS = ("bm25", "impact", "ivf")
 
 

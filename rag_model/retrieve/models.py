@@ -124,7 +124,7 @@ class PairScorerCache:
         Without a store, only folders and hub names are resolved.
         """
         self._store = store
-        self._loaded: dict[str, PairScorer] = {}
+        self._scorers: dict[str, PairScorer] = {}
         self._lock = threading.Lock()
 
     def load(self, name: str) -> PairScorer:
@@ -137,12 +137,12 @@ class PairScorerCache:
             UsageError: the model of the store is not a cross-encoder, or no store is given.
         """
         with self._lock:
-            if name not in self._loaded:
+            if name not in self._scorers:
                 from rag_model.encoders.cross_encoder import CrossEncoder  # noqa: PLC0415 - rarely used
 
                 folder = resolve_part_folder(self._open_store(name), name, CROSS_ENCODER)
-                self._loaded[name] = CrossEncoder.load(folder)
-            return self._loaded[name]
+                self._scorers[name] = CrossEncoder.load(folder)
+            return self._scorers[name]
 
     def _open_store(self, name: str) -> Store | None:
         if isinstance(self._store, str) and name.startswith(MODEL_PREFIX):

@@ -133,7 +133,7 @@ def has_visible_text(query: str) -> bool:
 
 
 def check_queries(queries: Sequence[str]) -> None:
-    """Check that every query is a string that can be encoded.
+    """Check that every query has visible text and is valid UTF-8.
 
     Raises:
         UsageError: a query is empty or is not valid UTF-8; the message gives its number, from 1.
@@ -236,18 +236,20 @@ class SnapshotRetriever(ABC):
         queries.record_reading(time.perf_counter() - start_time)
         return hits
 
-    def build_hits(self, ranked: RankedRows) -> list[list[Hit]]:
+    def build_hits(self, ranked_rows: RankedRows) -> list[list[Hit]]:
         """Return the hits of ranked rows; each passage is read once, in row order."""
-        passages = self.read_passages(ranked.rows, ranked.passages)
+        passages = self.read_passages(ranked_rows.rows, ranked_rows.passages)
         credits_by_row = {
             row: (self._attribution.build_url(passage), self._attribution.build_credit_line(passage))
             for row, passage in passages.items()
         }
-        child_ranks = [_map_rows_to_ranks(child_list) for child_list in ranked.iter_lists()] if ranked.legs else None
-        products = None if ranked.products is None else ranked.products.tolist()
+        child_ranks = (
+            [_map_rows_to_ranks(child_list) for child_list in ranked_rows.iter_lists()] if ranked_rows.legs else None
+        )
+        products = None if ranked_rows.products is None else ranked_rows.products.tolist()
         hits: list[list[Hit]] = []
         for query_number, (query_rows, scores) in enumerate(
-            zip(ranked.rows.tolist(), ranked.scores.tolist(), strict=True)
+            zip(ranked_rows.rows.tolist(), ranked_rows.scores.tolist(), strict=True)
         ):
             row_products = repeat(None) if products is None else products[query_number]
             scored_rows = [entry for entry in zip(query_rows, scores, row_products, strict=False) if entry[0] >= 0]
@@ -260,7 +262,7 @@ class SnapshotRetriever(ABC):
                         passages[row],
                         *credits_by_row[row],
                         product,
-                        (LegHit(ranked.name, rank, score),)
+                        (LegHit(ranked_rows.name, rank, score),)
                         if child_ranks is None
                         else _build_child_hits(child_ranks, query_number, row),
                     )
@@ -299,9 +301,9 @@ class SnapshotRetriever(ABC):
 _ChildRanks = tuple[str, list[dict[int, tuple[int, float]]]]
 
 
-def _map_rows_to_ranks(ranked: RankedRows) -> _ChildRanks:
-    row_lists = zip(ranked.rows.tolist(), ranked.scores.tolist(), strict=True)
-    return ranked.name, [
+def _map_rows_to_ranks(ranked_rows: RankedRows) -> _ChildRanks:
+    row_lists = zip(ranked_rows.rows.tolist(), ranked_rows.scores.tolist(), strict=True)
+    return ranked_rows.name, [
         {row: (rank, score) for rank, (row, score) in enumerate(zip(*row_list, strict=True), start=1) if row >= 0}
         for row_list in row_lists
     ]
@@ -462,11 +464,11 @@ class StageTimer:
         return ranked
 
 
-def _iter_extra_stages(ranked: RankedRows, child_stages: Sequence[RetrieverStage]) -> Iterator[RetrieverStage]:
+def _iter_extra_stages(ranked_rows: RankedRows, child_stages: Sequence[RetrieverStage]) -> Iterator[RetrieverStage]:
     """Yield a stage for each list that no child returned, such as the neighbours in `maxsim`."""
     child_names = {child_stage.name for child_stage in child_stages}
     yield from (
         RetrieverStage(ranked_list.name, ranked_list, 0.0)
-        for ranked_list in ranked.legs
+        for ranked_list in ranked_rows.legs
         if ranked_list.name not in child_names
     )

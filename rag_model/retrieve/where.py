@@ -3,9 +3,9 @@
 in `where(kind=table)`, the hits of the default retriever are filtered.
 
 The inner retriever is searched to increasing depths until `k` of its hits match. So any retriever
-can be filtered, and searches without a filter cost nothing extra. The first filtered query reads
-the column of all passages. `where(A, kind=[table, infobox])` allows several values, and with
-several options a passage matches all of them.
+can be filtered, and searches without a filter cost nothing extra. The first query that filters by a
+column reads this column of all passages. `where(A, kind=[table, infobox])` allows several values,
+and with several options a passage matches all of them.
 """
 
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ from rag_model.retrieve.expression import WHERE_COLUMNS, Call, Node, Word, WordL
 from rag_model.retrieve.factory import RetrieverFactory
 from rag_model.retrieve.retriever import ChildRetriever, Queries, RankedRows, SnapshotRetriever
 
-_GROWTH = 4  # factor by which the depth grows if fewer than `k` hits match
+_DEPTH_GROWTH = 4  # factor by which the depth grows if fewer than `k` hits match
 _MAX_REQUEST_DEPTH = 10_000  # maximum depth of the child retriever in a request to a service
 
 
@@ -73,7 +73,7 @@ class FilteredRetriever(SnapshotRetriever):
             is_exhausted = ranking.rows.shape[1] < depth or bool((ranking.rows[:, -1] < 0).all())
             if depth >= most or is_exhausted or int(is_match.sum(axis=1).min()) >= min(k, n_allowed):
                 return self._select(ranking, is_match, k)
-            depth = min(most, depth * _GROWTH)
+            depth = min(most, depth * _DEPTH_GROWTH)
 
     def _create_kind_error(self) -> UsageError:
         """Return the error of a search for kinds that no passage of the snapshot has."""
@@ -90,14 +90,16 @@ class FilteredRetriever(SnapshotRetriever):
             message += f": build it with --structures {structure_names}, or leave out the condition"
         return UsageError(message)
 
-    def _select(self, ranked: RankedRows, is_match: npt.NDArray[Any], k: int) -> RankedRows:
+    def _select(self, ranked_rows: RankedRows, is_match: npt.NDArray[Any], k: int) -> RankedRows:
         """Return the first `k` rows of each query for which `is_match` is true, in their order."""
         matches_first = np.argsort(~is_match, axis=1, kind="stable")
-        hit_rows = np.take_along_axis(np.where(is_match, ranked.rows, -1), matches_first, axis=1)
-        scores = np.take_along_axis(ranked.scores, matches_first, axis=1)
-        products = None if ranked.products is None else np.take_along_axis(ranked.products, matches_first, axis=1)
-        legs = ranked.legs or (ranked,)
-        return RankedRows(self.name, hit_rows, scores, products, legs, ranked.passages).truncate(k)
+        hit_rows = np.take_along_axis(np.where(is_match, ranked_rows.rows, -1), matches_first, axis=1)
+        scores = np.take_along_axis(ranked_rows.scores, matches_first, axis=1)
+        products = (
+            None if ranked_rows.products is None else np.take_along_axis(ranked_rows.products, matches_first, axis=1)
+        )
+        legs = ranked_rows.legs or (ranked_rows,)
+        return RankedRows(self.name, hit_rows, scores, products, legs, ranked_rows.passages).truncate(k)
 
 
 def build(call: Call, factory: RetrieverFactory) -> SnapshotRetriever:

@@ -16,7 +16,7 @@ _ZERO_ALLOWED = {
     "linger_seconds", "drain_seconds",
 }  # fmt: skip
 # a host name or address with an optional port, as in a Host header
-_HOST = re.compile(r"([A-Za-z0-9_]([A-Za-z0-9._-]*)|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?")
+_HOST_PATTERN = re.compile(r"([A-Za-z0-9_]([A-Za-z0-9._-]*)|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,7 @@ class ServiceSettings:
         if self.cache_bytes is not None and self.cache_bytes < _MIN_CACHE_BYTES:
             raise UsageError(f"cache_bytes is {self.cache_bytes:,}: give at least {_MIN_CACHE_BYTES:,}")
         for host in self.allowed_hosts:
-            if host != ANY_HOST and not _HOST.fullmatch(host):
+            if host != ANY_HOST and not _HOST_PATTERN.fullmatch(host):
                 raise UsageError(
                     f"{host!r} is not a host name: give --allow-host one such as rag.example.com, "
                     "rag.example.com:8443 or [::1], without http:// and path, or * for any"

@@ -39,7 +39,7 @@ _LOG = logging.getLogger(__name__)
 _LAST_PORT = 65_535
 EXCHANGE_SECONDS = 0.2  # maximum time until a process handles a message of another process
 _STOP_SECONDS = 60.0  # time to shut down before a worker is killed
-_FIRST_PAUSE, _LAST_PAUSE = 0.1, 30.0  # seconds before a restart; doubled each time
+_FIRST_PAUSE, _MAX_PAUSE = 0.1, 30.0  # seconds before a restart; doubled each time
 _HEALTHY_SECONDS = 60.0  # run time after which the restart pause is reset
 _MAX_FAILED_STARTS = 3
 _TOLERANCE_DIVISOR = 8  # a worker may have an eighth more connections than another worker
@@ -395,7 +395,7 @@ class Supervisor:
         pause = self._restart_pauses[worker_number]
         if time.monotonic() - worker.start_time > _HEALTHY_SECONDS:
             pause = _FIRST_PAUSE
-        self._restart_pauses[worker_number] = min(2 * pause, _LAST_PAUSE)
+        self._restart_pauses[worker_number] = min(2 * pause, _MAX_PAUSE)
         self._restart_times[worker_number] = time.monotonic() + pause
         _LOG.error("worker %d %s and is restarted", worker_number, _describe_exit(exit_code))
         self._failed_starts += not self._was_ready

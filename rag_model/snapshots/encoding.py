@@ -103,12 +103,16 @@ class StoredEncoder:
 
 
 def store_encoder(
-    store: Store, name: str, recipe: EncodeRecipe | RepresentRecipe, models: Store | None = None, pins: Pins = NO_PINS
+    store: Store,
+    name: str,
+    recipe: EncodeRecipe | RepresentRecipe,
+    model_store: Store | None = None,
+    pins: Pins = NO_PINS,
 ) -> StoredEncoder:
     """Resolve the encoder `name`, and store the files that workers and readers need.
 
     A name is a folder, a hub name, `openai:MODEL` of a model behind an endpoint, or `model:NAME` of
-    a DPR model in the store `models` (default: `store`). `pins` holds the commits of hub names that
+    a DPR model in `model_store` (default: `store`). `pins` holds the commits of hub names that
     a parent was built with.
 
     Raises:
@@ -118,11 +122,11 @@ def store_encoder(
         UsageError: `recipe.spec` names an unknown field, or the model encodes no passages.
     """
     folder, question_folder, commits = _find_encoders(
-        models or store,
+        model_store or store,
         name,
         recipe.question_encoder,
         "dpr",
-        lambda encoder: resolve_encoder_folder(store, encoder, models, pins),
+        lambda encoder: resolve_encoder_folder(store, encoder, model_store, pins),
     )
     check_is_encoder(folder)
     settings = {**find_known_settings(name), **recipe.spec}
@@ -137,7 +141,7 @@ def store_encoder(
 
 
 def store_token_encoder(
-    store: Store, name: str, recipe: RepresentRecipe, models: Store | None = None, pins: Pins = NO_PINS
+    store: Store, name: str, recipe: RepresentRecipe, model_store: Store | None = None, pins: Pins = NO_PINS
 ) -> StoredEncoder:
     """Store a ColBERT as `store_encoder` does; `name` is a folder, a hub name, or `model:NAME` of a
     ColBERT in the store of models.
@@ -150,7 +154,7 @@ def store_token_encoder(
     """
     if recipe.question_encoder:
         raise UsageError(f"{name} encodes questions and passages alike: leave question_encoder out")
-    folder = resolve_part_folder(models or store, pins.get(name, name), COLBERT)
+    folder = resolve_part_folder(model_store or store, pins.get(name, name), COLBERT)
     encoder_spec = read_token_spec(folder, recipe.spec)
     space, extra_settings = compute_token_space(folder, encoder_spec), dict[str, Any]()
     if recipe.kind == MUVERA:
@@ -166,7 +170,7 @@ def store_token_encoder(
 
 
 def store_sparse_encoder(
-    store: Store, name: str, recipe: RepresentRecipe, models: Store | None = None, pins: Pins = NO_PINS
+    store: Store, name: str, recipe: RepresentRecipe, model_store: Store | None = None, pins: Pins = NO_PINS
 ) -> StoredEncoder:
     """Store a sparse encoder as `store_encoder` does: a masked-language model, or a SiDR model,
     which may have separate encoders of questions and passages.
@@ -178,7 +182,7 @@ def store_sparse_encoder(
         StoreError: the store has no such model.
         UsageError: a setting is unknown or does not apply, or the model encodes no passages.
     """
-    folder, question_folder, commits = _resolve_sparse_pair(models or store, name, recipe, pins)
+    folder, question_folder, commits = _resolve_sparse_pair(model_store or store, name, recipe, pins)
     spec = read_sparse_spec(folder, recipe.spec)
     space = name_space_by_content(compute_sparse_space(folder, spec), folder)
 
@@ -191,7 +195,7 @@ def store_sparse_encoder(
 
 
 def store_bag(
-    store: Store, name: str, recipe: RepresentRecipe, models: Store | None = None, pins: Pins = NO_PINS
+    store: Store, name: str, recipe: RepresentRecipe, model_store: Store | None = None, pins: Pins = NO_PINS
 ) -> StoredEncoder:
     """Store a tokenizer, which turns passages into bags of tokens, and the sparse encoder of the
     queries.
@@ -203,7 +207,7 @@ def store_bag(
         StoreError: the store has no such model.
         UsageError: a setting is unknown or does not apply.
     """
-    folder, question_folder, commits = _resolve_sparse_pair(models or store, name, recipe, pins)
+    folder, question_folder, commits = _resolve_sparse_pair(model_store or store, name, recipe, pins)
     bag_encoder, question_spec = store_bag_tokenizer(store, folder, recipe), read_sparse_spec(question_folder)
     check_same_space(
         read_declared_space(question_folder) or compute_sparse_space(question_folder, question_spec), bag_encoder.space
@@ -227,20 +231,22 @@ def store_bag_tokenizer(store: Store, folder: Path, recipe: RepresentRecipe | No
 
 
 def _resolve_sparse_pair(
-    models: Store, name: str, recipe: RepresentRecipe, pins: Pins
+    model_store: Store, name: str, recipe: RepresentRecipe, pins: Pins
 ) -> tuple[Path, Path, tuple[tuple[str, str], ...]]:
     if recipe.muvera:
         raise UsageError(f"{name} makes weighted terms: leave muvera out")
-    return _find_encoders(models, name, recipe.question_encoder, "sidr", lambda encoder: _resolve_folder(encoder, pins))
+    return _find_encoders(
+        model_store, name, recipe.question_encoder, "sidr", lambda encoder: _resolve_folder(encoder, pins)
+    )
 
 
 def _find_encoders(
-    models: Store, name: str, question_encoder: str, objective: str, resolve: Callable[[str], Path]
+    model_store: Store, name: str, question_encoder: str, objective: str, resolve: Callable[[str], Path]
 ) -> tuple[Path, Path, tuple[tuple[str, str], ...]]:
     """Return the folders of the passage encoder and the question encoder, which may be the same
     folder, and their commits; error messages name the training `objective` of such models.
     """
-    encoder_names = resolve_encoders(models, name, question_encoder)
+    encoder_names = resolve_encoders(model_store, name, question_encoder)
     if encoder_names.passage is None:
         raise UsageError(f"{name} encodes only questions: name a model of `finetune {objective}`")
     folder = resolve(encoder_names.passage)
@@ -271,7 +277,7 @@ REPRESENTATION_KINDS = {
 }
 
 
-def resolve_encoder_folder(store: Store, name: str, models: Store | None = None, pins: Pins = NO_PINS) -> Path:
+def resolve_encoder_folder(store: Store, name: str, model_store: Store | None = None, pins: Pins = NO_PINS) -> Path:
     """Return the folder of a dense encoder; `name` is given as for `store_encoder`.
 
     For a model behind an endpoint, the vectors of its probe texts are recorded in the store when it
@@ -296,7 +302,7 @@ def resolve_encoder_folder(store: Store, name: str, models: Store | None = None,
         return StageResult({file: workdir / file for file in (RECORD_FILE, PROBES)}, {})
 
     inputs = {"name": name, "code": PROBES_VERSION}
-    record_store, is_new = models or store, False
+    record_store, is_new = model_store or store, False
     record = record_store.memo.find(_PROBE_STAGE, record_store.memo.compute_key(inputs))
     if record is None:
         record_store = store

@@ -449,21 +449,21 @@ def _write_vectors(
             n_read += len(block)
 
 
-def check_encoder(store: Store, imported: ImportedParts, encoder: StoredEncoder) -> None:
+def check_encoder(store: Store, imported_parts: ImportedParts, encoder: StoredEncoder) -> None:
     """Check that `encoder` made the vectors: encode a few passages again and compare.
 
     Raises:
         RefusedError: another encoder made the vectors.
     """
     first_vectors = np.load(
-        store.blobs.get_local_path(imported.embeddings[0].vectors), mmap_mode="r", allow_pickle=False
+        store.blobs.get_local_path(imported_parts.embeddings[0].vectors), mmap_mode="r", allow_pickle=False
     )
     if first_vectors.shape[1] != encoder.space.dim:
         raise _create_encoder_error(
             encoder, f"they have {first_vectors.shape[1]} dimensions, and the encoder's {encoder.space.dim}"
         )
     checked_rows = np.unique(np.linspace(0, len(first_vectors) - 1, _CHECKED_PASSAGES, dtype=np.int64)).tolist()
-    with PassageFile(store.blobs.get_local_path(imported.passages[0].passages)) as file:
+    with PassageFile(store.blobs.get_local_path(imported_parts.passages[0].passages)) as file:
         passages = file.read_rows(checked_rows)
     model = Encoder.load(build_link_tree({name: store.blobs.get_local_path(blob) for name, blob in encoder.passage}))
     encoded_vectors = model.encode_passages(
@@ -480,14 +480,14 @@ def check_encoder(store: Store, imported: ImportedParts, encoder: StoredEncoder)
 
 
 def build_imported_content(
-    imported: ImportedParts, recipe: Recipe, encoder: StoredEncoder, indexes: Sequence[BuiltIndex]
+    imported_parts: ImportedParts, recipe: Recipe, encoder: StoredEncoder, indexes: Sequence[BuiltIndex]
 ) -> Content:
     """Return the content of an imported snapshot, which has no dump and no chunker."""
-    parts = tuple(Part(f"part-{i:05d}", "passages", i, i, ()) for i in range(len(imported.passages)))
-    stored_recipe = replace(recipe, encode=replace(recipe.encode, dtype=imported.dtype))  # type: ignore[arg-type]
+    parts = tuple(Part(f"part-{i:05d}", "passages", i, i, ()) for i in range(len(imported_parts.passages)))
+    stored_recipe = replace(recipe, encode=replace(recipe.encode, dtype=imported_parts.dtype))  # type: ignore[arg-type]
     plan = Plan("passages", Siteinfo("", "", ""), parts)
-    embeddings = {EMBEDDINGS: imported.embeddings}
-    content = assemble_content(plan, stored_recipe, {EMBEDDINGS: encoder}, imported.passages, embeddings, indexes)
+    embeddings = {EMBEDDINGS: imported_parts.embeddings}
+    content = assemble_content(plan, stored_recipe, {EMBEDDINGS: encoder}, imported_parts.passages, embeddings, indexes)
     import_recipe = {name: setting for name, setting in content.recipe.items() if name not in {"chunk", "part_bytes"}}
     return replace(content, corpus={**content.corpus, "kind": KIND}, recipe=import_recipe)
 

@@ -97,7 +97,7 @@ def measure_snapshot(
     snapshot: Snapshot,
     recipe: GateRecipe,
     measurements: Mapping[str, IndexMeasurement],
-    merges: Mapping[str, Mapping[str, Any]],
+    merge_stats: Mapping[str, Mapping[str, Any]],
 ) -> SnapshotMetrics:
     """Return the metrics of a snapshot's measured indexes, with the scores of retrievers on the
     gate's questions.
@@ -106,7 +106,7 @@ def measure_snapshot(
         snapshot: a snapshot, published or not.
         recipe: the depth k of recall, and the floors.
         measurements: the measurement of each index, by name.
-        merges: the statistics of each index's merge, by name, with the number of repaired nodes.
+        merge_stats: the statistics of each index's merge, by name, with the number of repaired nodes.
 
     Raises:
         InputError: questions or a model cannot be read.
@@ -121,7 +121,7 @@ def measure_snapshot(
         {name: measurement.curve for name, measurement in measurements.items() if measurement.curve},
         {name: measurement.setting for name, measurement in measurements.items() if measurement.setting is not None},
         {name: measurement.health for name, measurement in measurements.items() if measurement.health is not None},
-        _select_build_metrics(merges),
+        _select_build_metrics(merge_stats),
         {name: measurement.metrics for name, measurement in measurements.items() if measurement.metrics},
         {name: score_retriever(snapshot, floor) for name, floor in recipe.questions.items()},
     )
@@ -266,10 +266,10 @@ def create_query_set(
     return SparseQuerySet(encode_queries(snapshot, sample.sentences, representation), k, source_rows)
 
 
-def _select_build_metrics(merges: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, float | int]]:
+def _select_build_metrics(merge_stats: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, float | int]]:
     return {
         name: {metric: stats[statistic] for statistic, metric in _BUILD_METRICS.items() if statistic in stats}
-        for name, stats in merges.items()
+        for name, stats in merge_stats.items()
     }
 
 

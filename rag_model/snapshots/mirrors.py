@@ -28,22 +28,23 @@ CODE = 1  # increase it when the same pages would be stored in another form
 
 
 class StoredMirror:
-    """The mirror of one site, written to a store, and read from it or from the store `source`."""
+    """The mirror of one site, written to a store, and read from the same or another store."""
 
     def __init__(
         self,
         store: Store,
         inputs: Mapping[str, Any],
-        source: Store | None = None,
+        source_store: Store | None = None,
         parent: Manifest | None = None,
         say: Callable[[str], object] = str,
     ) -> None:
-        """Create a mirror that `inputs` identify, and that is written to `store`.
+        """Create a mirror that `inputs` identify; it is written to `store`, and read from
+        `source_store` if given.
 
         The first pages of an empty mirror come from the dump that `parent` was built from; a
         message about this is passed to `say`.
         """
-        self._store, self._source, self._inputs = store, source or store, dict(inputs)
+        self._store, self._source, self._inputs = store, source_store or store, dict(inputs)
         self._parent, self._say = parent, say
         self._stage = f"{MIRROR_STAGE_PREFIX}{digest_json(self._inputs).partition(':')[2][:32]}"
 
@@ -120,12 +121,12 @@ def open_mirror(
     store: Store,
     dump: str,
     settings: SiteSettings,
-    source: Store | None = None,
+    source_store: Store | None = None,
     parent: Manifest | None = None,
     say: Callable[[str], object] = str,
 ) -> StoredMirror:
     """Return the mirror of the site whose address is `dump`; see `StoredMirror`."""
-    return StoredMirror(store, {"dump": dump, "site": asdict(settings), "code": CODE}, source, parent, say)
+    return StoredMirror(store, {"dump": dump, "site": asdict(settings), "code": CODE}, source_store, parent, say)
 
 
 def redact_mirrors(store: Store) -> None:

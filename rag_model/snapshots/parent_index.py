@@ -30,7 +30,7 @@ from rag_model.store.pulling.overlap import PageRanges
 from rag_model.store.store import Store
 from rag_model.store.versions.manifest import TEXT, Content
 
-_COLUMNS = ["title", "text"]
+_TEXT_COLUMNS = ["title", "text"]
 # maximum bytes of new texts to keep in memory when deltas are first read; more texts are read again
 _BUFFERED_BYTES = 32 << 20
 # estimated decoded size of a delta as a multiple of its file size; a large delta is read twice
@@ -239,7 +239,7 @@ class PartMatch:
                     delta_file = pa.BufferReader(store.blobs.read(delta)) if fits_buffer else get_delta_path()
                     with PassageFile(delta_file) as file:
                         parent_rows = _offset_rows(start, compute_base_rows(file, n_rows, part.rows, by_text=by_text))
-                        new_texts = list(file.iter_batches(_COLUMNS)) if fits_buffer else []
+                        new_texts = list(file.iter_batches(_TEXT_COLUMNS)) if fits_buffer else []
                     buffered_texts = new_texts if _count_bytes(new_texts) <= buffer_bytes else ()
                     return cls(parent_rows, get_passages_path, get_delta_path, buffered_texts)
         hashes, parent_rows = read_hashes(get_passages_path()), np.full(part.rows, -1, np.int64)
@@ -262,10 +262,10 @@ class PartMatch:
                 yield from self.buffered_texts
                 return
             with PassageFile(self.get_delta_path()) as file:
-                yield from file.iter_batches(_COLUMNS)
+                yield from file.iter_batches(_TEXT_COLUMNS)
         else:
             with PassageFile(self.get_passages_path()) as file:
-                yield from file.iter_selected(rows.tolist(), _COLUMNS)
+                yield from file.iter_selected(rows.tolist(), _TEXT_COLUMNS)
 
 
 def _count_bytes(batches: Sequence[pa.RecordBatch]) -> int:

@@ -83,14 +83,14 @@ def plan_parts(
     recipe: Recipe,
     limit: int | None = None,
     parent: Parent | None = None,
-    source: Store | None = None,
+    source_store: Store | None = None,
     say: Callable[[str], object] = str,
 ) -> Plan:
     """Return the parts of `dump`; files in which workers cannot seek are split, and stored, once.
 
     The parent's page ranges are kept where possible (`rag_model.corpus.parts`). The pages of a
-    MediaWiki site are kept in the store, and later only changed pages are fetched; `source` is
-    another store that has such pages. The first pages come from the parent's dump if that is a dump
+    MediaWiki site are kept in the store, and later only changed pages are fetched; `source_store`
+    is another store that has such pages. The first pages come from the parent's dump if that is a dump
     of the site; a message about this is passed to `say`.
 
     Raises:
@@ -101,7 +101,7 @@ def plan_parts(
     boundaries = parent.get_part_boundaries(recipe) if parent else None
     mirror = None
     if is_wiki_site(dump) and limit is None:
-        mirror = open_mirror(store, dump, recipe.site, source, parent.manifest if parent else None, say)
+        mirror = open_mirror(store, dump, recipe.site, source_store, parent.manifest if parent else None, say)
     dump_files = find_dump_files(dump)
     urls = dump_files.urls
     format_by_url = {url: detect_format(url) for url in urls}
@@ -284,7 +284,7 @@ def _plan_into_store(
 
 
 def store_encoders(
-    store: Store, encoder: str, recipe: Recipe, models: Store | None = None, pins: Pins = NO_PINS
+    store: Store, encoder: str, recipe: Recipe, model_store: Store | None = None, pins: Pins = NO_PINS
 ) -> dict[str, StoredEncoder]:
     """Put the encoder of each representation into the store; return them by representation,
     `embeddings` first. `pins` holds the commits of hub names that the parent was built with.
@@ -296,10 +296,10 @@ def store_encoders(
     for name, representation in recipe.represent.items():
         if not representation.encoder:
             raise UsageError(f"[represent.{name}] of the recipe names no encoder: add encoder = FOLDER or model:NAME")
-    stored_encoders = {EMBEDDINGS: store_encoder(store, encoder, recipe.encode, models, pins)}
+    stored_encoders = {EMBEDDINGS: store_encoder(store, encoder, recipe.encode, model_store, pins)}
     for name, representation in recipe.represent.items():
         kind = REPRESENTATION_KINDS[representation.kind or recipe.list_representations()[name]]
-        stored_encoders[name] = kind.store(store, representation.encoder, representation, models, pins)
+        stored_encoders[name] = kind.store(store, representation.encoder, representation, model_store, pins)
     return stored_encoders
 
 
@@ -341,14 +341,14 @@ def collect_inputs(
     }
 
 
-def find_snapshot(store: Store, inputs: Inputs, base: str | None) -> str | None:
-    """Return the snapshot that was built from these inputs with parent `base`; None if the store
-    has no such snapshot.
+def find_snapshot(store: Store, inputs: Inputs, base_snapshot: str | None) -> str | None:
+    """Return the snapshot that was built from these inputs with the parent `base_snapshot`; None if
+    the store has no such snapshot.
 
     Raises:
         StoreError: the store cannot be read.
     """
-    record = store.memo.find(_RELEASE_STAGE, store.memo.compute_key(_add_base_snapshot(inputs, base)))
+    record = store.memo.find(_RELEASE_STAGE, store.memo.compute_key(_add_base_snapshot(inputs, base_snapshot)))
     if record is None:
         return None
     try:
@@ -357,19 +357,19 @@ def find_snapshot(store: Store, inputs: Inputs, base: str | None) -> str | None:
         return None
 
 
-def record_snapshot(store: Store, inputs: Inputs, base: str | None, snapshot: str) -> None:
+def record_snapshot(store: Store, inputs: Inputs, base_snapshot: str | None, snapshot: str) -> None:
     """Record the snapshot built from these inputs, for a rerun with the same parent or with this
     snapshot as parent.
 
     Raises:
         StoreError: the store cannot be written.
     """
-    for parent in (base, snapshot):
+    for parent in (base_snapshot, snapshot):
         parent_inputs = _add_base_snapshot(inputs, parent)
         store.memo.write_record(
             _RELEASE_STAGE, store.memo.compute_key(parent_inputs), {}, {"snapshot": snapshot}, parent_inputs
         )
 
 
-def _add_base_snapshot(inputs: Inputs, base: str | None) -> dict[str, Any]:
-    return {**inputs, "base": base}
+def _add_base_snapshot(inputs: Inputs, base_snapshot: str | None) -> dict[str, Any]:
+    return {**inputs, "base": base_snapshot}

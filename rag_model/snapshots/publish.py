@@ -61,13 +61,13 @@ def publish(
     manifest: Manifest,
     ref: str,
     judge: Callable[[SnapshotSummary | None], GateVerdict],
-    base: str | None = None,
+    base_ref: str | None = None,
 ) -> PublishResult:
     """Write a manifest, then move `ref` to its snapshot if `judge`, the gate, accepts it.
 
-    `judge` gets the summary of the current snapshot of `base` (default: `ref`), or None if there is
-    none. `base` does not move. A ref that already names the snapshot does not move either, so a
-    rerun does not change its history.
+    `judge` gets the summary of the current snapshot of `base_ref` (default: `ref`), or None if
+    there is none. `base_ref` does not move. A ref that already names the snapshot does not move
+    either, so a rerun does not change its history.
 
     Raises:
         RefConflictError: other writers won many races in a row.
@@ -75,7 +75,7 @@ def publish(
             cannot exclude a second writer, or cannot be written.
     """
     with protect_files(store, f"snapshot {manifest.id[:12]}", f"snapshots/{manifest.id}.json", manifest.content):
-        return _publish(store, manifest, ref, judge, base or ref)
+        return _publish(store, manifest, ref, judge, base_ref or ref)
 
 
 def publish_replacement(store: Store, snapshot: str, manifest: Manifest) -> list[RefMove]:
@@ -146,17 +146,17 @@ def _refuse_removed_pages(store: Store, manifest: Manifest, pages: Collection[st
 
 
 def _publish(
-    store: Store, manifest: Manifest, ref: str, judge: Callable[[SnapshotSummary | None], GateVerdict], base: str
+    store: Store, manifest: Manifest, ref: str, judge: Callable[[SnapshotSummary | None], GateVerdict], base_ref: str
 ) -> PublishResult:
-    base_move = store.refs.find_current(base)
+    base_move = store.refs.find_current(base_ref)
     parent_ids = (base_move.snapshot,) if base_move and base_move.snapshot != manifest.id else ()
     snapshot = _write_manifest(store, replace(manifest, parents=parent_ids))
     for _ in range(_MAX_ATTEMPTS):
-        current_move, parent_move = store.refs.find_current(ref), store.refs.find_current(base)
+        current_move, parent_move = store.refs.find_current(ref), store.refs.find_current(base_ref)
         try:
             parent = summarize_snapshot(store.snapshots.get(parent_move.snapshot)) if parent_move else None
         except StoreError:
-            if store.refs.find_current(base) == parent_move:
+            if store.refs.find_current(base_ref) == parent_move:
                 raise
             continue  # the ref has moved, and its earlier snapshot has expired
         verdict = judge(parent)

@@ -36,7 +36,7 @@ from rag_model.store.versions.ranges import (
 _ROW_BLOCK_BYTES = 4 << 10
 _MIN_ROW_FILE_BYTES = 128 << 10  # a smaller file is read as a whole, with one request
 _DIGESTED_BYTES_PER_SECOND = 5e8
-_PASSAGES = '{"kind":"passages"}'  # value of `DigestTask.entry` for a file of passages
+_PASSAGES_ENTRY = '{"kind":"passages"}'  # value of `DigestTask.entry` for a file of passages
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class DigestTask(RecordedTask):
 
     file: BlobRef
     block: int  # bytes of a block
-    # manifest entry of an index as canonical JSON, `_PASSAGES` for passages, or empty for vectors
+    # manifest entry of an index as canonical JSON, `_PASSAGES_ENTRY`, or empty for vectors
     entry: str = ""
 
     stage: ClassVar[str] = "ranges"
@@ -76,7 +76,7 @@ class DigestTask(RecordedTask):
         return {"digests": base64.b64encode(digests).decode(), "outline": outline}
 
     def _build_outline(self, path: Path) -> Any:
-        if self.entry == _PASSAGES:
+        if self.entry == _PASSAGES_ENTRY:
             with PassageFile(path) as file:
                 outline, columns = file.build_outline(), file.schema.names
             cuts = list_cuts(path, columns, outline["ranges"]) if outline else []
@@ -100,7 +100,7 @@ def list_range_tasks(content: Content, min_bytes: int = WHOLE_BYTES + 1) -> dict
     tasks, min_row_bytes = {}, min(min_bytes, _MIN_ROW_FILE_BYTES)
     for path, blob in sorted(content.files.items()):
         if blob.size >= min_row_bytes and file_kind(path) == "passages":
-            tasks[path] = DigestTask(blob, _ROW_BLOCK_BYTES, _PASSAGES)
+            tasks[path] = DigestTask(blob, _ROW_BLOCK_BYTES, _PASSAGES_ENTRY)
         elif blob.size >= min_row_bytes and file_kind(path) == EMBEDDINGS:
             tasks[path] = DigestTask(blob, _ROW_BLOCK_BYTES)
     for name, entry in sorted(content.indexes.items()):
@@ -129,7 +129,7 @@ def add_range_digests(
         results = run_tasks(store, list(tasks.values()), runner, on_progress)
         for (path, task), result in zip(tasks.items(), results, strict=True):
             has_outline = result["outline"] is not None
-            if task.entry not in ("", _PASSAGES) and not has_outline:
+            if task.entry not in ("", _PASSAGES_ENTRY) and not has_outline:
                 continue
             outline_field = {"outline": result["outline"]} if has_outline else {}
             file_entries[path] = {"block": task.block, "first": len(digests) // DIGEST_BYTES} | outline_field

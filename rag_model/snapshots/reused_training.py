@@ -29,8 +29,7 @@ from rag_model.store.store import Store
 from rag_model.store.versions.manifest import Content, Manifest, trained_path
 
 SHARDS = "shards"  # the provenance field with the shards of the indexes
-NO_PARENT = "no parent"
-NO_RECORD = "no record"
+NO_PARENT, NO_RECORD = "no parent", "no record"  # obstacles if there is nothing to compare
 _SAMPLED_PARTS = 8  # number of changed parts, and of unchanged parts, whose vectors are sampled
 
 # Fields of an entry of `build_training_entry`.
@@ -179,12 +178,12 @@ def find_training_to_redact(
     space = (content.space_of(content.representation_of(name)) or {}).get("digest")
     if not isinstance(get_kind(plan.kind), ShardUpdatingKind) or find_reuse_obstacles(parent, name, plan, space):
         return None
-    trained, part_records = content.files[trained_path(name)], [asdict(part) for part in redacted_parts]
-    if not store.blobs.exists(trained) or _describe_growth(_get_training_entry(parent, name), plan):
+    trained_file, part_records = content.files[trained_path(name)], [asdict(part) for part in redacted_parts]
+    if not store.blobs.exists(trained_file) or _describe_growth(_get_training_entry(parent, name), plan):
         return None
     return ReusedTraining(
         manifest.id,
-        trained,
+        trained_file,
         TrainingStats.from_json(_get_training_entry(parent, name)),
         shards=find_shard_list(manifest, name),
         redacted_parts=store.blobs.put_bytes(json.dumps(part_records).encode()),

@@ -190,7 +190,7 @@ class RedactResult:
     """The result of the redact job for a part: its files without the pages that were taken down."""
 
     rows: int
-    files: Mapping[str, BlobRef]  # files as in `list_part_blobs`
+    files: Mapping[str, BlobRef]  # files by the names that `list_part_blobs` uses
 
 
 def replace_redacted_parts(content: Content, result_by_part: Mapping[str, RedactResult]) -> Content:
@@ -216,14 +216,14 @@ def replace_redacted_parts(content: Content, result_by_part: Mapping[str, Redact
 
 
 def _iter_redacted_files(
-    content: Content, part: PartEntry, name: str, redacted: RedactResult | None
+    content: Content, part: PartEntry, name: str, redact_result: RedactResult | None
 ) -> Iterator[tuple[str, BlobRef]]:
     unchanged_files = list_part_blobs(content, part)
     for kind, path in _list_part_paths(content, name).items():
-        if redacted is None and kind in unchanged_files:
+        if redact_result is None and kind in unchanged_files:
             yield path, unchanged_files[kind]
-        elif redacted is not None and kind in redacted.files:
-            yield path, redacted.files[kind]
+        elif redact_result is not None and kind in redact_result.files:
+            yield path, redact_result.files[kind]
 
 
 def _delete_local_copies(store: Store, affected: AffectedSnapshot, replacement: str) -> None:

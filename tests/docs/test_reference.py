@@ -162,9 +162,9 @@ def test_the_page_of_the_api_has_every_metric(tmp_path: Path) -> None:
         assert service.client.post("/answer", json={"questions": ["how long?"]}).status_code == 200
         service.search("how long?")
         scrape = service.client.get("/metrics").text
-    assert metrics.served is not None
+    assert metrics.served_snapshot is not None
     trends = (Trend("recall", "hnsw", 1.0, 1.0),)
-    served = replace(metrics.served, created=0.0, recall_mean=1.0, recall_p5=1.0, trends=trends)
+    served = replace(metrics.served_snapshot, created=0.0, recall_mean=1.0, recall_p5=1.0, trends=trends)
     refusal = Refusal("latest", 1, "a" * 64, "", "", 1, final=False)
     quality = QualityMetrics({"search": CollapseStats(1, 1.0, 1, 0.0)}, 1.0, 1.0, 1.0)
     state = ScrapeState(0.0, served, refusal, 0.0, quality, ProbeMetrics(1.0, 0.0))

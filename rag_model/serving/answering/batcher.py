@@ -62,7 +62,7 @@ class AnswerProgress:
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._changed = asyncio.Event()
+        self._change_event = asyncio.Event()
         self._passages: RetrievedPassages | None = None
         self._texts: dict[int, str] = {}  # new text by position of the question
         self._is_finished = False
@@ -78,25 +78,25 @@ class AnswerProgress:
     def finish(self) -> None:
         """Mark the end of the updates; call it from the event loop's thread."""
         self._is_finished = True
-        self._changed.set()
+        self._change_event.set()
 
     async def wait_for_updates(self) -> Sequence[RetrievedPassages | AnswerDelta]:
         """Wait for updates and return them in order; [] after `finish`."""
-        await self._changed.wait()
+        await self._change_event.wait()
         updates: list[RetrievedPassages | AnswerDelta] = [] if self._passages is None else [self._passages]
         updates += [AnswerDelta(question_position, text) for question_position, text in self._texts.items()]
         self._passages, self._texts = None, {}
         if not self._is_finished:
-            self._changed.clear()
+            self._change_event.clear()
         return updates
 
     def _store_passages(self, passages: RetrievedPassages) -> None:
         self._passages, self._texts = passages, {}
-        self._changed.set()
+        self._change_event.set()
 
     def _store_delta(self, delta: AnswerDelta) -> None:
         self._texts[delta.question_position] = self._texts.get(delta.question_position, "") + delta.text
-        self._changed.set()
+        self._change_event.set()
 
     def _call_in_loop(self, method: Callable[[Any], None], argument: object) -> None:
         with suppress(RuntimeError):  # the event loop has ended, and so have its callers

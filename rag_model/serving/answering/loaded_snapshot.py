@@ -156,10 +156,10 @@ class AvailableRetrievers:
             )
         retriever_needs = RetrieverNeeds.merge(plan_retriever(snapshot, expression) for expression in retrievers)
         notes = [*plan_with_pull.notes]
-        if unsearchable := [text for text in plan_with_pull.retrievers if text not in retrievers]:
+        if unsearchable_retrievers := [text for text in plan_with_pull.retrievers if text not in retrievers]:
             consequence = "served once the snapshot is pulled" if settings.pull else "not served without a pull"
             notes.append(
-                f"{', '.join(unsearchable)} cannot be searched by ranges: {consequence}, and the "
+                f"{', '.join(unsearchable_retrievers)} cannot be searched by ranges: {consequence}, and the "
                 f"default is {retrievers[0]}; an index of inverted lists (IVF) can be searched by "
                 "ranges"
             )

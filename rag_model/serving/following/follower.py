@@ -633,36 +633,36 @@ class FolderFollower(FollowerThread):
         self._folder, self._slot, self._settings = target.folder, slot, settings
         self._observer = observer
         self._on_fatal = on_fatal
-        self._rejected_root: Path | None = None  # folder of the snapshot that was refused last
+        self._rejected_folder: Path | None = None  # folder of the snapshot that was refused last
         self.problem = ""  # why the folder's snapshot is not served; empty: it is served
 
     def poll(self) -> None:
         """Poll the folder once, and switch to a new snapshot."""
         self._pins.update(_refuse_pin, frozenset())
-        root = (self._folder / CURRENT if (self._folder / CURRENT).exists() else self._folder).resolve()
+        snapshot_folder = (self._folder / CURRENT if (self._folder / CURRENT).exists() else self._folder).resolve()
         current = self._slot.current
-        if root == self._rejected_root or (current is not None and current.id == root.name):
+        if snapshot_folder == self._rejected_folder or (current is not None and current.id == snapshot_folder.name):
             return
         try:
-            self._slot.swap(self._open_snapshot(root, current))
-            self._rejected_root, self.problem = None, ""
+            self._slot.swap(self._open_snapshot(snapshot_folder, current))
+            self._rejected_folder, self.problem = None, ""
         except FollowerStoppedError:
             raise
         except BookwheelError as error:
-            self._rejected_root, self.problem = root, mask_secrets(str(error))
-            _LOG.error("%s is not served: %s", root, self.problem)
+            self._rejected_folder, self.problem = snapshot_folder, mask_secrets(str(error))
+            _LOG.error("%s is not served: %s", snapshot_folder, self.problem)
             if current is None:
                 self._on_fatal(error)
 
-    def _open_snapshot(self, root: Path, current: LoadedSnapshot | None) -> LoadedSnapshot:
-        with closing(Snapshot.from_folder(root)) as snapshot:
+    def _open_snapshot(self, snapshot_folder: Path, current: LoadedSnapshot | None) -> LoadedSnapshot:
+        with closing(Snapshot.from_folder(snapshot_folder)) as snapshot:
             content, snapshot_id = snapshot.manifest.content, snapshot.id
             available = AvailableRetrievers.plan(snapshot, self._settings, uses_inner_products=False)
             check_memory(content, available.indexes, self._settings)
             if self._settings.run_trials:
-                try_snapshot(root, content, available.indexes)
+                try_snapshot(snapshot_folder, content, available.indexes)
         served_ref = ServedRef(CURRENT, 0, snapshot_id, "")
-        loaded_snapshot = LoadedSnapshot.open(root, served_ref, self._settings, None, current).warm_up()
+        loaded_snapshot = LoadedSnapshot.open(snapshot_folder, served_ref, self._settings, None, current).warm_up()
         self._slot.prepare(loaded_snapshot)
         notify(self._observer.on_swap, loaded_snapshot, 0.0)
         return loaded_snapshot

@@ -22,7 +22,7 @@ from rag_model.store.versions.checks import FULL_ID
 
 _LOG = logging.getLogger(__name__)
 _RETRY_SECONDS = 30.0  # seconds until opening a snapshot is tried again after a failure
-_MOVE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}@[0-9]{1,8}")
+_MOVE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}@[0-9]{1,8}")
 _MAX_QUOTED = 80  # characters of a name in an error message
 
 
@@ -91,7 +91,7 @@ class PinnedSnapshots:
         """Open the snapshots that requests wait for; release snapshots that are not requested.
 
         Args:
-            open_snapshot: Returns a snapshot by its name, held open, or None if it must wait.
+            open_snapshot: Returns a snapshot by its name, held open; None: it cannot be opened yet.
             taken_down: Ids of the snapshots that were taken down.
         """
         for name, pin in list(self._pins.items()):
@@ -171,7 +171,7 @@ class PinnedSnapshots:
 
 
 def _check_name(name: str) -> None:
-    if not FULL_ID.fullmatch(name) and not _MOVE.fullmatch(name):
+    if not FULL_ID.fullmatch(name) and not _MOVE_NAME.fullmatch(name):
         raise UsageError(
             f"snapshot {name[:_MAX_QUOTED]!r} is neither a full id nor ref@number, such as "
             "latest@3: GET /snapshot shows both"

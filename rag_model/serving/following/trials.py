@@ -50,7 +50,7 @@ _ROW_BYTES = 16  # bytes per row for levels and offsets of a graph, which are no
 _INDEX_SECONDS = 120.0  # CPU seconds of the child, in addition to the time to read the files
 _INDEX_BYTES_PER_SECOND = 50e6  # slowest acceptable speed of reading
 _QUERY_COUNT = 3  # number of queries that each index must answer
-_K = 5  # hits per query
+_QUERY_K = 5  # hits per query
 _QUERY_TOKENS = 4  # token vectors of a query
 _QUERY_TERMS = 64  # weighted terms of a sparse query
 _MODEL_MEMORY = 4 << 30  # bytes for torch, transformers and a batch of questions
@@ -174,34 +174,34 @@ def _search_indexes(arguments: Any) -> None:
 def _search_index(snapshot: Snapshot, name: str) -> None:
     index = open_index(snapshot, name)
     queries = _TRIAL_QUERIES[get_representation_type(snapshot, name)](snapshot, name, index, np.random.default_rng(0))
-    hit_rows = index.search(queries, min(_K, index.n))[1]
+    hit_rows = index.search(queries, min(_QUERY_K, index.n))[1]
     if hit_rows.max(initial=-1) >= snapshot.n:
         raise InputError(f"{get_index_files(snapshot, name).index} is damaged: it returns unknown rows")
 
 
-def _read_queries(snapshot: Snapshot, name: str, index: Any, generator: np.random.Generator) -> list[str]:
+def _read_queries(snapshot: Snapshot, name: str, index: Any, rng: np.random.Generator) -> list[str]:
     rows = [snapshot.n * i // _QUERY_COUNT for i in range(_QUERY_COUNT)]
     return [f"{passage.title} {passage.text}"[:1_000] for passage in snapshot.passages(rows)]
 
 
-def _draw_vectors(snapshot: Snapshot, name: str, index: Any, generator: np.random.Generator) -> Vectors:
-    return _draw_unit_vectors(generator, (_QUERY_COUNT, index.dim))
+def _draw_vectors(snapshot: Snapshot, name: str, index: Any, rng: np.random.Generator) -> Vectors:
+    return _draw_unit_vectors(rng, (_QUERY_COUNT, index.dim))
 
 
-def _draw_token_vectors(snapshot: Snapshot, name: str, index: Any, generator: np.random.Generator) -> Vectors:
-    return _draw_unit_vectors(generator, (_QUERY_COUNT, _QUERY_TOKENS, index.dim))
+def _draw_token_vectors(snapshot: Snapshot, name: str, index: Any, rng: np.random.Generator) -> Vectors:
+    return _draw_unit_vectors(rng, (_QUERY_COUNT, _QUERY_TOKENS, index.dim))
 
 
-def _draw_unit_vectors(generator: np.random.Generator, shape: tuple[int, ...]) -> Vectors:
-    vectors = generator.standard_normal(shape).astype(np.float32)
+def _draw_unit_vectors(rng: np.random.Generator, shape: tuple[int, ...]) -> Vectors:
+    vectors = rng.standard_normal(shape).astype(np.float32)
     unit_vectors: Vectors = vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)
     return unit_vectors
 
 
-def _draw_weighted_terms(snapshot: Snapshot, name: str, index: Any, generator: np.random.Generator) -> Vectors:
+def _draw_weighted_terms(snapshot: Snapshot, name: str, index: Any, rng: np.random.Generator) -> Vectors:
     vocabulary = snapshot.dim_of(snapshot.manifest.content.representation_of(name))
-    terms = generator.integers(vocabulary, size=(_QUERY_COUNT, _QUERY_TERMS))
-    return np.stack([terms, generator.random(terms.shape)], axis=2).astype(np.float32)
+    terms = rng.integers(vocabulary, size=(_QUERY_COUNT, _QUERY_TERMS))
+    return np.stack([terms, rng.random(terms.shape)], axis=2).astype(np.float32)
 
 
 # functions that create queries, by the type of an index's representation

@@ -49,7 +49,7 @@ class _BufferedTransport:
         """Abort if the client does not read within `seconds` or if `exceeds_limit` returns True."""
         self._transport, self._loop, self._seconds = transport, loop, seconds
         self._exceeds_limit = exceeds_limit
-        self._pending: list[bytes] = []
+        self._pending_writes: list[bytes] = []
         self._total_written = 0  # bytes handed to the transport so far
         # bytes that the client must have read by `_deadline` (the loop's clock)
         self._required_bytes = 0
@@ -62,9 +62,9 @@ class _BufferedTransport:
         return 0 if self._transport.is_closing() else self._transport.get_write_buffer_size()
 
     def write(self, data: bytes) -> None:
-        if not self._pending:
+        if not self._pending_writes:
             self._loop.call_soon(self.flush)
-        self._pending.append(data)
+        self._pending_writes.append(data)
 
     def close(self) -> None:
         self.flush()
@@ -82,7 +82,7 @@ class _BufferedTransport:
 
     def flush(self) -> None:
         """Send the joined writes now."""
-        pending_chunks, self._pending = self._pending, []
+        pending_chunks, self._pending_writes = self._pending_writes, []
         if not pending_chunks or self._transport.is_closing():
             return
         reply_bytes = b"".join(pending_chunks)
@@ -247,7 +247,7 @@ class _LimitedHttpProtocol(_BaseProtocol):  # type: ignore[misc]
         self.transport.close()
 
     def _evict_idle_connection(self) -> bool:
-        """Abort the connection that is idle longest, of the client with the most connections.
+        """Abort the longest idle connection of the client with the most connections.
 
         Return False if all connections have a complete request in progress.
         """

@@ -100,7 +100,7 @@ class ScrapeState:
     """The state of a service at the time of a scrape; times are Unix times."""
 
     now: float
-    served: ServedSnapshotInfo | None
+    served_snapshot: ServedSnapshotInfo | None
     # why the version that the ref names is not served; None if it is served
     refusal: Refusal | None
     store_seen_at: float | None  # time of the last successful poll of the ref
@@ -109,8 +109,12 @@ class ScrapeState:
 
     def iter_metrics(self) -> Iterator[Metric]:
         """Yield the metric families of the state."""
-        if self.served is not None:
-            names = {"snapshot": self.served.snapshot, "ref": self.served.ref, "index": self.served.index}
+        if self.served_snapshot is not None:
+            names = {
+                "snapshot": self.served_snapshot.snapshot,
+                "ref": self.served_snapshot.ref,
+                "index": self.served_snapshot.index,
+            }
             yield InfoMetricFamily("bookwheel_snapshot", "The served snapshot.", value=names)
         if self.refusal is not None:
             refusal = self.refusal
@@ -119,13 +123,13 @@ class ScrapeState:
         for name, help_text, gauge_value in self._iter_gauges():
             if gauge_value is not None:
                 yield GaugeMetricFamily(f"bookwheel_{name}", help_text, value=gauge_value)
-        yield from _build_trend_metrics(self.served.trends if self.served else ())
+        yield from _build_trend_metrics(self.served_snapshot.trends if self.served_snapshot else ())
         yield from _build_collapse_metrics(self.quality.collapse)
 
     def _iter_gauges(self) -> Iterator[_Gauge]:
         help_text = "Time since the last successful poll of the ref."
         yield "ref_seen_age_seconds", help_text, _compute_age(self.now, self.store_seen_at)
-        if (served_snapshot := self.served) is not None:
+        if (served_snapshot := self.served_snapshot) is not None:
             yield "ref_number", "Number of the served move of the ref.", served_snapshot.number
             yield (
                 "snapshot_age_seconds",
@@ -264,7 +268,7 @@ class ServiceMetrics(Observer):
         self._sampled_answers: Counter | None = None
         self._override_answers: Counter | None = None
         self._unchecked_answers: Counter | None = None
-        self.served: ServedSnapshotInfo | None = None
+        self.served_snapshot: ServedSnapshotInfo | None = None
         # why the version that the ref names is not served; None if it is served
         self.refusal: Refusal | None = None
         self.store_seen_at: float | None = None  # time of the last successful poll
@@ -276,7 +280,7 @@ class ServiceMetrics(Observer):
         """Collect the state for a scrape."""
         return ScrapeState(
             self._clock(),
-            self.served,
+            self.served_snapshot,
             self.refusal,
             self.store_seen_at,
             self.quality.compute_metrics(),
@@ -336,7 +340,7 @@ class ServiceMetrics(Observer):
     def on_swap(self, loaded_snapshot: LoadedSnapshot, seconds: float) -> None:
         """Record the new snapshot, and start to monitor its quality."""
         if self._is_leader:
-            if self.served is not None:
+            if self.served_snapshot is not None:
                 self._swaps.labels("ok").inc()
             self._swap_seconds.observe(seconds)
             encoder = loaded_snapshot.question_encoder
@@ -362,7 +366,7 @@ class ServiceMetrics(Observer):
     def on_ref_moved(self, loaded_snapshot: LoadedSnapshot, served_ref: ServedRef) -> None:
         """Record that the ref moved."""
         manifest, retriever = loaded_snapshot.snapshot.manifest, loaded_snapshot.retrievers[0]
-        self.served = ServedSnapshotInfo.from_manifest(manifest, served_ref, retriever)
+        self.served_snapshot = ServedSnapshotInfo.from_manifest(manifest, served_ref, retriever)
         self.refusal = None
 
     def on_loaded(self, snapshot: str) -> None:
@@ -375,7 +379,7 @@ class ServiceMetrics(Observer):
 
     def on_withdrawn(self, snapshot: str) -> None:
         """Record that nothing is served."""
-        self.served = None
+        self.served_snapshot = None
         self.quality.stop_monitoring()
         self.probes.start_monitoring(None)
         self.overrides.clear()

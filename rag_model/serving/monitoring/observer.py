@@ -24,7 +24,7 @@ class SearchBatch:
     """Questions that were searched in one batch, with the same retriever and snapshot."""
 
     loaded_snapshot: LoadedSnapshot  # may be closed after the call of the observer
-    retriever: str  # expression
+    retriever: str  # expression of the retriever
     questions: Sequence[str]
     vectors: Vectors | None  # (q, d) float32 question vectors; None if not needed
     ks: Sequence[int]  # requested number of passages for each question

@@ -168,8 +168,8 @@ class OverrideMonitor:
 
         `on_check` receives the result, or None if the check failed or took longer than `seconds`.
         """
-        self._every, self._on_check, self._seconds = every, on_check, seconds
-        self._changed = threading.Condition()
+        self._sample_every, self._on_check, self._seconds = every, on_check, seconds
+        self._condition = threading.Condition()
         self._n_answers = 0  # number of answers with passages so far
         self._queue: deque[tuple[OverrideChecker, Answer, bool]] = deque()
         self._is_closed = False
@@ -184,27 +184,32 @@ class OverrideMonitor:
 
         The thread starts with the first queued answer, so a service without checks has no thread.
         """
-        with self._changed:
+        with self._condition:
             self._n_answers += 1
-            if not self._every or self._n_answers % self._every or self._is_closed or len(self._queue) >= _QUEUE_LIMIT:
+            if (
+                not self._sample_every
+                or self._n_answers % self._sample_every
+                or self._is_closed
+                or len(self._queue) >= _QUEUE_LIMIT
+            ):
                 return
             self._queue.append((create_checker(), answer, unsupported))
             if not self._is_started:
                 self._is_started = True
                 self.thread.start()
-            self._changed.notify()
+            self._condition.notify()
 
     def clear(self) -> None:
         """Drop the queued answers, because another snapshot or none is served now."""
-        with self._changed:
+        with self._condition:
             self._queue.clear()
 
     def close(self) -> None:
         """Stop the thread after its current answer; do not wait for a remote model."""
-        with self._changed:
+        with self._condition:
             self._is_closed = True
             self._queue.clear()
-            self._changed.notify()
+            self._condition.notify()
         self.thread.join()
 
     def _run_monitor(self) -> None:
@@ -240,6 +245,6 @@ class OverrideMonitor:
 
     def _wait_for_answer(self) -> tuple[OverrideChecker, Answer, bool] | None:
         """Wait for an answer; return None when the monitor is closed."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._is_closed or self._queue)
+        with self._condition:
+            self._condition.wait_for(lambda: self._is_closed or self._queue)
             return None if self._is_closed else self._queue.popleft()

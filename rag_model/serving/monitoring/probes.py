@@ -181,7 +181,7 @@ class ProbeMonitor:
         self._folder, self._seconds, self.on_usage = folder, seconds, on_usage
         # by digest of the probe questions and the settings; used if there is no folder
         self._recorded_answers: dict[str, list[ProbeAnswer]] = {}
-        self._changed = threading.Condition()
+        self._condition = threading.Condition()
         self._model: ServedModel | None = None
         self._metrics: ProbeMetrics | None = None
         self._next_time: float | None = None  # when the questions are due; None until a swap
@@ -191,7 +191,7 @@ class ProbeMonitor:
 
     def start_monitoring(self, model: ServedModel | None) -> None:
         """Monitor `model`, unless it is monitored already; with None, monitor no model."""
-        with self._changed:
+        with self._condition:
             if model is self._model:
                 return
             self._model, self._metrics, self._next_time = model, None, None
@@ -200,18 +200,18 @@ class ProbeMonitor:
                 if not self._is_started:
                     self._is_started = True
                     self.thread.start()
-            self._changed.notify()
+            self._condition.notify()
 
     def compute_metrics(self) -> ProbeMetrics | None:
         """Return the drift of the served model; None if it was not or cannot be measured."""
-        with self._changed:
+        with self._condition:
             return self._metrics
 
     def close(self) -> None:
         """Stop the thread; do not wait for a remote model."""
-        with self._changed:
+        with self._condition:
             self._is_closed, self._model = True, None
-            self._changed.notify()
+            self._condition.notify()
         self.thread.join()
 
     def _run_monitor(self) -> None:
@@ -219,7 +219,7 @@ class ProbeMonitor:
         set_lowest_priority()
         while (model := self._wait_for_round()) is not None:
             metrics = self._measure(model)
-            with self._changed:
+            with self._condition:
                 if model is self._model:
                     self._metrics = metrics
                     # The weights of a local model do not change, so a round is repeated only if it
@@ -230,12 +230,12 @@ class ProbeMonitor:
 
     def _wait_for_round(self) -> ServedModel | None:
         """Wait until the questions are due, and return the model; None if the monitor is closed."""
-        with self._changed:
+        with self._condition:
             while not self._is_closed:
                 wait_seconds = None if self._next_time is None else self._next_time - time.monotonic()
                 if self._model is not None and wait_seconds is not None and wait_seconds <= 0:
                     return self._model
-                self._changed.wait(wait_seconds)
+                self._condition.wait(wait_seconds)
             return None
 
     def _measure(self, model: ServedModel) -> ProbeMetrics | None:

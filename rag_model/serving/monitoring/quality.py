@@ -373,14 +373,14 @@ class SlidingWindows:
 
 
 @dataclass(slots=True)
-class _MonitoredSnapshot:
-    """A snapshot that is monitored, with the state of its monitoring."""
+class _MonitoringState:
+    """The state of the monitoring of one snapshot."""
 
     snapshot: Snapshot
     # None: the retriever combines several indexes, so exact search cannot measure its recall
     index: str | None
     parameters: Mapping[str, float]  # search parameters
-    encode: QuestionEncodeFunction | None
+    encode: QuestionEncodeFunction | None  # None: drift is not measured
     windows: SlidingWindows
     unencoded_questions: list[str]  # questions of the evaluation that are not encoded yet
     encoded_questions: list[Vectors] = field(default_factory=list)
@@ -419,8 +419,8 @@ class QualityMonitor:
         self._questions = [
             questions[i] for i in np.linspace(0, len(questions) - 1, min(len(questions), MAX_QUESTIONS)).astype(int)
         ]
-        self._changed = threading.Condition()
-        self._monitored: _MonitoredSnapshot | None = None
+        self._condition = threading.Condition()
+        self._state: _MonitoringState | None = None
         self._is_closed = False
         self.thread = SupervisedThread("quality", self._run_monitor)
         self.thread.start()
@@ -443,18 +443,16 @@ class QualityMonitor:
             encode: Function that encodes questions; with None, drift is not measured.
         """
         windows = SlidingWindows(self._settings, snapshot.n)
-        with self._changed:
+        with self._condition:
             unencoded_questions = list(self._questions) if encode else []
-            self._monitored = _MonitoredSnapshot(
-                snapshot, index, parameters or {}, encode, windows, unencoded_questions
-            )
-            self._changed.notify()
+            self._state = _MonitoringState(snapshot, index, parameters or {}, encode, windows, unencoded_questions)
+            self._condition.notify()
 
     def stop_monitoring(self) -> None:
         """Monitor nothing until the next call of `start_monitoring`."""
-        with self._changed:
-            self._monitored = None
-            self._changed.notify()
+        with self._condition:
+            self._state = None
+            self._condition.notify()
 
     def record_search(
         self,
@@ -473,107 +471,103 @@ class QualityMonitor:
             ks: Requested numbers of passages.
             hits: The hits of each question, best first.
         """
-        with self._changed:
-            if self._monitored is None or self._monitored.snapshot.id != snapshot:
+        with self._condition:
+            if self._state is None or self._state.snapshot.id != snapshot:
                 return
             copied_vectors = [None] * len(questions) if vectors is None else [vector.copy() for vector in vectors]
             for question, vector, k, query_hits in zip(questions, copied_vectors, ks, hits, strict=True):
-                self._monitored.windows.add_search(
-                    question, vector, k, query_hits, sampled=self._monitored.index is not None
-                )
-            if self._monitored.has_task:
-                self._changed.notify()
+                self._state.windows.add_search(question, vector, k, query_hits, sampled=self._state.index is not None)
+            if self._state.has_task:
+                self._condition.notify()
 
     def record_answers(self, snapshot: str, answers: Sequence[Answer]) -> None:
         """Record answers; ignore answers from other snapshots."""
-        with self._changed:
-            if self._monitored is not None and self._monitored.snapshot.id == snapshot:
+        with self._condition:
+            if self._state is not None and self._state.snapshot.id == snapshot:
                 for answer in answers:
                     passage_ids = [support.hit.passage.id for support in answer.support]
-                    self._monitored.windows.add_passages("answer", answer.question, passage_ids)
+                    self._state.windows.add_passages("answer", answer.question, passage_ids)
 
     def compute_metrics(self) -> QualityMetrics:
         """Compute the current metrics."""
-        with self._changed:
-            return self._monitored.windows.compute_metrics() if self._monitored else QualityMetrics()
+        with self._condition:
+            return self._state.windows.compute_metrics() if self._state else QualityMetrics()
 
     def close(self) -> None:
         """Stop monitoring; the thread ends at the latest after one part of an exact search."""
-        with self._changed:
-            self._is_closed, self._monitored = True, None
-            self._changed.notify()
+        with self._condition:
+            self._is_closed, self._state = True, None
+            self._condition.notify()
         self.thread.join()
 
     def _run_monitor(self) -> None:
         set_lowest_priority()
-        while monitored := self._wait_for_task():
+        while state := self._wait_for_task():
             try:
-                self._run_task(monitored)
+                self._run_task(state)
             # Also catch a Rust panic of a native library, because it must not end the thread.
             except BaseException:
                 _LOG.exception(
                     "the quality of snapshot %s is not monitored any more",
-                    monitored.snapshot.id[:12],
+                    state.snapshot.id[:12],
                 )
-                with self._changed:
-                    self._monitored = None if self._monitored is monitored else self._monitored
-            monitored = None  # free an old snapshot while waiting
+                with self._condition:
+                    self._state = None if self._state is state else self._state
+            state = None  # free an old snapshot while waiting
 
-    def _wait_for_task(self) -> _MonitoredSnapshot | None:
+    def _wait_for_task(self) -> _MonitoringState | None:
         """Wait until there is slow work, and return its snapshot; None if the monitor is closed."""
-        with self._changed:
-            self._changed.wait_for(
-                lambda: self._is_closed or (self._monitored is not None and self._monitored.has_task)
-            )
-            return self._monitored
+        with self._condition:
+            self._condition.wait_for(lambda: self._is_closed or (self._state is not None and self._state.has_task))
+            return self._state
 
-    def _run_task(self, monitored: _MonitoredSnapshot) -> None:
+    def _run_task(self, state: _MonitoringState) -> None:
         """Do one piece of the slow work, then pause."""
-        if monitored.has_samples_due:
-            self._measure_recall(monitored)
+        if state.has_samples_due:
+            self._measure_recall(state)
             return
         start_time = time.thread_time()
-        if monitored.has_drift_due and monitored.reference is not None:
-            with self._changed:
-                vectors = monitored.windows.take_vectors()
-            monitored.windows.drift = monitored.reference.compute_distance(vectors)
-        elif monitored.unencoded_questions and monitored.encode is not None:
+        if state.has_drift_due and state.reference is not None:
+            with self._condition:
+                vectors = state.windows.take_vectors()
+            state.windows.drift = state.reference.compute_distance(vectors)
+        elif state.unencoded_questions and state.encode is not None:
             # The questions are encoded again for each snapshot, since its vector space may be
             # another.
-            monitored.encoded_questions.append(monitored.encode(monitored.unencoded_questions[:_ENCODE_BATCH]))
-            del monitored.unencoded_questions[:_ENCODE_BATCH]
-            if not monitored.unencoded_questions:
-                monitored.reference = DriftReference.from_vectors(np.concatenate(monitored.encoded_questions))
-        self._rest_after_work(monitored, start_time)
+            state.encoded_questions.append(state.encode(state.unencoded_questions[:_ENCODE_BATCH]))
+            del state.unencoded_questions[:_ENCODE_BATCH]
+            if not state.unencoded_questions:
+                state.reference = DriftReference.from_vectors(np.concatenate(state.encoded_questions))
+        self._rest_after_work(state, start_time)
 
-    def _measure_recall(self, monitored: _MonitoredSnapshot) -> None:
+    def _measure_recall(self, state: _MonitoringState) -> None:
         """Repeat sampled questions by exact search over all vectors, or over all postings."""
-        if not monitored.is_ground_truth_open and monitored.index is not None:
-            monitored.ground_truth = open_ground_truth(monitored.snapshot, monitored.index, monitored.parameters)
-        with self._changed:
-            monitored.is_ground_truth_open = True
-            if monitored.ground_truth is None:
-                monitored.index = None  # stop sampling
-            sampled_queries = monitored.windows.take_samples()
+        if not state.is_ground_truth_open and state.index is not None:
+            state.ground_truth = open_ground_truth(state.snapshot, state.index, state.parameters)
+        with self._condition:
+            state.is_ground_truth_open = True
+            if state.ground_truth is None:
+                state.index = None  # stop sampling
+            sampled_queries = state.windows.take_samples()
         start_time = time.thread_time()
 
         def pause() -> bool:
             nonlocal start_time
-            is_current = self._rest_after_work(monitored, start_time)
+            is_current = self._rest_after_work(state, start_time)
             start_time = time.thread_time()
             return is_current
 
-        recalls = monitored.ground_truth.compute_recalls(sampled_queries, pause) if monitored.ground_truth else None
+        recalls = state.ground_truth.compute_recalls(sampled_queries, pause) if state.ground_truth else None
         if recalls is not None:
-            with self._changed:
-                monitored.windows.add_recalls(recalls)
+            with self._condition:
+                state.windows.add_recalls(recalls)
 
-    def _rest_after_work(self, monitored: _MonitoredSnapshot, start_time: float) -> bool:
+    def _rest_after_work(self, state: _MonitoringState, start_time: float) -> bool:
         """Pause until the work since `start_time` is within the thread's share of a core.
 
         `start_time` is the thread's CPU time, since wall-clock time would include waiting for other
-        threads. Return False if `monitored` is no longer the monitored snapshot.
+        threads. Return False if another snapshot, or none, is monitored now.
         """
         rest_seconds = (time.thread_time() - start_time) * (1 / self._settings.share - 1)
-        with self._changed:
-            return not self._changed.wait_for(lambda: self._monitored is not monitored, rest_seconds)
+        with self._condition:
+            return not self._condition.wait_for(lambda: self._state is not state, rest_seconds)

@@ -135,11 +135,11 @@ def test_old_snapshot_fires_an_alert(service: Watched, tmp_path: Path) -> None:
 
 
 def test_worse_builds_fire_an_alert(shared_service: Watched, tmp_path: Path) -> None:
-    first_scrape, served = shared_service.scrape(), shared_service.metrics.served
+    first_scrape, served = shared_service.scrape(), shared_service.metrics.served_snapshot
     assert served is not None
-    shared_service.metrics.served = replace(served, trends=(Trend("recall", "hnsw", 0.98, 0.9),))
+    shared_service.metrics.served_snapshot = replace(served, trends=(Trend("recall", "hnsw", 0.98, 0.9),))
     assert_firing(tmp_path, first_scrape, shared_service.scrape(), "BookwheelBuildsLeaveBand")
-    shared_service.metrics.served = served
+    shared_service.metrics.served_snapshot = served
 
 
 def test_damaged_snapshot_fires_an_alert(service: Watched, tmp_path: Path, store: Store, bert: Path) -> None:

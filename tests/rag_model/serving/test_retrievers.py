@@ -183,10 +183,10 @@ def test_collapse_but_not_recall_is_monitored_for_a_fused_default(shared_library
     with serving(shared_library.url, dest, with_limits(retrievers=("rrf(hnsw, exact)",)), metrics) as service:
         service.search("who?", "the king", "a river", "born")
         until(lambda: "search" in metrics.quality.compute_metrics().collapse)
-        assert not quality._monitored or not quality._monitored.has_task
+        assert not quality._state or not quality._state.has_task
         assert metrics.quality.compute_metrics().recall_mean is None
-        assert metrics.served is not None
-        assert metrics.served.index == "rrf(hnsw, exact)"
+        assert metrics.served_snapshot is not None
+        assert metrics.served_snapshot.index == "rrf(hnsw, exact)"
 
 
 ARTICLES = {f"Town {number}": f"The town {number} has a mill by river {number % 5}." for number in range(40)}

@@ -133,9 +133,9 @@ def test_trends_of_the_last_builds_are_exported(metrics: ServiceMetrics) -> None
         provenance = {"history": format_history(last_build if number else None)}
         content = Content({"kind": "wiki", "number": number}, (), {})
         last_build = Manifest(content, {"hnsw": {"recall@20": recall}}, provenance=provenance)
-    metrics.served = ServedSnapshotInfo.from_manifest(last_build, SERVED_REF, "hnsw")
+    metrics.served_snapshot = ServedSnapshotInfo.from_manifest(last_build, SERVED_REF, "hnsw")
     assert read_metrics(metrics)["bookwheel_builds_trend_ratio hnsw recall"] == pytest.approx(0.9 / 0.98)
-    metrics.served = ServedSnapshotInfo.from_manifest(create_manifest(), SERVED_REF, "hnsw")
+    metrics.served_snapshot = ServedSnapshotInfo.from_manifest(create_manifest(), SERVED_REF, "hnsw")
     assert not any(name.startswith("bookwheel_builds") for name in read_metrics(metrics))
 
 

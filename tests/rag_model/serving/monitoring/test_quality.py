@@ -211,7 +211,7 @@ def test_texts_of_questions_are_not_stored(quality: QualityMonitor, snapshot: Sn
     hits = DenseRetriever(snapshot).search_vectors(np.eye(1, snapshot.dim, dtype=np.float32), 3)
     quality.start_monitoring(snapshot, "hnsw", encode=None)
     record_search(quality, snapshot, [secret_question], np.eye(1, snapshot.dim, dtype=np.float32), hits, 3)
-    assert secret_question not in repr(quality._monitored)
+    assert secret_question not in repr(quality._state)
 
 
 def test_settings_without_enough_samples_are_refused() -> None:
