@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 ALGORITHM = "sha256"
-_ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+_CANONICAL_ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
 
 def canonical_json(value: Any) -> bytes:
@@ -19,7 +19,7 @@ def canonical_json(value: Any) -> bytes:
     Raises:
         ValueError: `value` contains a NaN or an infinity, which JSON cannot represent.
     """
-    return _ENCODER.encode(value).encode()
+    return _CANONICAL_ENCODER.encode(value).encode()
 
 
 def digest_bytes(data: bytes | memoryview) -> str:

@@ -344,8 +344,8 @@ async def retry(
 ) -> _Result:
     """Return the result of the first successful attempt.
 
-    Before the next attempt, it waits as long as the endpoint's Retry-After says or, without one,
-    longer each time.
+    The pause before the next attempt is the endpoint's Retry-After; without one, it doubles for
+    each attempt.
 
     Raises:
         FailedAttemptError: an attempt failed permanently, or the last attempt failed;

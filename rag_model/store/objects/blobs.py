@@ -53,7 +53,7 @@ def fetch_file(identity: str, size: int, dest: Path, read_from: Callable[[int], 
         if has_waited and dest.is_file() and dest.stat().st_size == size and digest_file(dest) == identity:
             partial_path.unlink()
             return True
-        if not (_try_resume(file, size, identity, read_from) or _append_and_digest(file, size, read_from) == identity):
+        if not (_try_resume(file, size, identity, read_from) or _append_and_digest(file, read_from) == identity):
             partial_path.unlink()
             return False
         os.fsync(file.fileno())
@@ -74,14 +74,14 @@ def _try_resume(file: BinaryIO, size: int, identity: str, read_from: Callable[[i
     False.
     """
     partial_size = file.seek(0, os.SEEK_END)
-    if 0 < partial_size <= size and _append_and_digest(file, size, read_from) == identity:
+    if 0 < partial_size <= size and _append_and_digest(file, read_from) == identity:
         return True
     file.seek(0)
     file.truncate()
     return False
 
 
-def _append_and_digest(file: BinaryIO, size: int, read_from: Callable[[int], Iterable[bytes]]) -> str:
+def _append_and_digest(file: BinaryIO, read_from: Callable[[int], Iterable[bytes]]) -> str:
     """Append the missing bytes to a file and return the digest of the complete file."""
     blob_id = digest_chunks(_iter_all_bytes(file, read_from))
     file.flush()

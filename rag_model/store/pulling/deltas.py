@@ -202,8 +202,8 @@ def _write_row_delta(
     find_base_rows: Callable[[], Rows],
     out: Path,
 ) -> bool:
-    """Write a row delta; return False if the files cannot be compared, for example after a new
-    training.
+    """Write a row delta; return False if the files cannot be compared, for example because the
+    index was trained again.
     """
     base_lists, target_lists = find_lists(base), find_lists(target)
     if (base_lists is None) != (target_lists is None):

@@ -41,7 +41,7 @@ def mapped_copy_path(dest: Path, ref: BlobRef) -> Path:
     return dest / ".mapped" / f"{ref.id.partition(':')[2]}.arrow"
 
 
-def mapped_stamp_name(ref: BlobRef) -> str:
+def mapped_copy_identity(ref: BlobRef) -> str:
     """Return the identity in the stamp of a memory-mapped copy, whose own digest is not known."""
     return f"mapped-{ref.id.partition(':')[2]}"
 

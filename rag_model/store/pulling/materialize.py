@@ -25,8 +25,8 @@ from rag_model.store.objects.blobs import BlobRef, ChunkSource
 from rag_model.store.pulling.deltas import find_delta, list_delta_steps, rebuild_file
 from rag_model.store.pulling.folder import (
     blob_copy_path,
+    mapped_copy_identity,
     mapped_copy_path,
-    mapped_stamp_name,
     open_folder_stamps,
 )
 from rag_model.store.pulling.overlap import PulledVectors, RowOverlap, RowPatch, is_convertible, list_embedded_files
@@ -376,7 +376,7 @@ def _iter_file(path: Path, read: Callable[[int, int], bytes], start_byte: int) -
 
 def _write_mapped_copy(ref: BlobRef, dest: Path) -> None:
     """Write the memory-mapped copy of a passage file, unless there is a valid one."""
-    copy_path, identity = mapped_copy_path(dest, ref), mapped_stamp_name(ref)
+    copy_path, identity = mapped_copy_path(dest, ref), mapped_copy_identity(ref)
     if not (copy_path.is_file() and open_folder_stamps(dest).has_valid_stamp(copy_path, identity)):
         write_mapped_copy(blob_copy_path(dest, ref), copy_path)
         open_folder_stamps(dest).record(copy_path, identity)

@@ -42,7 +42,7 @@ from rag_model.store.versions.trainings import (
 
 _BATCH_FILES = 500  # maximum files of a batch; a writer may have to wait until the batch is deleted
 _MAX_PLANS = 100  # maximum number of plans; each new writer invalidates the current plan
-Condemn = Callable[[Sequence[StoredFile], Sequence[Intent]], float]  # see `_open_sweep`
+AnnounceBatch = Callable[[Sequence[StoredFile], Sequence[Intent]], float]  # see `_open_sweep`
 _BLOB = re.compile(r"blobs/[0-9a-f]{2}/([0-9a-f]{64})")
 MANIFEST_PATH = re.compile(r"(snapshots|models|evaluations)/([0-9a-f]{64})\.json")
 MOVE_PATH = re.compile(r"(models/)?refs/([^/]+)/([0-9]{8})\.json")
@@ -109,8 +109,8 @@ def preview_sweep(store: Store, plan: DeletionPlan) -> list[StoredFile]:
         StoreError: the store cannot be read, or the small file for reading its clock cannot be
             written.
     """
-    with _open_sweep(store) as condemn_files:
-        return list(_make_plan(store, plan, condemn_files)[1])
+    with _open_sweep(store) as announce_batch:
+        return list(_make_plan(store, plan, announce_batch)[1])
 
 
 def sweep(store: Store, plan: DeletionPlan, *, threads: int) -> list[StoredFile]:
@@ -122,17 +122,19 @@ def sweep(store: Store, plan: DeletionPlan, *, threads: int) -> list[StoredFile]
             deletes the rest.
     """
     deleted_files: list[StoredFile] = []
-    with _open_sweep(store) as condemn_files:
+    with _open_sweep(store) as announce_batch:
         for _ in range(_MAX_PLANS):
-            view, files = _make_plan(store, plan, condemn_files)
-            if _delete_batches(store, view, files, condemn_files, threads, deleted_files):
+            view, files = _make_plan(store, plan, announce_batch)
+            if _delete_batches(store, view, files, announce_batch, threads, deleted_files):
                 return deleted_files
     raise _build_too_many_plans_error(store)
 
 
-def _make_plan(store: Store, plan: DeletionPlan, condemn_files: "Condemn") -> tuple[StoreView, Sequence[StoredFile]]:
+def _make_plan(
+    store: Store, plan: DeletionPlan, announce_batch: AnnounceBatch
+) -> tuple[StoreView, Sequence[StoredFile]]:
     for _ in range(_MAX_PLANS):
-        view = StoreView.read(store, condemn_files((), ()))
+        view = StoreView.read(store, announce_batch((), ()))
         try:
             return view, plan(view)
         except StoreError:
@@ -149,7 +151,7 @@ def _delete_batches(
     store: Store,
     view: StoreView,
     files: Sequence[StoredFile],
-    condemn_files: "Condemn",
+    announce_batch: AnnounceBatch,
     threads: int,
     deleted_files: list[StoredFile],
 ) -> bool:
@@ -157,7 +159,7 @@ def _delete_batches(
     for i in range(0, len(files), _BATCH_FILES):
         batch = files[i : i + _BATCH_FILES]
         deadline = time.monotonic() + SWEEP_VALID_SECONDS / 2
-        store_time = condemn_files(batch, view.intents)
+        store_time = announce_batch(batch, view.intents)
         if not view.is_current(StoreView.read(store, store_time)):
             return False
         with ThreadPoolExecutor(threads) as pool:
@@ -178,13 +180,13 @@ def _delete_unchanged(store: Store, deadline: float, file: StoredFile) -> bool:
 
 
 @contextmanager
-def _open_sweep(store: Store) -> Iterator[Condemn]:
+def _open_sweep(store: Store) -> Iterator[AnnounceBatch]:
     """Yield a function that records the files to delete and the known intents, and returns the time
     by the store's clock.
     """
     path = f"sweeps/{secrets.token_hex(8)}.json"
 
-    def condemn_files(files: Sequence[StoredFile], known_intents: Sequence[Intent]) -> float:
+    def announce_batch(files: Sequence[StoredFile], known_intents: Sequence[Intent]) -> float:
         sweep_record = {
             "condemned": [file.path for file in files],
             "knows": [intent.name for intent in known_intents],
@@ -192,7 +194,7 @@ def _open_sweep(store: Store) -> Iterator[Condemn]:
         return store.intents.write_timed(path, {"format": 1, **sweep_record})
 
     try:
-        yield condemn_files
+        yield announce_batch
     finally:
         with suppress(StoreError):  # if the file stays, the sweep expires
             store.files.remove(path)

@@ -21,7 +21,8 @@ _MAX_DEPTH = 16  # maximum depth of nested folders
 T = TypeVar("T")
 
 
-PULL_AGAIN = ": pull it again, or verify the store"  # advice for a manifest that is not JSON
+# end of the error message about a manifest that is not JSON
+PULL_AGAIN = ": pull it again, or verify the store"
 
 
 class NewerFormatError(StoreError):

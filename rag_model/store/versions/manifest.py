@@ -34,7 +34,7 @@ EXACT = "exact"  # index of every snapshot with vectors; if it has no file, all 
 _SUFFIXES = {TOKENS: ".arrow", SPARSE: ".sparse"}
 FORMAT = 2  # format 1 has one space, no named representations, no kinds of indexes, no retriever
 MAX_ROWS = 1 << 40  # more rows than any corpus has, but few enough that sums do not overflow
-MAX_PAGE = (1 << 63) - 1
+_MAX_PAGE_ID = (1 << 63) - 1
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 # Kinds of files that readers do not need: article logs, trained files of indexes, spans for
 # trainings, digests of ranges, and representations that indexes store in their own form.
@@ -98,7 +98,7 @@ class PartEntry:
         check(isinstance(self.name, str) and _NAME.fullmatch(self.name), f"part name {self.name!r}")
         for field_name in ("first_page", "last_page"):
             page_id = getattr(self, field_name)
-            check(type(page_id) is int and abs(page_id) <= MAX_PAGE, f"{field_name} {page_id!r} of {self.name}")
+            check(type(page_id) is int and abs(page_id) <= _MAX_PAGE_ID, f"{field_name} {page_id!r} of {self.name}")
         check(
             type(self.rows) is int and 0 <= self.rows <= MAX_ROWS,
             f"row count {self.rows!r} of {self.name}",

@@ -50,7 +50,7 @@ VERSION, BOUNDS_VERSION = 1, 2  # versions of a table without and with boundarie
 
 
 class SnapshotRanges:
-    """The files of one snapshot of which byte ranges can be read. Thread-safe."""
+    """The files of one snapshot that can be read by byte ranges. Thread-safe."""
 
     def __init__(self, store: Store, manifest: Manifest, table: Mapping[str, Any], cache: RangeCache) -> None:
         """Use a table that the caller has checked; callers use `open` instead."""

@@ -33,8 +33,8 @@ from rag_model.store.pulling.folder import (
     CURRENT,
     MANIFEST,
     lock_manifest,
+    mapped_copy_identity,
     mapped_copy_path,
-    mapped_stamp_name,
     open_folder_stamps,
 )
 from rag_model.store.store import Store
@@ -200,7 +200,7 @@ class Snapshot:
         def find_mapped_copy(file: str) -> Path | None:
             ref = manifest.content.files[file]
             copy = mapped_copy_path(root.parent, ref)
-            return copy if copy.is_file() and stamps.has_valid_stamp(copy, mapped_stamp_name(ref)) else None
+            return copy if copy.is_file() and stamps.has_valid_stamp(copy, mapped_copy_identity(ref)) else None
 
         snapshot = cls(manifest, path, path, root, find_mapped_copy)
         if lock is not None:

@@ -79,7 +79,7 @@ class Takedowns:
         return frozenset(
             page
             for record in self.list_records()
-            if record.wiki == wiki and (not trusted_only or self._is_trusted(_get_path(f"{record.number:08d}")))
+            if record.wiki == wiki and (not trusted_only or self._is_trusted(_get_record_path(f"{record.number:08d}")))
             for page in record.pages
         )
 
@@ -106,12 +106,12 @@ class Takedowns:
             number = max(self._files.list_numbers(FOLDER), default=0) + 1
             if number > _MAX_NUMBER:
                 raise StoreError(
-                    f"{self._files.url_of(_get_path(str(_MAX_NUMBER)))} is the last takedown that can be "
+                    f"{self._files.url_of(_get_record_path(str(_MAX_NUMBER)))} is the last takedown that can be "
                     "written: bookwheel did not write it, so inspect it and delete it"
                 )
             record = Takedown(number, wiki, tuple(sorted({*page_ids})), reason, by, created_at, secrets.token_hex(16))
             record_fields = {"format": _FORMAT, **asdict(record)}
-            if Signatures(self._files).create_signed(_get_path(f"{number:08d}"), record_fields):
+            if Signatures(self._files).create_signed(_get_record_path(f"{number:08d}"), record_fields):
                 return record
 
     def list_replaced(self) -> frozenset[str]:
@@ -121,7 +121,7 @@ class Takedowns:
         """
         file_names = self._files.list_names(FOLDER)
         replaced_ids = (match[1] for match in map(_REPLACEMENT_FILE.fullmatch, file_names) if match)
-        return frozenset(snapshot for snapshot in replaced_ids if self._is_trusted(_get_path(snapshot)))
+        return frozenset(snapshot for snapshot in replaced_ids if self._is_trusted(_get_record_path(snapshot)))
 
     def find_replacement(self, snapshot: str) -> str | None:
         """Return the id of a snapshot's replacement; None for a snapshot that was not replaced.
@@ -136,7 +136,7 @@ class Takedowns:
         replacement, visited_ids = self._read_replacement(snapshot), {snapshot}
         while replacement and (next_replacement := self._read_replacement(replacement)) is not None:
             if replacement in visited_ids:
-                raise self._build_damaged_error(_get_path(replacement))
+                raise self._build_damaged_error(_get_record_path(replacement))
             visited_ids.add(replacement)
             replacement = next_replacement
         return replacement
@@ -150,7 +150,7 @@ class Takedowns:
             RefusedError: a trust file is given, and none of its keys signed the existing record, or
                 the environment has no private key for one of its keys to sign a new record.
         """
-        path = _get_path(snapshot)
+        path = _get_record_path(snapshot)
         if self._files.find(path) is None:
             if trusted_keys := TrustedKeys.from_environment():
                 trusted_keys.require_signing_key("takedown")
@@ -190,7 +190,7 @@ class Takedowns:
         return False
 
     def _read_record(self, number: int) -> Takedown:
-        path = _get_path(f"{number:08d}")
+        path = _get_record_path(f"{number:08d}")
         fields = self._read(path) or {}
         pages = fields.pop("pages", None)
         text_fields = [field_text for name, field_text in fields.items() if name != "number"]
@@ -205,8 +205,8 @@ class Takedowns:
         return record
 
     def _read_replacement(self, snapshot: str) -> str | None:
-        record_fields = self._read(_get_path(snapshot))
-        if record_fields is None or not self._is_trusted(_get_path(snapshot)):
+        record_fields = self._read(_get_record_path(snapshot))
+        if record_fields is None or not self._is_trusted(_get_record_path(snapshot)):
             return None
         replacement = record_fields.get("by")
         if (
@@ -214,7 +214,7 @@ class Takedowns:
             or (replacement and not FULL_ID.fullmatch(replacement))
             or record_fields.get("snapshot") != snapshot
         ):
-            raise self._build_damaged_error(_get_path(snapshot))
+            raise self._build_damaged_error(_get_record_path(snapshot))
         return replacement
 
     def _read(self, path: str) -> dict[str, Any] | None:
@@ -227,5 +227,5 @@ class Takedowns:
         return StoreError(f"{self._files.url_of(path)} is damaged: restore it from a copy of the store")
 
 
-def _get_path(name: str) -> str:
+def _get_record_path(name: str) -> str:
     return f"{FOLDER}/{name}.json"

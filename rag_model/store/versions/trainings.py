@@ -171,7 +171,9 @@ class Trainings:
                 return False
             self._write_file(key, path, ref, stored_files)
         checkpoint = StoredCheckpoint(progress, {name: ref for name, (_, ref) in files.items()})
-        return should_continue() and self._write_record(key, checkpoint, (numbers or [0])[-1] + 1)
+        if is_complete := should_continue():
+            self._write_record(key, checkpoint, (numbers or [0])[-1] + 1)
+        return is_complete
 
     def fetch(self, key: str, checkpoint: StoredCheckpoint, folder: Path) -> None:
         """Copy a checkpoint's files to a folder, each verified.
@@ -239,7 +241,7 @@ class Trainings:
         if ref not in stored_files or self.files.get_size(stored_path) != ref.size:
             Intents(self.files).write_despite_sweeps(stored_path, partial(self.files.link, path, stored_path))
 
-    def _write_record(self, key: str, checkpoint: StoredCheckpoint, number: int) -> bool:
+    def _write_record(self, key: str, checkpoint: StoredCheckpoint, number: int) -> None:
         record, signatures = normalize_json(checkpoint.to_json()), Signatures(self.files)
         while True:  # another machine may run the same training
             signatures.sign(self.record_path(key, number), record)
@@ -249,7 +251,6 @@ class Trainings:
         for older_number in self._list_numbers(key):
             if older_number < number:
                 self._delete_replaced(key, older_number, {*checkpoint.files.values()})
-        return True
 
     def _delete_replaced(self, key: str, number: int, needed_files: set[BlobRef]) -> None:
         """Delete a replaced checkpoint. Its record is deleted last, so that its files can be found
