@@ -99,7 +99,7 @@ class RowPartition:
         self._boundaries = np.array(self.starts)
 
     def split(self, rows: Rows) -> Iterator[tuple[int, slice, Rows]]:
-        """Yield (part number, slice of `rows`, row numbers within the part) for each part with rows.
+        """Yield (part number, slice of `rows`, row numbers in the part) for each part with rows.
 
         `rows` are ascending and in [0, n). Costs one binary search per part for any number of rows.
         """

@@ -64,8 +64,8 @@ def _render_in_child(arguments: Any) -> dict[str, str]:
     text = str(rendered_prompts[0][0])
     if len(text) > _MAX_PROMPT_CHARACTERS:
         raise InputError(
-            f"the chat template of the model renders a message as a prompt of {len(text):,} characters; "
-            f"at most {_MAX_PROMPT_CHARACTERS:,} are allowed: use another model"
+            f"the chat template of the model renders a message as a prompt of {len(text):,} "
+            f"characters; at most {_MAX_PROMPT_CHARACTERS:,} are allowed: use another model"
         )
     return {"refusal": "", "text": text}
 

@@ -32,7 +32,8 @@ _MAX_ERROR_BYTES = 1 << 16  # bytes of an error body that are read
 _MAX_QUOTED = 300  # characters of an endpoint's message that an error quotes
 _TRANSIENT_STATUSES = frozenset((408, 409, 425, 429, 500, 502, 503, 504, 529))
 _PROMPT_TOO_LONG = re.compile(
-    r"context.{0,20}(length|window|size)|too (long|large)|maximum.{0,20}tokens|exceed", re.IGNORECASE
+    r"context.{0,20}(length|window|size)|too (long|large)|maximum.{0,20}tokens|exceed",
+    re.IGNORECASE,
 )
 _INPUT_TOO_LARGE = re.compile(r"(input|prompt).{0,40}too (long|large)", re.IGNORECASE)
 _NO_QUOTA = "insufficient_quota"  # error code of a 429 reply after which retries are useless
@@ -160,7 +161,8 @@ class EndpointErrors:
     def timeout_error(self, action: str, seconds: float) -> FailedAttemptError:
         """Return the error for a timeout."""
         return self._create_failed_attempt(
-            f"{action} within {seconds:g} s: ask again later, or give it more time", is_transient=True
+            f"{action} within {seconds:g} s: ask again later, or give it more time",
+            is_transient=True,
         )
 
     def redirect_error(self, location: str) -> FailedAttemptError:
@@ -220,7 +222,9 @@ class EndpointErrors:
         if status in _TRANSIENT_STATUSES:
             problem = "is busy" if status == 429 else "failed"
             return self._create_failed_attempt(
-                f"{problem} ({status}){detail}: ask again later", is_transient=True, wait_seconds=wait_seconds
+                f"{problem} ({status}){detail}: ask again later",
+                is_transient=True,
+                wait_seconds=wait_seconds,
             )
         return self._create_failed_attempt(f"refused the request ({status}){detail}: check the model's settings")
 
@@ -236,7 +240,9 @@ class EndpointErrors:
         self, problem: str, *, is_transient: bool = False, wait_seconds: float | None = None
     ) -> FailedAttemptError:
         return FailedAttemptError(
-            EndpointError(f"the endpoint at {self.endpoint.host} {problem}"), is_transient, wait_seconds
+            EndpointError(f"the endpoint at {self.endpoint.host} {problem}"),
+            is_transient,
+            wait_seconds,
         )
 
     def quote(self, message: str) -> str:
@@ -340,7 +346,9 @@ async def gather_or_cancel(coroutines: Iterable[Coroutine[Any, Any, _Result]]) -
 
 
 async def retry(
-    settings: RetrySettings, attempt: Callable[[], Awaitable[_Result]], timeout_error: FailedAttemptError
+    settings: RetrySettings,
+    attempt: Callable[[], Awaitable[_Result]],
+    timeout_error: FailedAttemptError,
 ) -> _Result:
     """Return the result of the first successful attempt.
 

@@ -173,7 +173,10 @@ def is_encrypted_or_local(scheme: str, host: str) -> bool:
 
 
 def retry(
-    url: str, send: Callable[[], T], has_answered: Callable[[], bool], sleep: Callable[[float], None] = time.sleep
+    url: str,
+    send: Callable[[], T],
+    has_answered: Callable[[], bool],
+    sleep: Callable[[float], None] = time.sleep,
 ) -> T:
     """Call `send` and return its result; while the server is busy, call it again after a pause.
 
@@ -196,7 +199,8 @@ def retry(
             if attempt >= getattr(error, "max_tries", MAX_TRIES) or (wait_seconds or 0) > _MAX_RETRY_AFTER:
                 requested_wait = f", and asks to wait {wait_seconds:.0f} s" if wait_seconds else ""
                 raise UnreachableError(
-                    f"{url} did not answer {attempt} requests in a row ({format_error(error)}{requested_wait}): "
+                    f"{url} did not answer {attempt} requests in a row "
+                    f"({format_error(error)}{requested_wait}): "
                     "run the command again later to continue"
                 ) from error
             sleep(wait_seconds if wait_seconds is not None else pause_seconds)
@@ -220,7 +224,8 @@ def follow_redirect(url: str, response: httpx.Response) -> str:
         ) from error
     if not is_same_server:
         raise InputError(
-            f"{url} redirects to another server, {target.scheme}://{target.netloc.rpartition('@')[2]}: use "
+            f"{url} redirects to another server, "
+            f"{target.scheme}://{target.netloc.rpartition('@')[2]}: use "
             "that address if you trust it"
         )
     return str(target._replace(fragment="").geturl())

@@ -85,7 +85,7 @@ def has_repeated_values(metadata: pq.FileMetaData, leaf_numbers: Iterable[int]) 
 
 
 def list_text_column_paths(metadata: pq.FileMetaData, columns: Collection[str]) -> list[str]:
-    """Return the paths of the leaf columns that are strings, which Arrow can read as dictionaries."""
+    """Return the paths of leaf columns that are strings, which Arrow can read as dictionaries."""
     schema = get_schema(metadata)
     leaves = [schema.column(leaf_number) for leaf_number in list_leaf_numbers(metadata, columns)]
     return [leaf.path for leaf in leaves if leaf.physical_type == "BYTE_ARRAY"]
@@ -106,8 +106,8 @@ def compute_decoded_size(column: Any) -> int:
 def check_footer(metadata: pq.FileMetaData, size: int) -> None:
     """Check the column metadata in the footer of a file of `size` bytes, without reading data.
 
-    `metadata.row_group(…).column(…)` aborts the process if the statistics do not fit the column. A
-    reader that prepares to read all columns raises an error instead. The reader gets an empty
+    `metadata.row_group(…).column(…)` aborts the process if the statistics do not fit the column.
+    A reader that prepares to read all columns raises an error instead. The reader gets an empty
     memory map of the same size and reads no rows.
 
     Raises:
@@ -145,7 +145,8 @@ def check_row_groups(
         for group_number, _, _ in _list_groups(file, first_row, end):
             column_chunks = map(file.metadata.row_group(group_number).column, leaf_numbers)
             max_row_bytes = max(
-                max_row_bytes, sum(check_pages(read, column_chunks, BASE_DECODED_BYTES + MAX_EXPANSION * size))
+                max_row_bytes,
+                sum(check_pages(read, column_chunks, BASE_DECODED_BYTES + MAX_EXPANSION * size)),
             )
     return max_row_bytes
 
@@ -311,7 +312,8 @@ def _decode_unsigned(data: bytes) -> int:
 def _build_page(fields: dict[int, Any], header_bytes: int) -> _PageHeader:
     page_type, decoded_bytes, stored_bytes = (fields.get(number) for number in (1, 2, 3))
     page_fields = fields.get(
-        {DATA_PAGE: 5, DICTIONARY_PAGE: 7, _DATA_PAGE_V2: 8}.get(page_type if isinstance(page_type, int) else -1, 0), {}
+        {DATA_PAGE: 5, DICTIONARY_PAGE: 7, _DATA_PAGE_V2: 8}.get(page_type if isinstance(page_type, int) else -1, 0),
+        {},
     )
     n_values = page_fields.get(1, 0) if isinstance(page_fields, dict) else 0
     encoding = page_fields.get(4 if page_type == _DATA_PAGE_V2 else 2, 0) if isinstance(page_fields, dict) else 0

@@ -134,7 +134,9 @@ class Registry(Generic[T]):
             ) from error
         if self._base and not self.is_built_in(entry_point.name) and not isinstance(plugin, self._base):
             raise self.wrong_plugin_error(
-                entry_point.name, f"is {type(plugin).__name__}", f"register an instance of {self._base.__name__}"
+                entry_point.name,
+                f"is {type(plugin).__name__}",
+                f"register an instance of {self._base.__name__}",
             )
         return plugin
 

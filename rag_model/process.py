@@ -591,6 +591,6 @@ def check_disk(folder: Path, size: int, work: str, alternative: str) -> None:
     free_bytes = shutil.disk_usage(folder).free
     if size > free_bytes:
         raise ResourceError(
-            f"{work} needs {format_bytes(size)} of disk in {folder}, and {format_bytes(free_bytes)} are "
-            f"free: free some, or {alternative}"
+            f"{work} needs {format_bytes(size)} of disk in {folder}, and "
+            f"{format_bytes(free_bytes)} are free: free some, or {alternative}"
         )

@@ -199,7 +199,8 @@ class RangeCache:
         self._used_bytes = 0
         self._clock = 1  # increases with each search, and orders the uses of blocks
         self._is_silent = False  # whether no request was answered since a search gave up
-        self._is_in_memory = False  # whether any file is in memory because the disk is full or not writable
+        # whether any file is in memory because the disk is full or not writable
+        self._is_in_memory = False
         self._search_starts = set[int]()  # the clock at the start of each running search
         self._pool = ThreadPoolExecutor(MAX_REQUESTS, "ranges")
         self._background = ThreadPoolExecutor(1, "ranges-later")
@@ -273,7 +274,7 @@ class RangeCache:
             self._start_fetch(file, file._verify_stored(blocks)) for file, blocks in [*digest_pages, *missing_blocks]
         ]
         try:
-            for fetch in fetches:  # digests come first, because they are needed to verify other blocks
+            for fetch in fetches:  # digests come first, because other blocks are verified by them
                 fetch.file._store_runs([(run, self._wait_for_next_run(fetch, is_patient)) for run in fetch.runs])
         except TimeoutError as error:
             raise StoreError(f"cannot read ranges of {fetch.file.name}: the store does not answer") from error
@@ -302,7 +303,7 @@ class RangeCache:
                         raise
         finally:
             request.cancel()
-            # The error of a request refers to this frame. If the frame referred to the request, this
+            # The error of a request refers to this frame. If the frame referred to the request, the
             # cycle would keep the objects of all callers in memory.
             del request
 
@@ -336,7 +337,7 @@ class RangeCache:
 
     def close(self) -> None:
         """Close all files; arrays that map them stay valid."""
-        # A request may wait minutes for the store, but writes no file, so only loads are waited for.
+        # Only loads are waited for: a request may wait minutes for the store, but writes no file.
         self._pool.shutdown(wait=False, cancel_futures=True)
         self._background.shutdown(cancel_futures=True)
         with self._lock:
@@ -450,7 +451,7 @@ def evict_unused_files(folder: Path, max_bytes: int) -> None:
         for _, size, path in sorted(files):
             if size and total_bytes <= max_bytes:
                 continue
-            # An error means that a process uses the file or has deleted it, or that another user owns it.
+            # An error means that a process uses or has deleted the file, or another user owns it.
             # Without O_NONBLOCK, opening a named pipe would wait for its writer.
             with suppress(OSError), os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK)) as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -696,8 +697,8 @@ class CachedFile:
 
 def _build_write_error(folder: Path, error: OSError) -> ResourceError:
     return ResourceError(
-        f"cannot write the cache of ranges in {folder} ({error.strerror or error}): free some space, or set "
-        "BOOKWHEEL_CACHE to a folder of another disk"
+        f"cannot write the cache of ranges in {folder} ({error.strerror or error}): free some "
+        "space, or set BOOKWHEEL_CACHE to a folder of another disk"
     )
 
 

@@ -50,7 +50,8 @@ _CREDENTIAL_VARIABLES = {
 _USER = re.compile(r"(?<=://)(?<!hf://)[^@\s]+(?:@[^@\s]*)*@|(?<=hf://)[^@/\s]*@")
 _QUERY = re.compile(r"(://[^\s?#]*)([?#])[^\s)\"']+")  # a query may contain a signature
 _SECRET_NAMES = re.compile(
-    r"SECRET|TOKEN(?!IZER)|PASSWORD|PASSWD|CREDENTIAL|API_KEY|ACCOUNT_KEY|CONNECTION_STRING", re.IGNORECASE
+    r"SECRET|TOKEN(?!IZER)|PASSWORD|PASSWD|CREDENTIAL|API_KEY|ACCOUNT_KEY|CONNECTION_STRING",
+    re.IGNORECASE,
 )
 # A secret in an Azure connection string.
 _AZURE_SECRET = re.compile(r"(?:AccountKey|SharedAccessSignature)=([^;]+)")

@@ -247,8 +247,8 @@ class GuardedTokenizer:
             return self._worker.call([method, *arguments], _CALL_SECONDS + n_characters / _CHARACTERS_PER_SECOND)
         except ChildDiedError as error:
             raise InputError(
-                f"the model's tokenizer {error} on {n_characters:,} characters: one of its patterns is too "
-                "slow, so use another model"
+                f"the model's tokenizer {error} on {n_characters:,} characters: one of its "
+                "patterns is too slow, so use another model"
             ) from error
 
 
@@ -353,16 +353,18 @@ def _check_growth(file: Path, rules: Mapping[str, Any]) -> None:
     word_limit = (rules.get("model") or {}).get("max_input_chars_per_word", 0)
     if word_limit > _MAX_WORD_LENGTH:
         raise InputError(
-            f"the tokenizer {file} splits words of up to {word_limit:,} characters (max_input_chars_per_word); "
+            f"the tokenizer {file} splits words of up to {word_limit:,} characters "
+            "(max_input_chars_per_word); "
             f"at most {_MAX_WORD_LENGTH:,} are allowed: use another model"
         )
     for name in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):
         growth_factor, added_characters = _bound_growth(_iter_rule_steps(rules.get(name)))
         if growth_factor > _MAX_GROWTH or added_characters > _MAX_ADDED:
             raise InputError(
-                f"the {name} of the tokenizer {file} makes a text up to {growth_factor:,.0f} times as long, and "
-                f"{added_characters:,.0f} characters longer; at most {_MAX_GROWTH} times and {_MAX_ADDED:,} "
-                "characters are allowed: use another model"
+                f"the {name} of the tokenizer {file} makes a text up to {growth_factor:,.0f} times "
+                "as long, and "
+                f"{added_characters:,.0f} characters longer; at most {_MAX_GROWTH} times and "
+                f"{_MAX_ADDED:,} characters are allowed: use another model"
             )
 
 

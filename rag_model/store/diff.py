@@ -317,7 +317,9 @@ def _estimate_pull(before: Snapshot, after: Snapshot) -> dict[str, PullSize]:
 
     n_ahead = min(_FILES_AHEAD, max(before.concurrency, after.concurrency))
     for (ref, path), fetched_bytes in zip(
-        path_by_blob.items(), read_ahead(estimate_fetched_bytes, [*path_by_blob], n_ahead), strict=True
+        path_by_blob.items(),
+        read_ahead(estimate_fetched_bytes, [*path_by_blob], n_ahead),
+        strict=True,
     ):
         fetched_bytes_by_kind[file_kind(path)] += fetched_bytes
         reused_bytes_by_kind[file_kind(path)] += ref.size - fetched_bytes

@@ -178,8 +178,8 @@ def create_listing_error(headers: Any) -> OSError:
     """
     content_type = headers.get("content-type") or "no content type"
     return OSError(
-        f"the server replied to a list request without a listing ({content_type}): check the endpoint, "
-        "and whether a proxy replies in its place"
+        f"the server replied to a list request without a listing ({content_type}): check the "
+        "endpoint, and whether a proxy replies in its place"
     )
 
 

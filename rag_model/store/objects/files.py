@@ -254,8 +254,8 @@ class Files:
         self.url: str = fs.unstrip_protocol(self._root)
 
     def make_interruptible(self, check: Callable[[], None]) -> "Files":
-        """Return a copy of this object that calls `check` before and during its requests to a remote
-        store: reads, `write` and `remove`.
+        """Return a copy of this object that calls `check` before and during its requests to a
+        remote store: reads, `write` and `remove`.
 
         An exception from `check` ends the call: a request in progress is cancelled or, if its
         client cannot cancel it, its reply is discarded; a write or a deletion may still take
@@ -561,7 +561,8 @@ def _describe_error(error: Exception, action: str, url: str) -> str:
         return f"not allowed to {action} {url} ({error}); check the permissions or credentials"
     if action == "write" and url.startswith("s3://") and error_number in _UNSUPPORTED:
         return (
-            f"cannot write {url}: {str(error).rstrip('.')}; if the server does not support the checksums that S3 "
+            f"cannot write {url}: {str(error).rstrip('.')}; if the server does not support the "
+            "checksums that S3 "
             "clients send by default, set AWS_REQUEST_CHECKSUM_CALCULATION=when_required"
         )
     if isinstance(error, FileNotFoundError):

@@ -179,7 +179,8 @@ def _iter_stretches(base: Bytes, target: Bytes, expected_stretches: Iterable[Str
     if expected_stretches is not None:
         for target_start, base_start, max_length in expected_stretches:
             common_length = _measure_common_prefix(
-                target[target_start : target_start + max_length], base[base_start : base_start + max_length]
+                target[target_start : target_start + max_length],
+                base[base_start : base_start + max_length],
             )
             if common_length >= _MATCH_BYTES:
                 yield target_start, base_start, common_length

@@ -271,7 +271,7 @@ class _SnapshotUpdate:
         return rebuild_file(self._puller.store, base, steps, self._rows_by_path.get(path, 0), out)
 
     def _copy_embeddings(self, ref: BlobRef, copy: Path) -> FetchResult:
-        """Copy the vectors of an index from the new embeddings, which are materialized before it."""
+        """Copy an index's vectors from the new embeddings, which are materialized before it."""
         table = self._embedded_tables.get(self._path_by_blob[ref])
         vectors = PulledVectors.open(self._target, table.representation) if table else None
         patch = RowPatch(table, np.arange(table.rows)) if table else None

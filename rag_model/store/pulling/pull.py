@@ -4,7 +4,7 @@
 DEST/.blobs/ab/abcdef…       every pulled blob, verified; .abcdef….partial: an interrupted fetch
 DEST/.mapped/abcdef….arrow   memory-mapped copies of passage files, for services
 DEST/.verified/…             stamps of the files that have not changed since they were verified
-DEST/.named/…                the snapshot that each pulled name, such as a ref, meant at the last pull
+DEST/.named/…                the snapshot that each pulled name (such as a ref) meant last
 DEST/.lock                   a shared lock that every pull holds while it runs
 DEST/<snapshot id>/…         the snapshot's files (hard links into .blobs), and manifest.json
 DEST/current                 a symbolic link to the last pulled snapshot, swapped by one rename
@@ -91,7 +91,8 @@ def pull(
         dest: the folder of pulled snapshots, or of pulled models.
         select: chooses files by path. A later pull that selects more files of the same snapshot
             adds them to its folder.
-        with_mapped_copies: also write memory-mapped copies of the passage files, about three times as large.
+        with_mapped_copies: also write memory-mapped copies of the passage files, which are about
+            three times as large.
         keep_snapshots: how many of the last pulled snapshots to keep; None keeps all and reports
             taken-down snapshots. A number also deletes all taken-down snapshots. A snapshot that a
             reader has open is never deleted.
@@ -106,8 +107,8 @@ def pull(
     Raises:
         RefusedError: a trust file is given, and no trusted key signed the snapshot or the ref's
             move.
-        UsageError: `keep_snapshots` is less than 1, or a snapshot is pulled to a folder of models, or a model
-            to a folder of snapshots.
+        UsageError: `keep_snapshots` is less than 1, or a snapshot is pulled to a folder of models,
+            or a model to a folder of snapshots.
         NotFoundError: there is no such version, or the snapshot was taken down while it was pulled.
         ResourceError: the disk of `dest` has too little free space; nothing was fetched.
         StoreError: a blob is missing or damaged, or `dest` is full or cannot be written; `current`

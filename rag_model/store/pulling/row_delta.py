@@ -167,7 +167,7 @@ class _Prediction:
             first = end
 
     def _predict(self, first: int, end: int) -> tuple[Numbers, Numbers, Bytes]:
-        """Predict the row numbers in the target's lists [first, end), with their lists and codes."""
+        """Predict the row numbers in the target's lists [first, end), and their codes."""
         base_lists = self._base_lists[first:end]
         present_lists = np.flatnonzero(base_lists >= 0)
         list_numbers = base_lists[present_lists]
@@ -284,7 +284,10 @@ def _compare_lists(block: _ListBlock, slots: Numbers, codes: Bytes, is_new: Bool
     is_inserted, is_removed = np.zeros_like(is_changed_slot), np.zeros_like(is_changed_prediction)
     if is_changed.any():
         is_inserted[is_changed_slot], is_removed[is_changed_prediction] = _find_edits(
-            block.select(is_changed_slot, is_changed_prediction), slots[is_changed_slot], codes[is_changed_slot], is_new
+            block.select(is_changed_slot, is_changed_prediction),
+            slots[is_changed_slot],
+            codes[is_changed_slot],
+            is_new,
         )
     return is_inserted, is_removed
 
@@ -325,7 +328,9 @@ def _find_edits(block: _ListBlock, slots: Numbers, codes: Bytes, is_new: Bools) 
         wrong_predictions = np.flatnonzero(is_wrong[block.predicted_lists])
         list_row_pairs = _encode_list_row_pairs(block.slot_lists[wrong_slots], slots[wrong_slots], len(is_new))
         predicted_pairs = _encode_list_row_pairs(
-            block.predicted_lists[wrong_predictions], block.predicted_rows[wrong_predictions], len(is_new)
+            block.predicted_lists[wrong_predictions],
+            block.predicted_rows[wrong_predictions],
+            len(is_new),
         )
         is_predicted, is_present = _match_values(list_row_pairs, predicted_pairs)
         is_inserted[wrong_slots] = ~is_predicted & (slots[wrong_slots] >= 0)

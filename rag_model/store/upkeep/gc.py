@@ -108,7 +108,8 @@ class _GarbagePlanner:
         """Return the files to delete; records of the memo come before the blobs that they name."""
         if unknown_folders := {*self.store.files.list_names("", kind="directory")} - _FOLDERS:
             raise StoreError(
-                f"{self.store.url} has a folder {min(unknown_folders)!r} that this version does not know, "
+                f"{self.store.url} has a folder {min(unknown_folders)!r} that this version does "
+                "not know, "
                 "so nothing was deleted: use the bookwheel version that created it, or move it "
                 "elsewhere"
             )
@@ -117,9 +118,10 @@ class _GarbagePlanner:
         marked_files = mark_needed_blobs(self.store, view, cutoff)
         if marked_files.all_blobs and not view.has_root:
             raise StoreError(
-                f"{self.store.url} lists {len(marked_files.all_blobs):,} blobs but no ref, snapshot, model or "
-                "evaluation. The listing may be wrong, so nothing was deleted: check the store, or delete "
-                "the whole store if it is not needed"
+                f"{self.store.url} lists {len(marked_files.all_blobs):,} blobs but no ref, "
+                "snapshot, model or "
+                "evaluation. The listing may be wrong, so nothing was deleted: check the store, or "
+                "delete the whole store if it is not needed"
             )
         unneeded_files = (file for digest, file in marked_files.all_blobs if digest not in marked_files.needed)
         other_files = (

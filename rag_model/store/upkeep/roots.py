@@ -380,7 +380,10 @@ def _find_origin_digests(
 
 
 def _find_mirror_digests(
-    store: Store, records: Iterable[_MemoRecord], dumps: Collection[str], blobs: Mapping[str, StoredFile]
+    store: Store,
+    records: Iterable[_MemoRecord],
+    dumps: Collection[str],
+    blobs: Mapping[str, StoredFile],
 ) -> set[str]:
     """Return the digests of the newest state of each wiki from which a snapshot was built."""
     newest_by_stage: dict[str, _MemoRecord] = {}

@@ -71,7 +71,8 @@ def protect_files(store: Store, version: str, manifest_path: str, content: Versi
     ):
         if problems := find_missing_files(store, content):
             raise StoreError(
-                f"{version} cannot be published in {store.url}: {len(problems)} of its files were deleted meanwhile "
+                f"{version} cannot be published in {store.url}: {len(problems)} of its files were "
+                "deleted meanwhile "
                 f"(first {problems[0].path}): run the same command again to create them"
             )
         yield
@@ -124,7 +125,9 @@ def _verify_deltas(store: Store, identity: str) -> list[StoreProblem]:
     deltas = store.files.map_concurrently(lambda item: find_delta(store, item[1]), steps)
     delta_path_by_blob = {ref: path for (path, _), ref in zip(steps, deltas, strict=True) if ref}
     verdicts = zip(
-        delta_path_by_blob, read_ahead(partial(_check_hash, store), [*delta_path_by_blob], _THREADS), strict=True
+        delta_path_by_blob,
+        read_ahead(partial(_check_hash, store), [*delta_path_by_blob], _THREADS),
+        strict=True,
     )
     return [
         StoreProblem(f"the delta of {delta_path_by_blob[ref]}", ref.id, problem) for ref, problem in verdicts if problem

@@ -125,17 +125,19 @@ class Trend:
         """A warning if the value exceeds its limit; otherwise an empty string."""
         if self.measure == "recall" and self.ratio < MIN_RECALL_RATIO:
             return (
-                f"the recall of {self.index} is {self.now:.3f} in the last builds and was {self.before:.3f} before: "
+                f"the recall of {self.index} is {self.now:.3f} in the last builds and was "
+                f"{self.before:.3f} before: "
                 "build its graphs again (--rebuild-graphs), or raise its recall_target"
             )
         if self.measure == "distances" and self.ratio > MAX_DISTANCES_RATIO:
             return (
-                f"a query of {self.index} computes {self.now:,.0f} distances in the last builds and "
-                f"{self.before:,.0f} before: build its graphs again (--rebuild-graphs)"
+                f"a query of {self.index} computes {self.now:,.0f} distances in the last builds "
+                f"and {self.before:,.0f} before: build its graphs again (--rebuild-graphs)"
             )
         if self.measure == "cost" and self.ratio > MAX_COST_RATIO:
             return (
-                f"the last builds took {self.now:.1f} times as long as earlier ones for as many changed passages: "
+                f"the last builds took {self.now:.1f} times as long as earlier ones for as many "
+                "changed passages: "
                 "compare the stages in the report, and look for other work on the machine"
             )
         return ""

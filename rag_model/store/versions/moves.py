@@ -150,7 +150,8 @@ def _find_previous(catalog: Catalog[Any], ref: str, current_move: RefMove) -> Re
             return move_by_number[move_number]
     signature_condition = "" if trusted_keys is None else f" by a move that a key of {trusted_keys.source} signed"
     raise UsageError(
-        f"ref {ref} named no other {catalog.noun} before {current_move.snapshot[:12]}{signature_condition}: `log "
+        f"ref {ref} named no other {catalog.noun} before "
+        f"{current_move.snapshot[:12]}{signature_condition}: `log "
         f"--ref {ref}` lists its moves, and `rollback --to NUMBER` takes any of them"
     )
 
@@ -166,7 +167,8 @@ def _move(
     with store.intents.hold(f"move-{secrets.token_hex(8)}", [catalog.manifest_path(identity)]):
         if missing_files := find_missing(store, catalog, identity):
             raise RefusedError(
-                f"ref {ref} was not moved: {catalog.noun} {identity[:12]} in {store.url} is incomplete "
+                f"ref {ref} was not moved: {catalog.noun} {identity[:12]} in {store.url} is "
+                "incomplete "
                 f"({missing_files[0].path}: {missing_files[0].what}); `verify` lists all problems"
             )
         if catalog is store.snapshots and (
@@ -174,8 +176,8 @@ def _move(
         ):
             raise RefusedError(
                 f"ref {ref} was not moved: page {found_pages[0].page} ({found_pages[0].title!r}) "
-                f"in snapshot {identity[:12]} in {store.url} was taken down: run `takedown --yes` to "
-                "its end, and use the snapshot that replaces it"
+                f"in snapshot {identity[:12]} in {store.url} was taken down: run `takedown --yes` "
+                "to its end, and use the snapshot that replaces it"
             )
         catalog.sign(identity)
         try:

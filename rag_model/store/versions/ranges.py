@@ -169,7 +169,7 @@ def delete_cached_ranges(snapshots: Collection[str]) -> None:
     if not snapshots:
         return
     failure: OSError | None = None
-    # NotADirectoryError: a file is in the place of the folder. RuntimeError: there is no home directory.
+    # NotADirectoryError: the folder's path is a file. RuntimeError: there is no home directory.
     with suppress(FileNotFoundError, NotADirectoryError, RuntimeError):
         for entry in _get_cache_folder().iterdir():
             snapshot_id, separator, _ = entry.name.partition("-")

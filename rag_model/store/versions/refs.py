@@ -263,8 +263,8 @@ class Refs:
 
     def _build_conflict_error(self, name: str, expected_number: int) -> RefConflictError:
         return RefConflictError(
-            f"ref {name} in {self._files.url} is no longer at move {expected_number}: another writer "
-            "moved it first; inspect it before you move it"
+            f"ref {name} in {self._files.url} is no longer at move {expected_number}: another "
+            "writer moved it first; inspect it before you move it"
         )
 
 

@@ -106,7 +106,8 @@ class Takedowns:
             number = max(self._files.list_numbers(FOLDER), default=0) + 1
             if number > _MAX_NUMBER:
                 raise StoreError(
-                    f"{self._files.url_of(_get_record_path(str(_MAX_NUMBER)))} is the last takedown that can be "
+                    f"{self._files.url_of(_get_record_path(str(_MAX_NUMBER)))} is the last "
+                    "takedown that can be "
                     "written: bookwheel did not write it, so inspect it and delete it"
                 )
             record = Takedown(number, wiki, tuple(sorted({*page_ids})), reason, by, created_at, secrets.token_hex(16))
@@ -163,7 +164,8 @@ class Takedowns:
             Signatures(self._files).create_signed(path, replacement_fields)
         if not self._is_trusted(path):
             raise RefusedError(
-                f"{self._files.url_of(path)} says that the snapshot was replaced, but no key of the trust "
+                f"{self._files.url_of(path)} says that the snapshot was replaced, but no key of "
+                "the trust "
                 "file signed it: inspect this file, delete it, and run the takedown again"
             )
 
@@ -182,7 +184,8 @@ class Takedowns:
         if url not in _reported_urls:
             _reported_urls.add(url)
             _LOG.warning(
-                "takedown %s is ignored, because no key of %s signed it: run the takedown again with such "
+                "takedown %s is ignored, because no key of %s signed it: run the takedown again "
+                "with such "
                 "a key, or delete the takedown's file if a stranger wrote it",
                 url,
                 trusted_keys.source,

@@ -194,8 +194,8 @@ class Trainings:
                 ):
                     raise StoreError(
                         f"{self.files.url_of(path)} is missing or damaged, and the checkpoint of "
-                        f"training {key[:12]} needs it: delete {self.files.url_of(record_path)}, and "
-                        "the training starts again"
+                        f"training {key[:12]} needs it: delete {self.files.url_of(record_path)}, "
+                        "and the training starts again"
                     )
         except OSError as error:
             raise StoreError(describe_write_error(folder, error)) from error
