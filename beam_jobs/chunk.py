@@ -194,7 +194,7 @@ class ItemTask:
         return {"source": digest_chunks(read_bytes(self.url)), "code": TABLE_VERSION}
 
 
-def read_items(task: ItemTask, store: Store) -> Report:
+def read_wikidata_items(task: ItemTask, store: Store) -> Report:
     """Read the Wikidata items in the table, unless the memo has them."""
 
     def produce(workdir: Path) -> StageResult:
@@ -240,7 +240,7 @@ def collect_tables(
         table_files["redirects"] = run_tasks("redirects", sort_redirects, redirect_tasks, lambda _: task_seconds)
     if "wikidata" in metadata and _has_templates(plan) and (url := find_dump_properties(dump)):
         seconds = get_size(url) / _PROPERTY_BYTES_PER_SECOND
-        table_files["items"] = run_tasks("items", read_items, [ItemTask(url)], lambda _: seconds)
+        table_files["items"] = run_tasks("items", read_wikidata_items, [ItemTask(url)], lambda _: seconds)
     page_table_blob = store.blobs.put_bytes(canonical_json(table_files)) if table_files else None
     return DumpTables(merge_templates(store, reports), page_table_blob)
 

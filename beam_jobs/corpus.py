@@ -196,8 +196,8 @@ def redact(task: RedactTask, store: Store) -> Report:
         paths_by_name.pop(SPANS, None),
     )
     with temporary_folder("redact") as folder:
-        redacted, n_rows = redact_part(PartFiles(passages, paths_by_name, articles, spans), {*task.pages}, folder)
-        paths = {TEXT: redacted.passages, ARTICLES: redacted.articles, SPANS: redacted.spans, **redacted.vectors}
+        new_files, n_rows = redact_part(PartFiles(passages, paths_by_name, articles, spans), {*task.pages}, folder)
+        paths = {TEXT: new_files.passages, ARTICLES: new_files.articles, SPANS: new_files.spans, **new_files.vectors}
         files = {name: store.blobs.put_file(path) for name, path in paths.items() if path}
     return asdict(RedactResult(n_rows, files))
 

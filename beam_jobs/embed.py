@@ -89,7 +89,7 @@ class EmbedTask:
 
     def inputs(self) -> dict[str, Any]:
         """Return all inputs that determine the vectors, up to rounding; reuse of the parent's parts
-        does not change them.
+        does not change the vectors.
         """
         inputs = {
             "passages": self.digest,

@@ -58,8 +58,8 @@ class StageReuse:
     total: int  # number of all units
     tasks: int
     recorded: int  # number of tasks whose outputs are all recorded
-    # by input, the number of tasks whose most similar record differs in it; `no record` counts
-    # tasks without a comparable record
+    # by input, the number of tasks whose most similar record has another value of it; `no record`
+    # counts the tasks without a comparable record
     changed: Mapping[str, int]
 
 
@@ -268,7 +268,7 @@ class _ReuseLookup:
         return chunk_result
 
     def look_up_vectors(self, name: str, chunk_result: ChunkResult, parent_parts: tuple[ParentPart, ...]) -> None:
-        """Count the vectors of a part in one representation that would be reused."""
+        """Count the vectors of a part that would be reused in the representation `name`."""
         stage_counts = self._embed[name]
         task = EmbedTask.of(chunk_result, self._encoders[name], self._recipe.dtype_of(name), parent_parts)
         inputs, n_rows = task.inputs(), chunk_result.rows
@@ -285,40 +285,40 @@ class _ReuseLookup:
         reused_rows = task.row_format.count_reusable(passages, fetch_parent_files(self._store, parent_parts))
         stage_counts.count_task(n_rows, reused_rows, inputs)
 
-    def look_up_training(self, name: str, plan: IndexPlan) -> StageReuse:
+    def look_up_training(self, index_name: str, plan: IndexPlan) -> StageReuse:
         """Report whether the parent's trained file (cells and quantizers) is reused if new vectors
         fit it.
         """
         encoder = self._encoders.get(plan.over)
-        changes = find_reuse_obstacles(self._parent, name, plan, encoder.space.digest if encoder else None)
+        changes = find_reuse_obstacles(self._parent, index_name, plan, encoder.space.digest if encoder else None)
         if changes and not self._find_changed("train", plan):
             changes = []
         n_reused = int(not changes)
-        return StageReuse(f"train/{name}", "if it fits", n_reused, 1, 1, n_reused, dict.fromkeys(changes, 1))
+        return StageReuse(f"train/{index_name}", "if it fits", n_reused, 1, 1, n_reused, dict.fromkeys(changes, 1))
 
-    def look_up_shards(self, name: str, plan: IndexPlan) -> list[StageReuse]:
+    def look_up_shards(self, index_name: str, plan: IndexPlan) -> list[StageReuse]:
         """Report how many graphs of the parent's cells would be updated if the trained file still
         fits.
         """
         if not isinstance(get_kind(plan.kind), ShardUpdatingKind):
             return []
-        stage, unit, total = f"shard/{name}", "to update", plan.shards
+        stage, unit, total = f"shard/{index_name}", "to update", plan.shards
         if not self._find_changed("merge", plan):
             return [StageReuse(stage, unit, total, total, total, total, {})]
         encoder, manifest = self._encoders.get(plan.over), self._parent.manifest
-        obstacles = find_reuse_obstacles(self._parent, name, plan, encoder.space.digest if encoder else None)
-        shard_list = find_shard_list(manifest, name) if manifest and not obstacles else None
+        obstacles = find_reuse_obstacles(self._parent, index_name, plan, encoder.space.digest if encoder else None)
+        shard_list = find_shard_list(manifest, index_name) if manifest and not obstacles else None
         shards = read_shards(self._store, shard_list) if shard_list else []
         missing_shards = [i for i, shard in enumerate(shards) if not self._store.blobs.exists(shard.blob)]
         changes = {f"cell {i} is missing": 1 for i in missing_shards} if shards else dict.fromkeys(obstacles, total)
         n_updatable = len(shards) - len(missing_shards)
         return [StageReuse(stage, unit, n_updatable, total, total, 0, changes or {"slices": total})]
 
-    def look_up_index(self, name: str, plan: IndexPlan) -> StageReuse:
+    def look_up_index(self, index_name: str, plan: IndexPlan) -> StageReuse:
         """Report whether a finished index with this plan over the same vectors is recorded."""
         changes = self._find_changed("merge", plan)
         n_reused = int(not changes)
-        return StageReuse(f"index/{name}", "indexes", n_reused, 1, 1, n_reused, dict.fromkeys(changes, 1))
+        return StageReuse(f"index/{index_name}", "indexes", n_reused, 1, 1, n_reused, dict.fromkeys(changes, 1))
 
     def _find_changed(self, stage: str, plan: IndexPlan) -> list[str]:
         """Return the inputs in which the most similar record of a stage differs, which may be none."""

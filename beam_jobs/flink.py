@@ -40,8 +40,8 @@ from rag_model import errors
 _RUN_UNTIL_STDIN_CLOSES = (  # runs a command until it ends or standard input is closed
     'exec 3<&0; "$@" 3<&- </dev/null & server=$!; { read -r _ <&3; kill "$server"; } & wait "$server"'
 )
-# Otherwise Beam runs `pip freeze` for each job and stages the list in a folder of this machine,
-# where workers on other machines, such as those that Beam's own image starts, cannot find it.
+# An experiment of Beam. Without it, Beam runs `pip freeze` for each job and stages the list in a
+# folder of this machine, where workers on other machines cannot find it.
 _STAGE_NOTHING = "disable_logging_submission_environment"
 # seconds until a server that does not answer counts as failed; on a busy machine a JVM starts in 20
 _START_TIMEOUT = 120.0

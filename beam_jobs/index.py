@@ -148,17 +148,17 @@ def _with_train_result(build: IndexInProgress, result: IndexStageResult) -> Inde
     trained_build = _with_trained(annotated_build, result.blob, training_fit)
     if not result.keeps_shards or not build.reused:
         return trained_build
-    numbers = tuple(result.stats.get("previous_shards", ()))
-    return replace(trained_build, parent_shards=build.reused.shards, parent_shard_numbers=numbers)
+    parent_numbers = tuple(result.stats.get("previous_shards", ()))
+    return replace(trained_build, parent_shards=build.reused.shards, parent_shard_numbers=parent_numbers)
 
 
 def _with_reused_training(build: IndexInProgress) -> IndexInProgress:
-    reuse = build.reused
-    if reuse is None:
+    reused = build.reused
+    if reused is None:
         raise ValueError(f"index {build.name} has no training to reuse: train it")
-    annotated_build = _with_note(build, f"trained as in snapshot {reuse.snapshot[:12]}")
-    trained_build = _with_trained(annotated_build, reuse.blob, reuse.stats)
-    return replace(trained_build, parent_rows=reuse.parent_rows, parent_shards=reuse.shards)
+    annotated_build = _with_note(build, f"trained as in snapshot {reused.snapshot[:12]}")
+    trained_build = _with_trained(annotated_build, reused.blob, reused.stats)
+    return replace(trained_build, parent_rows=reused.parent_rows, parent_shards=reused.shards)
 
 
 def _with_trained(build: IndexInProgress, trained_blob: BlobRef, training_fit: TrainingStats | None) -> IndexInProgress:

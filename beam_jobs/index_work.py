@@ -76,12 +76,12 @@ class IndexInProgress:
     parent_rows: BlobRef | None = None
     # For a reused trained file, `ReusedTraining.shards`: the list of the parent's shards.
     parent_shards: BlobRef | None = None
-    # By shard, its number in the parent; () if all shards keep their numbers.
+    # The number of each shard in the parent; () if all shards keep their numbers.
     parent_shard_numbers: tuple[int, ...] = ()
     training_fit: TrainingStats | None = None  # how well the trained file fits its training vectors
     pieces: BlobRef | None = None  # JSON list of the pieces of all parts, in row order
-    # Array of `SLICE_LOCATION_DTYPE`, shape (shards, parts): by shard, where its slice of each
-    # piece is.
+    # Array of `SLICE_LOCATION_DTYPE`, shape (shards, parts): where the slice of each shard is in each
+    # piece.
     slice_locations: BlobRef | None = None
     # JSON list with each shard's number of rows, and the digests of its slices and of their
     # locations.
@@ -172,20 +172,20 @@ class _NotDerivedError(Exception):
 
 def train_one(build: IndexInProgress, store: Store) -> Report:
     """Train one index, unless the memo has it; if a reused trained file fits, only report that."""
-    plan, reuse = build.plan, build.reused
-    if reuse and reuse.redacted_parts:
-        return asdict(_redact_training(build, reuse, reuse.redacted_parts, store))
-    imbalance = reuse and reuse.stats.explain_misfit(plan.drift)
+    plan, reused = build.plan, build.reused
+    if reused and reused.redacted_parts:
+        return asdict(_redact_training(build, reused, reused.redacted_parts, store))
+    imbalance = reused and reused.stats.explain_misfit(plan.drift)
     # Graphs are not trained again because of an imbalance: their cells are split or merged.
     retrain_reason = None if isinstance(get_kind(plan.kind), ShardUpdatingKind) else imbalance
-    if reuse and not retrain_reason:
-        fit_result = _measure_fit(build, reuse, store) if reuse.changed_parts else FitResult(0, {})
+    if reused and not retrain_reason:
+        fit_result = _measure_fit(build, reused, store) if reused.changed_parts else FitResult(0, {})
         retrain_reason = fit_result.explain_misfit(plan.drift)
-        follow_reason = reuse.growth or fit_result.explain_missed_neighbors() or imbalance
+        follow_reason = reused.growth or fit_result.explain_missed_neighbors() or imbalance
         if not retrain_reason:
             if not follow_reason:
                 return asdict(IndexStageResult(None, {}))
-            return asdict(_follow_new_vectors(build, reuse, follow_reason, store))
+            return asdict(_follow_new_vectors(build, reused, follow_reason, store))
 
     def write_file(out: Path) -> IndexStats:
         return get_kind(plan.kind).train(plan, _open_listed_row_files(store, build.rows), out)
@@ -311,10 +311,10 @@ def _find_parent_pieces(task: ScatterTask, store: Store) -> list[PreviousPiece]:
 
 def build_shard(task: ShardTask, store: Store) -> Report:
     """Build one shard from its slices, or update the parent's shard, unless the memo has it."""
-    plan, trained, kind = task.build.plan, require_blob(task.build.trained), get_kind(task.build.plan.kind)
+    plan, trained_blob, kind = task.build.plan, require_blob(task.build.trained), get_kind(task.build.plan.kind)
 
     def write_file(out: Path) -> IndexStats:
-        trained_path = store.blobs.get_local_path(trained)
+        trained_path = store.blobs.get_local_path(trained_blob)
         with engine.use_threads(max(1, count_cores() // task.concurrent_shards) if kind.threaded else 1):
             if task.parent is None or not isinstance(kind, ShardUpdatingKind):
                 return kind.shard(plan, trained_path, _iter_slices(task, store), task.number, out)
@@ -324,7 +324,7 @@ def build_shard(task: ShardTask, store: Store) -> Report:
             stats = kind.shard(plan, trained_path, _iter_slices(task, store), task.number, out)
             return stats | {"reason": "the parent's graph is damaged"}
 
-    inputs = {"slices": task.slices, "trained": trained.id, "number": task.number}
+    inputs = {"slices": task.slices, "trained": trained_blob.id, "number": task.number}
     if task.parent is not None:
         # The id is recorded without its prefix, so that `gc` does not take it for a reference: the
         # shards of earlier builds contain traces of removed vectors.

@@ -86,11 +86,11 @@ class ForkServer:
     _lock = threading.Lock()
     _instance: "ForkServer | None" = None
 
-    def __init__(self, log: str) -> None:
-        """Start the process; errors of the fork server itself go to `log`."""
+    def __init__(self, log_path: str) -> None:
+        """Start the process; errors of the fork server itself go to the file `log_path`."""
         self._launcher_pid = os.getpid()
         self._exit_codes: list[SimpleQueue[int]] = []
-        with Path(log).open("ab") as error_log:
+        with Path(log_path).open("ab") as error_log:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "beam_jobs.local_worker"],
                 stdin=subprocess.PIPE,
@@ -102,23 +102,23 @@ class ForkServer:
         atexit.register(self._process.kill)
 
     @classmethod
-    def get(cls, log: str) -> "ForkServer":
+    def get(cls, log_path: str) -> "ForkServer":
         """Return the fork server of this process; start it if there is none."""
         with cls._lock:
             server = cls._instance
             if server is None or not server._is_running():
-                server = cls._instance = cls(log)
+                server = cls._instance = cls(log_path)
             return server
 
     def _is_running(self) -> bool:
         """Return False also in forks of the launcher, which must not use the server's pipes."""
         return self._launcher_pid == os.getpid() and self._process.poll() is None
 
-    def start_worker(self, environment: Mapping[str, str], log: str) -> SimpleQueue[int]:
+    def start_worker(self, environment: Mapping[str, str], log_path: str) -> SimpleQueue[int]:
         """Fork a worker; return the queue into which its exit code is put."""
         assert self._process.stdin is not None
         with self._lock:
-            request = len(self._exit_codes), dict(environment), _get_current_folder(), log
+            request = len(self._exit_codes), dict(environment), _get_current_folder(), log_path
             self._exit_codes.append(SimpleQueue())
             self._process.stdin.write(f"{json.dumps(request)}\n")
             self._process.stdin.flush()
@@ -192,10 +192,10 @@ def _report_exits(request_by_pid: dict[int, int]) -> None:
             os.write(1, f"{request_by_pid.pop(pid_and_status[0])} {exit_code} {cpu_seconds}\n".encode())
 
 
-def _run_worker(environment: Mapping[str, str], folder: str, log: str) -> NoReturn:
+def _run_worker(environment: Mapping[str, str], folder: str, log_path: str) -> NoReturn:
     exit_code = 1
     try:
-        output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+        output = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
         for descriptor, source in enumerate([os.open(os.devnull, os.O_RDONLY), output, output]):
             os.dup2(source, descriptor)
         os.environ.clear()

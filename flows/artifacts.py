@@ -136,27 +136,27 @@ def create_table(
 
         create_table_artifact(rows, key=key, description=description)
     if report:
-        create_link(to_address(report), title, f"{key.partition('-')[0]}-report")
+        create_link(to_url(report), title, f"{key.partition('-')[0]}-report")
 
 
-def to_address(page: str) -> str:
+def to_url(page: str) -> str:
     """Return the URL of a page; the page is given as a path or as a URL."""
     return page if "://" in page else Path(page).absolute().as_uri()
 
 
-def create_link(address: str, text: str, key: str) -> None:
+def create_link(url: str, text: str, key: str) -> None:
     """Write a link as an artifact of the run, and into its log."""
-    log(f"{text[0].lower()}{text[1:]}: {address}")
+    log(f"{text[0].lower()}{text[1:]}: {url}")
     if not is_in_flow_run():
         return
     from prefect.artifacts import create_link_artifact, create_markdown_artifact  # noqa: PLC0415
 
-    if address.startswith(("http://", "https://")):
-        create_link_artifact(address, text, key=key, description=text)
+    if url.startswith(("http://", "https://")):
+        create_link_artifact(url, text, key=key, description=text)
     # Browsers open neither s3:// links nor file:// links on a server's page, so show the address
     # for copying.
     else:
-        create_markdown_artifact(f"`{address}`", key=key, description=text)
+        create_markdown_artifact(f"`{url}`", key=key, description=text)
 
 
 def _format_interval(outcome: EvaluateOutcome, name: str) -> str:

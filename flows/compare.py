@@ -5,7 +5,7 @@ retrieval after each rebuild.
 Caching: none, since a search is cheap compared with an answer. The result is recorded in the store
 as an evaluation, once for the same snapshot, questions and settings. If the store cannot be
 written, nothing is recorded, and the outcome says so.
-Requires: the extra model if an index is searched by vectors.
+Requires: the extra `model` if an index is searched by vectors.
 """
 
 import re
@@ -197,7 +197,7 @@ def insert_name(path: Path, name: str) -> Path:
 
 
 def _build_name_infix(run: ComparisonRun, number: int) -> str:
-    """Return the name to insert into the file names of retriever `number` (from 1).
+    """Return the text to insert into the names of the files of retriever `number` (from 1).
 
     Return an empty string if there is only one retriever.
     """

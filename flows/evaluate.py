@@ -5,7 +5,7 @@ each rebuild.
 Caching: the store's memo, keyed by the exact inputs; answers of an earlier run are reused. The
 result is recorded in the store as an evaluation, once for the same snapshot, model, questions and
 settings.
-Requires: the extras model and train; a store that this machine can write to, for the answers.
+Requires: the extras `model` and `train`; a store that this machine can write to, for the answers.
 """
 
 import secrets

@@ -4,7 +4,7 @@ Purpose: the job that trains models on an index, and `bookwheel finetune`.
 Caching: the store's memo, keyed by the exact inputs; a finished training is not repeated. An
 interrupted run continues from its last checkpoint, which is in a folder named after the inputs and,
 for other machines, in the store.
-Requires: the extras model and train; a store that this machine can write to.
+Requires: the extras `model` and `train`; a store that this machine can write to.
 """
 
 import secrets
@@ -100,8 +100,8 @@ class TrainingWatch:
     def _report_rebuild_start(self, n_steps: int) -> None:
         if self._moving is not None and self._moving.is_due(n_steps):
             self._n_started_rebuilds += 1
-            waits = ", and waits for it" if self._moving.mode == "synchronous" else ""
-            self._reporter.say(f"rebuilds the index with the encoders of step {n_steps:,}{waits} …")
+            wait_text = ", and waits for it" if self._moving.mode == "synchronous" else ""
+            self._reporter.say(f"rebuilds the index with the encoders of step {n_steps:,}{wait_text} …")
 
     def _report_index_change(self, n_steps: int, step_values: Mapping[str, float]) -> None:
         age, previous_age = step_values["snapshot_age"], self._index_age
@@ -131,10 +131,10 @@ class FinetuneOutcome:
     snapshot: str  # full id of the snapshot on which it was trained
     steps: int
     best_step: int  # step of the published weights; 0: the initial weights were best
-    metrics: dict[str, dict[str, float]]  # `before` and `after`, on the dev set
+    metrics: dict[str, dict[str, float]]  # on the dev set, `before` and `after` the training
     trained: bool  # False: the same training was finished by an earlier run
     seconds: dict[str, float] = field(default_factory=dict)  # by stage
-    # full id of the snapshot whose passages the model encoded (its ref has the model's name); None:
+    # full id of the snapshot that was encoded with the model, whose ref has the model's name; None:
     # the model searches `snapshot`
     index: str | None = None
     report: str | None = None  # URL of the page with the curves; None: the store cannot be written
@@ -217,7 +217,7 @@ def finetune(
             if published_training is None:
                 return None
             finetuning_result, stored_model = published_training
-            rebuilt_index = rebuild_index(job, finetuning_result, name, beam_options, clock)
+            index_snapshot = rebuild_index(job, finetuning_result, name, beam_options, clock)
     outcome = FinetuneOutcome(
         model=finetuning_result.model,
         kind=kind,
@@ -229,7 +229,7 @@ def finetune(
         metrics={"before": finetuning_result.before, "after": finetuning_result.after},
         trained="train" in clock.seconds,
         seconds=clock.seconds,
-        index=rebuilt_index,
+        index=index_snapshot,
         report=store_training_page(target, finetuning_result.model),
     )
     show_training(outcome)
@@ -312,7 +312,7 @@ def tag_existing_model(job: Finetuning, result: FinetuningResult, name: str) -> 
 
 
 def name_rebuild_ref(job: Finetuning) -> str:
-    """Return the ref for snapshots and encoders of an index that is rebuilt during a training."""
+    """Return the ref that names the rebuilt snapshots, and their encoders, during a training."""
     return f"refresh-{job.key[:12]}"
 
 
@@ -396,12 +396,12 @@ def train_model(
     moving_settings = getattr(settings, "moving", None)
     devices = moving_settings.devices if isinstance(moving_settings, MovingSettings) else ""  # GPUs for rebuilds
     watch = TrainingWatch(on_progress, len(job.job.examples["dev"]), settings.loop.evaluate_every, moving_settings)
-    uploads = CheckpointUploader(get_training_identity(job, folder), on_progress.say) if processes.is_first else None
+    uploader = CheckpointUploader(get_training_identity(job, folder), on_progress.say) if processes.is_first else None
     with (
-        open_rebuild_launcher(job.store, name_rebuild_ref(job), beam_options, devices) as rebuild,
-        uploads or nullcontext(),
+        open_rebuild_launcher(job.store, name_rebuild_ref(job), beam_options, devices) as rebuild_launcher,
+        uploader or nullcontext(),
     ):
-        return job.run(folder, watch, rebuild, uploads.enqueue if uploads else None)
+        return job.run(folder, watch, rebuild_launcher, uploader.enqueue if uploader else None)
 
 
 publish_model = stage(Finetuning.publish, "publish_model")

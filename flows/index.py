@@ -121,14 +121,14 @@ def _check_output_path(out: Path, vector_input: VectorInput) -> None:
 
 
 def _split_vectors(
-    store: Store, vector_input: VectorInput, invalid: InvalidRowPolicy, on_progress: OnProgress
+    store: Store, vector_input: VectorInput, invalid_policy: InvalidRowPolicy, on_progress: OnProgress
 ) -> tuple[list[BlobRef], Rows | None]:
     """Store the vectors as parts, if they are not stored yet; return the parts and the numbers of
     the rows in them (None: all rows).
     """
     key_inputs = {
         "files": [*vector_input.identify_files().values()],
-        "invalid": invalid,
+        "invalid": invalid_policy,
         "part_rows": vector_input.count_part_rows(),
         "code": _SPLIT_CODE,
     }
@@ -142,7 +142,7 @@ def _split_vectors(
             parts[f"{len(parts):05d}"] = _store_array(store, block)
             on_progress(len(parts), n_parts)
 
-        kept_rows = split_into_parts(vector_input, store_block, invalid)
+        kept_rows = split_into_parts(vector_input, store_block, invalid_policy)
         outputs = parts if kept_rows is None else {**parts, "kept": _store_array(store, kept_rows)}
         memo_record = store.memo.write_record("cut", memo_key, outputs, {}, key_inputs)
     part_refs = dict(memo_record.outputs)

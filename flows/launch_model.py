@@ -3,7 +3,7 @@
 Purpose: for runs that get their own machines (Docker, Kubernetes). A run that would not fit into
 the allowed resources is refused before it waits for a machine.
 Not cached: it only starts another run.
-Requires: the extras model and train; the deployment to start; this run must be able to read the
+Requires: the extras `model` and `train`; the deployment to start; this run must be able to read the
 examples or questions, the models' files and the store.
 """
 

@@ -91,7 +91,7 @@ class EvaluateOutcome:
     ranks: dict[str, float]  # ranks of the first passage with an answer, and of the evidence
     collapse: dict[str, float]  # metrics that show a retrieval collapse
     judged_by: str  # how relevance was judged: answers, pages or passages
-    refusal: str  # how retrieval has collapsed, in one sentence; empty: it has not
+    refusal: str  # how retrieval has collapsed, in one sentence; empty if it has not
     # results of each condition of the ablations; the first is the normal answer from passages
     ablations: list[dict[str, Any]] = field(default_factory=list)
     # milliseconds per question, by stage of retrieval
@@ -111,7 +111,7 @@ class EvaluateOutcome:
     seconds: dict[str, float] = field(default_factory=dict)  # by stage
     report: str | None = None  # the HTML report
     evaluation: str | None = None  # full id of the record in the store; None: not recorded
-    unrecorded: str = ""  # why the evaluation is not recorded, in one sentence; empty: it is
+    unrecorded: str = ""  # why the evaluation is not recorded, in one sentence; empty if it is
     reader: str = "marginal"  # name of the reader; the first one if there are several
     # means per question: seconds, and tokens read and written
     costs: dict[str, float] = field(default_factory=dict)

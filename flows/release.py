@@ -5,8 +5,8 @@ Purpose: the scheduled chain from a dump to the snapshot that services follow. T
     `REF-candidate` names the new snapshot, and `NAME-candidate` a new model.
 Caching: a step is skipped if its inputs are unchanged. The store's memo records rebuild and
 training, and the evaluation is recorded too. An interrupted run continues when it is run again.
-Requires: a store that this machine and the workers both reach; with a model the extras model and
-train.
+Requires: a store that this machine and the workers both reach; with a model the extras `model`
+and `train`.
 """
 
 import secrets
@@ -252,8 +252,8 @@ def find_withdrawal(store: Store, ref: str, snapshot: str, current_move: RefMove
     """Return `REF@NUMBER` of the last move to `snapshot` if the ref has moved on since; else ""."""
     if current_move is None or current_move.snapshot == snapshot:
         return ""
-    numbers = [move.number for move in store.refs.read_history(ref) if move.snapshot == snapshot]
-    return f"{ref}@{numbers[-1]}" if numbers else ""
+    move_numbers = [move.number for move in store.refs.read_history(ref) if move.snapshot == snapshot]
+    return f"{ref}@{move_numbers[-1]}" if move_numbers else ""
 
 
 @stage

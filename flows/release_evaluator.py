@@ -32,8 +32,8 @@ class ReleaseEvaluation:
     """A recorded evaluation of a release's candidate, or of the present version."""
 
     manifest: EvaluationManifest
-    collapsed: str  # why the model's retrieval counts as collapsed; empty: it does not
-    is_new: bool  # False: it was recorded by an earlier run
+    collapsed: str  # how retrieval has collapsed, in one sentence; empty if it has not
+    is_new: bool  # False: an earlier run recorded the evaluation
 
     @property
     def metrics(self) -> MetricMap:

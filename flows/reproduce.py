@@ -3,8 +3,8 @@
 Purpose: `bookwheel reproduce`, which compares each value with the published one.
 Caching: libraries that were built from the same inputs are found in the store's memo, and recorded
 evaluations are not repeated. An interrupted run continues when it is run again.
-Requires: a store that this machine and the workers both reach; for answers the extras model and
-train; a network for data that is not in the data folder.
+Requires: a store that this machine and the workers both reach; for answers the extras `model`
+and `train`; a network for data that is not in the data folder.
 """
 
 import os
@@ -195,15 +195,15 @@ def plan_reproduction(name: str, folder: str, rows: Sequence[str], fraction: flo
     return ReproductionPlan(reproduction, selected_rows, data_sets, Path(folder), fraction)
 
 
-def estimate_library(plan: ReproductionPlan, name: str) -> WorkEstimate:
+def estimate_library(plan: ReproductionPlan, library_name: str) -> WorkEstimate:
     """Estimate the work of building a library; the disk space includes the text and the vectors.
 
     Raises:
         InputError: the local folder of the encoder has no readable configuration.
     """
-    library, n_passages = plan.reproduction.library[name], _count_passages(plan, name)
+    library, n_passages = plan.reproduction.library[library_name], _count_passages(plan, library_name)
     architecture, d = _read_encoder_sizes(plan, library)
-    indexes = plan.reproduction.select_indexes(name, plan.rows)
+    indexes = plan.reproduction.select_indexes(library_name, plan.rows)
     estimate = (
         estimate_build_for_architecture(n_passages, architecture, d, indexes, None)
         if d
@@ -236,8 +236,8 @@ def _read_encoder_sizes(plan: ReproductionPlan, library: Library) -> tuple[Archi
     return architecture, read_dim(folder) if architecture.layers else architecture.hidden
 
 
-def _count_passages(plan: ReproductionPlan, name: str) -> int:
-    library = plan.reproduction.library[name]
+def _count_passages(plan: ReproductionPlan, library_name: str) -> int:
+    library = plan.reproduction.library[library_name]
     file = plan.data[library.dump]
     n, path = library.passages or file.records, plan.get_local_path(file)
     if path.is_file() and (not n or plan.fraction is not None):
@@ -617,7 +617,7 @@ def _strip_compression_suffix(name: str) -> str:
     return name.removesuffix(".gz").removesuffix(".xz").removesuffix(".bz2").removesuffix(".zst")
 
 
-def build_library(run: ReproductionRun, name: str) -> None:
+def build_library(run: ReproductionRun, library_name: str) -> None:
     """Find the snapshot of a library with the indexes of its rows; build it if there is none.
 
     First build a snapshot of passages and vectors without indexes, so that further rows of the same
@@ -626,14 +626,14 @@ def build_library(run: ReproductionRun, name: str) -> None:
     Raises:
         StoreError: the store is full or cannot be written.
     """
-    plan, ref = run.plan, run.name_ref(name)
-    library, indexes = plan.reproduction.library[name], plan.reproduction.select_indexes(name, plan.rows)
-    library_recipe = use_local_models(library.recipe, plan.folder)
+    plan, ref = run.plan, run.name_ref(library_name)
+    indexes = plan.reproduction.select_indexes(library_name, plan.rows)
+    library_recipe = use_local_models(plan.reproduction.library[library_name].recipe, plan.folder)
     base_recipe = replace(library_recipe, index={}, retriever="")
-    with _record_failure(run.library_failures, name):
-        build, inputs = _choose_build(run, name, base_recipe, ref)
+    with _record_failure(run.library_failures, library_name):
+        build, inputs = _choose_build(run, library_name, base_recipe, ref)
         base_snapshot = _find_or_build(run.store, inputs, build)
-    if name in run.library_failures:
+    if library_name in run.library_failures:
         return
 
     def build_with_indexes(index_names: Collection[str]) -> str:
@@ -645,21 +645,21 @@ def build_library(run: ReproductionRun, name: str) -> None:
         return _find_or_build(run.store, new_inputs, lambda: build_indexes().snapshot)
 
     failures: dict[str, BookwheelError] = {}
-    with _record_failure(failures, name):
-        run.snapshots[name] = build_with_indexes(indexes)
-    if name in run.snapshots:
+    with _record_failure(failures, library_name):
+        run.snapshots[library_name] = build_with_indexes(indexes)
+    if library_name in run.snapshots:
         return
     if len(indexes) == 1:
-        run.index_failures.update({(name, index_name): failures[name] for index_name in indexes})
+        run.index_failures.update({(library_name, index_name): failures[library_name] for index_name in indexes})
     else:
         # Build one index at a time to learn which indexes fail. Files of finished indexes are
         # reused.
         for index_name in indexes:
-            with _record_failure(run.index_failures, (name, index_name)):
+            with _record_failure(run.index_failures, (library_name, index_name)):
                 build_with_indexes([index_name])
-    with _record_failure(run.library_failures, name):
-        good_indexes = [index for index in indexes if (name, index) not in run.index_failures]
-        run.snapshots[name] = build_with_indexes(good_indexes)
+    with _record_failure(run.library_failures, library_name):
+        good_indexes = [index for index in indexes if (library_name, index) not in run.index_failures]
+        run.snapshots[library_name] = build_with_indexes(good_indexes)
 
 
 @contextmanager
@@ -674,20 +674,20 @@ def _record_failure(failures: dict[FailureKey, BookwheelError], key: FailureKey)
 
 
 def _choose_build(
-    run: ReproductionRun, name: str, recipe: Recipe, ref: str
+    run: ReproductionRun, library_name: str, recipe: Recipe, ref: str
 ) -> tuple[Callable[[], str | None], Inputs | None]:
     """Return a function that builds a library without indexes, and the inputs of that build."""
-    plan, library = run.plan, run.plan.reproduction.library[name]
+    plan, library = run.plan, run.plan.reproduction.library[library_name]
     encoder, dump = _find_model(plan.folder, library.encoder), run.paths[library.dump]
     if library.vectors:
         vectors = expand_pattern(run.paths[library.vectors])
         inputs = collect_inputs(run.store, dump, encoder, recipe, None)
         local_vectors = [url.removeprefix("file://") for url in vectors]
         arguments = dump, local_vectors, run.store.url, encoder, recipe, ref
-        build_imported = partial(import_library.fn, *arguments, beam_options=run.beam_options)
+        run_import = partial(import_library.fn, *arguments, beam_options=run.beam_options)
         version_tags = {url: get_version_tag(url) for url in vectors}
-        return lambda: build_imported().snapshot, None if inputs is None else {**inputs, "vectors": version_tags}
-    passage_limit = None if plan.fraction is None else _count_passages(plan, name)
+        return lambda: run_import().snapshot, None if inputs is None else {**inputs, "vectors": version_tags}
+    passage_limit = None if plan.fraction is None else _count_passages(plan, library_name)
     build = partial(reindex.fn, dump, run.store.url, encoder, recipe, ref, passage_limit, beam_options=run.beam_options)
     return lambda: build().snapshot, collect_inputs(run.store, dump, encoder, recipe, passage_limit)
 
