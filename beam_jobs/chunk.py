@@ -57,7 +57,7 @@ _READ_BYTES_PER_SECOND = 5e6  # compressed bytes of a dump whose templates one c
 # speed of one core with a chunker's model, in compressed bytes * bytes of the model per second: 312
 # compressed bytes per passage, times `_ENCODED_PER_SECOND` of the embed job
 _ENCODED_BYTES_PER_SECOND = 2.5e12
-_MAX_FILE_REDIRECTS = 1 << 18  # maximum redirects in one sorted file; sorting them takes 150 MB
+_MAX_FILE_REDIRECTS = 1 << 18  # maximum redirects in a sorted file; sorting it takes 150 MB
 _REDIRECTS_PER_SECOND = 2e5  # redirects merged and sorted per second
 _PROPERTY_BYTES_PER_SECOND = 1e7  # compressed bytes of page properties read per second
 # Function that runs a stage and returns the reports. Arguments: the stage's name, the function to

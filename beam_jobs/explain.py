@@ -277,12 +277,12 @@ class _ReuseLookup:
             stage_counts.count_task(n_rows, n_rows, None)
             self._rows[name] += [record.outputs["embeddings"]] if n_rows else []
             return
-        passages = (
+        passages_path = (
             self._store.blobs.get_local_path(chunk_result.passages)
             if self._store.blobs.exists(chunk_result.passages)
             else self._scratch
         )
-        reused_rows = task.row_format.count_reusable(passages, fetch_parent_files(self._store, parent_parts))
+        reused_rows = task.row_format.count_reusable(passages_path, fetch_parent_files(self._store, parent_parts))
         stage_counts.count_task(n_rows, reused_rows, inputs)
 
     def look_up_training(self, index_name: str, plan: IndexPlan) -> StageReuse:

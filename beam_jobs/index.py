@@ -84,7 +84,7 @@ def derive(
             memoised=True,
         )
     )
-    results = [IndexStageResult.of_report(next(reports)) if build.parent_index else None for build in builds]
+    results = [IndexStageResult.from_report(next(reports)) if build.parent_index else None for build in builds]
     return [
         replace(build, derived=result if result and result.blob else None)
         for build, result in zip(builds, results, strict=True)
@@ -131,7 +131,7 @@ def train(
     return [
         _with_reused_training(build)
         if _is_reused_untested(build)
-        else _with_train_result(build, IndexStageResult.of_report(next(reports)))
+        else _with_train_result(build, IndexStageResult.from_report(next(reports)))
         for build in builds
     ]
 
@@ -145,7 +145,7 @@ def _with_train_result(build: IndexInProgress, result: IndexStageResult) -> Inde
         return _with_reused_training(build)
     annotated_build = _with_note(build, result.note) if result.note else build
     training_fit = TrainingStats(result.stats["losses"]) if get_kind(build.plan.kind).learns else None
-    trained_build = _with_trained(annotated_build, result.blob, training_fit)
+    trained_build = _with_training(annotated_build, result.blob, training_fit)
     if not result.keeps_shards or not build.reused:
         return trained_build
     parent_numbers = tuple(result.stats.get("previous_shards", ()))
@@ -157,17 +157,17 @@ def _with_reused_training(build: IndexInProgress) -> IndexInProgress:
     if reused is None:
         raise ValueError(f"index {build.name} has no training to reuse: train it")
     annotated_build = _with_note(build, f"trained as in snapshot {reused.snapshot[:12]}")
-    trained_build = _with_trained(annotated_build, reused.blob, reused.stats)
+    trained_build = _with_training(annotated_build, reused.blob, reused.stats)
     return replace(trained_build, parent_rows=reused.parent_rows, parent_shards=reused.shards)
 
 
-def _with_trained(build: IndexInProgress, trained_blob: BlobRef, training_fit: TrainingStats | None) -> IndexInProgress:
+def _with_training(build: IndexInProgress, trained: BlobRef, training_fit: TrainingStats | None) -> IndexInProgress:
     """Return the record for the jobs after training.
 
     The record has to be small, because each task of these jobs contains it. So `reused`, which
     names the files of all parts, is left out.
     """
-    return replace(build, trained=trained_blob, training_fit=training_fit, reused=None)
+    return replace(build, trained=trained, training_fit=training_fit, reused=None)
 
 
 def _with_note(build: IndexInProgress, note: str) -> IndexInProgress:
@@ -329,7 +329,7 @@ def merge(builds: Sequence[IndexInProgress], launch: Launch, on_progress: OnProg
     unmerged_builds = [build for build in builds if not build.derived]
     sized_launch = launch.with_task_bytes(_estimate_largest_task_bytes(unmerged_builds, "merge"))
     results = map(
-        IndexStageResult.of_report,
+        IndexStageResult.from_report,
         run_job("merge", merge_one, unmerged_builds, sized_launch, on_progress, _estimate_merge_seconds, memoised=True),
     )
     merged_results = [(build, build.derived or next(results)) for build in builds]
@@ -370,7 +370,7 @@ def _run_by_index(
     all_tasks = [task for index_tasks in tasks for task in index_tasks]
     reports = iter(_run_on_gpus(stage, function, all_tasks, launch, on_progress, estimate_seconds, recorded_reports))
     for index_tasks in tasks:
-        yield [IndexStageResult.of_report(next(reports)) for _ in index_tasks]
+        yield [IndexStageResult.from_report(next(reports)) for _ in index_tasks]
 
 
 def _run_on_gpus(

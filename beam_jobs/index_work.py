@@ -53,8 +53,8 @@ class IndexStageResult:
     keeps_shards: bool = False  # whether the parent's shards can be updated with a new trained file
 
     @classmethod
-    def of_report(cls, report: Report) -> Self:
-        """Create the result from a task's report, which is a result as a dictionary."""
+    def from_report(cls, report: Report) -> Self:
+        """Create the result from the report of a task, which has its fields."""
         return from_table(cls, report, "a report of an index job")
 
 

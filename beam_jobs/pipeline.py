@@ -94,9 +94,9 @@ def explain_failure(store: Store, run: str, stage: str, failure: BaseException, 
             f"{str(failure).rpartition(' ')[2]}); its log {log} says why: finished work is "
             "recorded; correct the cause and run again"
         )
-    for pattern, error_class, sentence in _ENGINE_FAILURES:
+    for pattern, error_class, explanation in _ENGINE_FAILURES:
         if pattern.search(str(failure)):
-            return error_class(f"the {stage} job {sentence}")
+            return error_class(f"the {stage} job {explanation}")
     return errors.BookwheelError(
         f"the {stage} job failed on its runner ({type(failure).__name__}: "
         f"{_find_last_message(failure)}): "

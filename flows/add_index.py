@@ -128,14 +128,14 @@ def check_recipe(content: Content, recipe: Recipe) -> None:
         UsageError: the indexes do not fit, or the snapshot has no vectors for a representation that
             the recipe names.
     """
-    encoded_names = list_encoded_representations(content)
-    if missing_representations := sorted({*recipe.represent} - {*encoded_names}):
+    encoded_representations = list_encoded_representations(content)
+    if missing_representations := sorted({*recipe.represent} - {*encoded_representations}):
         raise UsageError(
             f"the snapshot has no representation {missing_representations[0]!r}, and add-index "
             "encodes nothing: build it with `reindex`, or leave "
             f"[represent.{missing_representations[0]}] out"
         )
-    check_indexes_and_retrievers(recipe, encoded_names, content.indexes)
+    check_indexes_and_retrievers(recipe, encoded_representations, content.indexes)
 
 
 def _add_recipe_indexes(content: Content, chosen_indexes: dict[str, IndexRecipe], retriever: str) -> Content:

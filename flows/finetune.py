@@ -65,7 +65,7 @@ class TrainingWatch:
         """
         self._reporter, self._n_dev, self._evaluate_every, self._moving = reporter, n_dev, evaluate_every, moving
         self._n_started_rebuilds, self._n_used_rebuilds = 0, 0
-        self._index_age = -1.0  # steps since the encoders of the searched index; -1: unknown
+        self._index_age = -1.0  # age of the searched index in steps; -1: unknown
         self._evaluation_start = time.monotonic()
         self._has_reported_scores = False
 
@@ -311,7 +311,7 @@ def tag_existing_model(job: Finetuning, result: FinetuningResult, name: str) -> 
     return result, stored_model
 
 
-def name_rebuild_ref(job: Finetuning) -> str:
+def get_rebuild_ref(job: Finetuning) -> str:
     """Return the ref that names the rebuilt snapshots, and their encoders, during a training."""
     return f"refresh-{job.key[:12]}"
 
@@ -362,7 +362,7 @@ def train_and_publish(
             return None
         with clock("publish"):
             published_training = publish_model(job, trained_model, folder, name, clock.seconds)
-    delete_rebuild_refs(job.store, name_rebuild_ref(job))
+    delete_rebuild_refs(job.store, get_rebuild_ref(job))
     job.store.trainings.delete(job.key)
     if work is None:
         shutil.rmtree(folder, ignore_errors=True)
@@ -398,7 +398,7 @@ def train_model(
     watch = TrainingWatch(on_progress, len(job.job.examples["dev"]), settings.loop.evaluate_every, moving_settings)
     uploader = CheckpointUploader(get_training_identity(job, folder), on_progress.say) if processes.is_first else None
     with (
-        open_rebuild_launcher(job.store, name_rebuild_ref(job), beam_options, devices) as rebuild_launcher,
+        open_rebuild_launcher(job.store, get_rebuild_ref(job), beam_options, devices) as rebuild_launcher,
         uploader or nullcontext(),
     ):
         return job.run(folder, watch, rebuild_launcher, uploader.enqueue if uploader else None)

@@ -90,7 +90,7 @@ def finish_build(build: Build) -> BuildOutcome:
     manifest, metrics = build_indexes(build)
     if parent_manifest := Parent.from_ref(build.store, build.base or build.ref).manifest:
         for base_content in _list_delta_bases(build.store, parent_manifest, manifest):
-            offer_deltas(build, base_content, manifest.content)
+            try_to_write_deltas(build, base_content, manifest.content)
     publish_result = publish_snapshot(build, manifest, metrics)
     build.store.runs.delete_reports(build.launch.run)
     outcome = report_build(build, manifest, publish_result, metrics)
@@ -167,7 +167,7 @@ def _list_delta_bases(store: Store, parent: Manifest, manifest: Manifest) -> lis
     return base_contents
 
 
-def offer_deltas(build: Build, parent_content: Content, content: Content) -> None:
+def try_to_write_deltas(build: Build, parent_content: Content, content: Content) -> None:
     """Write the deltas of changed files, if possible.
 
     A failure does not stop the build; clients then pull whole files.
@@ -180,14 +180,14 @@ def offer_deltas(build: Build, parent_content: Content, content: Content) -> Non
             on_progress.say(f"not written, so clients pull whole files: {error}")
 
 
-def name_embed_stage(representation: str) -> str:
+def get_embed_stage(representation: str) -> str:
     """Return the name of the stage that encodes a representation."""
     return "embed" if representation == EMBEDDINGS else f"embed {representation}"
 
 
 def group_by_stage(embeddings: Mapping[str, Sequence[EmbedResult]]) -> dict[str, Sequence[EmbedResult]]:
     """Return the embed job's results by stage name instead of by representation."""
-    return {name_embed_stage(name): embed_results for name, embed_results in embeddings.items()}
+    return {get_embed_stage(name): embed_results for name, embed_results in embeddings.items()}
 
 
 def report_build(build: Build, manifest: Manifest, result: PublishResult, metrics: SnapshotMetrics) -> BuildOutcome:
@@ -215,7 +215,7 @@ def find_parent_indexes(build: Build) -> dict[str, ParentIndex]:
     find_parent_index = partial(ParentIndex.find, build.store, base, draft)
     parent_indexes = {name: index for name, plan in build.plans.items() if (index := find_parent_index(name, plan))}
     if parent_indexes and build.parent_content:
-        offer_deltas(build, build.parent_content, draft)
+        try_to_write_deltas(build, build.parent_content, draft)
     return parent_indexes
 
 

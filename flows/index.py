@@ -41,7 +41,7 @@ class IndexRequest:
     # maximum bytes of memory for building and for searching; None: the free memory, which limits
     # only building unless `fit_structure`
     memory: int | None = None
-    column: str | None = None  # the vector column of Parquet files
+    column: str | None = None  # name of the vector column in Parquet files
     invalid: InvalidRowPolicy = "refuse"  # what to do with rows that have a NaN or an infinity
     questions: Path | None = None  # file of query vectors; None: some of the indexed vectors
     disk: int | None = None  # maximum bytes of the index; None: any

@@ -155,10 +155,8 @@ download_dump = stage(fetch_dump, "download_dump")
 def find_site_changes(
     store: Store, wiki: str, recipe: Recipe, ref: str, limit: int | None, on_progress: ProgressReporter
 ) -> tuple[str, str | None]:
-    """Read a wiki into the store; return the times at which it was read for the snapshot of `ref`,
-    and now.
-
-    The second time is None if no page changed.
+    """Read a wiki into the store, and return two times: when it was read for the snapshot of `ref`,
+    and when it was read now; None instead of the latter if no page has changed.
     """
     parent = Parent.from_ref(store, ref)
     manifest = parent.manifest

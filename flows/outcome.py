@@ -33,7 +33,7 @@ class BuildOutcome:
     warnings: list[str] = field(default_factory=list)  # sentences about trends in recent builds
 
     @classmethod
-    def of_plan(cls, plan: Plan, size: int, ref: str) -> Self:
+    def from_plan(cls, plan: Plan, size: int, ref: str) -> Self:
         """Return the outcome of a dry run, with the parts and bytes that a build would read."""
         dropped_counts = {"dropped": dict(plan.dropped)} if plan.dropped else {}
         return cls(None, ref, None, {"parts": len(plan.parts), "bytes": size, **dropped_counts}, {})

@@ -91,7 +91,7 @@ StoreParameter = Annotated[StoreUrl, Parameter(validator=_NON_EMPTY), _NON_EMPTY
 DumpParameter = Annotated[Url, Parameter(help=DUMP_HELP)]
 
 
-class _RecordedValue:
+class _SecretFreeValue:
     """Annotation of a parameter whose JSON schema refuses secrets in all nested strings.
 
     Prefect's server validates a form by this schema before it records the run. A check by the
@@ -200,7 +200,7 @@ def check_parameters(
         return function(*bound_arguments.args, **bound_arguments.kwargs)
 
     checked_parameters = [
-        parameter.replace(annotation=Annotated[Any, _RecordedValue(parameter.annotation)])
+        parameter.replace(annotation=Annotated[Any, _SecretFreeValue(parameter.annotation)])
         for parameter in flow_signature.parameters.values()
     ]
     run.__dict__["__signature__"] = flow_signature.replace(parameters=checked_parameters)
@@ -212,7 +212,7 @@ def derive_command(
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Derive the options of a command, and their help texts, from the parameters of its flow.
 
-    The function of the command gets the arguments of the flow by name. The function's other
+    The command's function gets the flow's arguments as a dictionary. The function's other
     parameters are options that only the command has. Words after `--` are the flow's
     `beam_options`, unless the function has a variadic parameter for them.
 

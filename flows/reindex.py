@@ -16,7 +16,7 @@ from beam_jobs.embed import EmbedTask
 from beam_jobs.launch import Launch, OnProgress
 from beam_jobs.workers import get_worker_memory
 from flows.command.console import ProgressReporter
-from flows.finish import Build, finish_build, name_embed_stage
+from flows.finish import Build, finish_build, get_embed_stage
 from flows.outcome import BuildOutcome
 from flows.parameters import DumpParameter, RecipeParameter, StoreParameter, Url
 from flows.stage import StageClock, deployment_flow, stage
@@ -85,7 +85,7 @@ def reindex(
     recipe, clock = recipe or Recipe(), StageClock()
     check_indexes_and_retrievers(recipe, recipe.list_representations())
     if dry_run:
-        return BuildOutcome.of_plan(*plan_without_writing(dump, recipe, limit), ref)
+        return BuildOutcome.from_plan(*plan_without_writing(dump, recipe, limit), ref)
     check_pattern(dump)
     target = Store.open(store, create=True)
     # an invalid name or a damaged log is reported before the work
@@ -109,7 +109,7 @@ def reindex(
         plans = plan_indexes(recipe.index, passages, dimensions, get_worker_memory(beam_options), parent)
         embeddings: dict[str, Sequence[EmbedResult]] = {}
         for name, stored_encoder in encoders.items():
-            with clock(name_embed_stage(name)) as on_progress:
+            with clock(get_embed_stage(name)) as on_progress:
                 embeddings[name] = embed_parts(
                     plan, passages, stored_encoder, recipe.dtype_of(name), parent, launch, on_progress
                 )

@@ -150,10 +150,10 @@ class ReproductionPlan:
             for row, row_estimates in zip(self.rows, self.estimate_rows(), strict=True)
         }
         names_by_licence: dict[str, list[str]] = {}
-        licensed_names = [(name, file.licence) for name, file in self.data.items()]
-        licensed_names += [(f"library {name}", library.licence) for name, library in self.libraries.items()]
-        licensed_names += [(row.model, row.licence) for row in self.rows]
-        for name, licence in dict.fromkeys(licensed_names):
+        names_and_licences = [(name, file.licence) for name, file in self.data.items()]
+        names_and_licences += [(f"library {name}", library.licence) for name, library in self.libraries.items()]
+        names_and_licences += [(row.model, row.licence) for row in self.rows]
+        for name, licence in dict.fromkeys(names_and_licences):
             names_by_licence.setdefault(licence, []).append(name)
         return {
             "rows": sum(len(row.list_data()) for row in self.rows),
@@ -399,7 +399,7 @@ class ReproductionRun:
             if (row.library, index_name) in self.index_failures:
                 raise self.index_failures[row.library, index_name]
 
-    def name_ref(self, library: str) -> str:
+    def get_ref(self, library: str) -> str:
         """Return the ref of a library; a sample has a separate ref."""
         suffix = f"-sample-{self.plan.fraction:g}" if self.plan.fraction else ""
         return f"{self.plan.reproduction.name}-{library}{suffix}"
@@ -435,7 +435,7 @@ class ReproductionRun:
 
     def _format_command(self, row: Row, data_name: str) -> str:
         """Return the `evaluate` command that measures a row alone."""
-        command_words = ["bookwheel", "evaluate", "--store", self.store.url, "--ref", self.name_ref(row.library)]
+        command_words = ["bookwheel", "evaluate", "--store", self.store.url, "--ref", self.get_ref(row.library)]
         command_words += ["--questions", self.paths[data_name], "--retriever", row.retriever]
         if row.model:
             command_words += ["--model", _find_model(self.plan.folder, row.model), "--beams", str(row.beams)]
@@ -626,7 +626,7 @@ def build_library(run: ReproductionRun, library_name: str) -> None:
     Raises:
         StoreError: the store is full or cannot be written.
     """
-    plan, ref = run.plan, run.name_ref(library_name)
+    plan, ref = run.plan, run.get_ref(library_name)
     indexes = plan.reproduction.select_indexes(library_name, plan.rows)
     library_recipe = use_local_models(plan.reproduction.library[library_name].recipe, plan.folder)
     base_recipe = replace(library_recipe, index={}, retriever="")

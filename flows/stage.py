@@ -7,7 +7,7 @@ configured; processes that Prefect starts have already imported it.
 
 A `StageClock` shows the progress of stages on standard error and as an artifact in the Prefect UI.
 
-A failed run is retried only if that can help, and its maintainers are notified. Prefect's setting
+A failed run is retried only if that can help, and is reported to a webhook. Prefect's setting
 for retries (`PREFECT_FLOWS_DEFAULT_RETRIES` in `infra/prefect.yaml`) does not distinguish errors.
 That setting would also retry after a refusal of the gate, or an invalid factory string.
 """
@@ -199,7 +199,7 @@ def stage(function: Callable[Parameters, FlowResult], name: str = "") -> Callabl
 
 
 def _declare_task(name: str) -> Callable[[Callable[[], FlowResult]], Callable[[], FlowResult]]:
-    from prefect import task  # noqa: PLC0415 - see the module
+    from prefect import task  # noqa: PLC0415 - slow to import
     from prefect.cache_policies import NO_CACHE  # noqa: PLC0415
 
     time_limit = read_time_limit(STAGE_HOURS_VARIABLE)
@@ -238,7 +238,7 @@ def find_prefect_server() -> str | None:
     """
     if not _may_configure_prefect():
         return None
-    from prefect.settings import PREFECT_API_URL  # noqa: PLC0415 - see the module
+    from prefect.settings import PREFECT_API_URL  # noqa: PLC0415 - slow to import
 
     url: str | None = PREFECT_API_URL.value()
     return url
@@ -324,7 +324,7 @@ def _name_run() -> str:
 def log(sentence: str) -> None:
     """Write a sentence into the log of the run, if there is one."""
     if is_in_flow_run():
-        from prefect import get_run_logger  # noqa: PLC0415 - see the module
+        from prefect import get_run_logger  # noqa: PLC0415 - slow to import
 
         get_run_logger().info("%s", sentence)
 

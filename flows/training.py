@@ -63,7 +63,7 @@ def _inline_references(node: Any, definitions: Mapping[str, Any]) -> Any:
 
 
 def _describe_defaults(schema: Mapping[str, Any], settings: Any) -> dict[str, Any]:
-    """Return the schema of a table without unknown settings; defaults are only in descriptions."""
+    """Return the schema of a table, which forbids unknown settings and describes the defaults."""
     described_properties: dict[str, Any] = {}
     field_comments = parse_field_comments(type(settings))
     for name, property_schema in schema["properties"].items():

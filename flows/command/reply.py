@@ -59,7 +59,7 @@ AsksName = Annotated[
         help="The passage encoder of a model that does not name it, such as facebook/rag-*: a folder or a hub name."
     ),
 ]
-# What each metric of an index means; the names of recall and source end in `@k`.
+# What each metric of an index means. A depth in a metric's name, as in `recall@20`, is left out.
 _METRIC_MEANINGS = {
     "recall": "share of the first {k} passages of an exact search that the index finds, mean over sampled queries",
     "recall_p5": "the same for the worst 5 % of these queries (5th percentile)",

@@ -55,7 +55,7 @@ def create_launch_flow(
             may start the deployment of another flow, which lacks them.
     """
     start_parameters = [*signature(start_run).parameters.values()][2:]
-    start_parameters[0] = start_parameters[0].replace(default=name_deployment(target.name))
+    start_parameters[0] = start_parameters[0].replace(default=get_deployment_name(target.name))
     flow_parameters = [
         parameter for parameter in signature(target.fn).parameters.values() if parameter.name not in excluded_parameters
     ]
@@ -118,7 +118,7 @@ def start_run(
     return LaunchedRun(str(run.id), run.name, variables, resources)
 
 
-def name_deployment(flow_name: str) -> str:
+def get_deployment_name(flow_name: str) -> str:
     """Return the name FLOW/DEPLOYMENT of a flow's deployment in `infra/prefect.yaml`."""
     return f"{flow_name}/{flow_name}-library"
 

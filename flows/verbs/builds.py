@@ -159,9 +159,9 @@ def _format_forecast(forecast: Mapping[str, Any]) -> Iterator[str]:
     yield f"forecast  for {changed_text}, from the cost of {format_count(forecast['builds'], 'build')}"
     yield f"{'stage':<14}{'CPU s':>12}{'time, s':>12}{'CPU s per 1,000 changed':>26}"
     stages = forecast["stages"]
-    total_by_unit = {unit: sum(stage.get(unit, 0.0) for stage in stages.values()) for unit in ("cpu", "seconds")}
+    totals = {cost: sum(stage.get(cost, 0.0) for stage in stages.values()) for cost in ("cpu", "seconds")}
     cpu_per_passage = sum(stage["per_passage"].get("cpu", 0.0) for stage in stages.values())
-    for name, stage in {**stages, "total": {**total_by_unit, "per_passage": {"cpu": cpu_per_passage}}}.items():
+    for name, stage in {**stages, "total": {**totals, "per_passage": {"cpu": cpu_per_passage}}}.items():
         cpu_seconds, per_thousand = stage.get("cpu", math.nan), 1000 * stage["per_passage"].get("cpu", math.nan)
         yield f"{name:<14}{cpu_seconds:>12,.1f}{stage['seconds']:>12,.1f}{per_thousand:>26,.2f}"
 

@@ -417,7 +417,8 @@ def _format_counts(change_counts: Mapping[Any, int]) -> str:
 def format_difference(name: str, old_value: Any, new_value: Any) -> Iterator[str]:
     """Yield the line of a changed setting, or of a changed property of the corpus or an index.
 
-    Yield nothing for fields of an index that only a later build reads.
+    `name` is its path, such as `indexes.hnsw.n`. Yield nothing for fields of an index that only a
+    later build reads.
     """
     section, _, key = name.partition(".")
     if section != "indexes":

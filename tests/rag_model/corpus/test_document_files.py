@@ -243,7 +243,7 @@ def test_hostile_files_of_a_folder_are_counted(tmp_path: Path) -> None:
         "unreadable": 1,
     }
     assert Plan.from_json(plan.to_json()) == plan
-    assert BuildOutcome.of_plan(*plan_dry_run(str(folder), Recipe()), "main").counts["dropped"] == plan.dropped
+    assert BuildOutcome.from_plan(*plan_dry_run(str(folder), Recipe()), "main").counts["dropped"] == plan.dropped
     (passage,) = list_passages(folder, tmp_path / "work")
     assert passage.title == "sub dir/a b 100%.md"
 
