@@ -23,7 +23,7 @@ from flows.outcome import CollapseRefusedError, EvaluateOutcome
 from flows.parameters import Url
 from flows.stage import StageClock, deployment_flow, stage
 from rag_model.digest import digest_folder
-from rag_model.encoders.model import list_inference_inputs
+from rag_model.encoders.model import list_dtype_memo_inputs
 from rag_model.evaluation.answers.abstaining import describe_abstention
 from rag_model.evaluation.answers.examination import (
     AnswerCache,
@@ -186,7 +186,7 @@ def prepare_answer_run(
         "model": _get_model_identity(model_id),
         "retriever": settings.expression or snapshot.manifest.content.default_retriever,
         "versions": {name: version(name) for name in ("torch", "transformers")},
-        **list_inference_inputs(),
+        **list_dtype_memo_inputs(),
     }
     reader_by_name: dict[ReaderName, Reader] = {
         name: reading_model.open_reader(retriever, settings_of_reader)

@@ -7,7 +7,7 @@ token_encoder, token_model    ColBERT: one vector per token
 sparse_encoder, sparse_model  SPLADE and SiDR: weighted vocabulary terms
 bag, muvera                   bags of tokens; one fixed vector from a ColBERT's vectors
 cross_encoder                 scores of (question, passage) pairs
-onnx_cross_encoder            the same with onnxruntime; torch_cross_encoder: with torch
+onnx_cross_encoder            cross-encoders on onnxruntime; torch_cross_encoder: on torch
 trainable, masked_lm          encoders and masked language models with gradients
 embed, row_formats            encode the passages of a part; reuse rows of previous builds
 space, weights                identity of a vector space and of weights

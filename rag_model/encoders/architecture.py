@@ -29,32 +29,33 @@ from rag_model.encoders.weights import WEIGHTS, read_tensor_headers
 from rag_model.errors import InputError
 from rag_model.extras import require
 
-# Config keys of the same size in different model families; encoder and decoder layers are added up.
-_LAYERS = ("encoder_layers", "num_layers", "num_hidden_layers", "n_layer", "n_layers")
-_DECODER_LAYERS = ("decoder_layers", "num_decoder_layers")
-_HIDDEN = ("hidden_size", "d_model", "n_embd", "dim")
-_HEADS = ("num_attention_heads", "n_head", "encoder_attention_heads", "num_heads", "n_heads")
-_VOCABULARY = ("vocab_size",)
-_FLOAT = 4  # bytes per float32
+# Config keys by which model families name one size; encoder and decoder layers are added up.
+_LAYER_KEYS = ("encoder_layers", "num_layers", "num_hidden_layers", "n_layer", "n_layers")
+_DECODER_LAYER_KEYS = ("decoder_layers", "num_decoder_layers")
+_HIDDEN_KEYS = ("hidden_size", "d_model", "n_embd", "dim")
+_HEAD_KEYS = ("num_attention_heads", "n_head", "encoder_attention_heads", "num_heads", "n_heads")
+_VOCABULARY_KEYS = ("vocab_size",)
+_FLOAT_BYTES = 4  # bytes per float32
+# Attribute of each DPR class that holds its encoder.
 DPR_ENCODERS = {"DPRContextEncoder": "ctx_encoder", "DPRQuestionEncoder": "question_encoder"}
-_GENERATORS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
-_OTHER_TASKS = ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
+_GENERATOR_SUFFIXES = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
+_OTHER_TASK_SUFFIXES = ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
 # The header of a GGUF file.
 _MAGIC, _VERSIONS = b"GGUF", (2, 3)
-_STRING, _ARRAY = 8, 9  # types of values
+_STRING, _ARRAY = 8, 9  # types of values; the other types are numbers, with these struct formats
 _NUMBER_FORMATS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _MAX_ENTRIES = 100_000  # maximum number of keys, and of tensors
-_MAX_TEXT = 1 << 24  # maximum bytes of a text; the longest one is a chat template
+_MAX_TEXT_BYTES = 1 << 24  # maximum bytes of a text; the longest one is a chat template
 _MAX_ITEMS = 1 << 23  # maximum items of all arrays together; a vocabulary of 256,000 needs 768,000
 # maximum sum of squared token lengths, because libraries split each token at every position
-_MAX_SQUARES = 1 << 31
+_MAX_SQUARED_LENGTHS = 1 << 31
 _MAX_DIMENSIONS = 8
 _MAX_COUNT = 10_000  # maximum number of heads, experts or groups, each of which becomes an object
 _MAX_SIZE = 1 << 24  # maximum dimension, context length or vocabulary size
 _MAX_VALUES_PER_BYTE = 6  # in a whole file; the densest quantization has 1.56 bits per value
-_LAYER_COUNT = re.compile(r"(block|layer)s?(_count)?$")
-_COUNTS = re.compile(r"(head|expert|group|label)\w*count\w*$")
-_SIZES = re.compile(r"(length|size|rank)$")
+_GGUF_LAYER_KEYS = re.compile(r"(block|layer)s?(_count)?$")
+_GGUF_COUNT_KEYS = re.compile(r"(head|expert|group|label)\w*count\w*$")
+_GGUF_SIZE_KEYS = re.compile(r"(length|size|rank)$")
 
 
 def check_gguf_file(path: Path) -> None:
@@ -76,7 +77,7 @@ class _GgufHeader:
 
     def __init__(self, file: BinaryIO, size: int) -> None:
         self._file, self._size = file, size
-        self._items = self._squares = 0
+        self._n_items = self._squared_lengths = 0
 
     def check_counts(self) -> None:
         if self._read_bytes(4) != _MAGIC or self._read_number("I") not in _VERSIONS:
@@ -108,13 +109,13 @@ class _GgufHeader:
         if value_type != _ARRAY:
             return self._read_number(_find_struct_format(value_type))
         item_type, n_items = self._read_number("I"), self._read_number("Q")
-        self._items += n_items
-        if self._items > _MAX_ITEMS:
+        self._n_items += n_items
+        if self._n_items > _MAX_ITEMS:
             raise ValueError(f"its arrays have more than {_MAX_ITEMS:,} items")
         if item_type == _STRING:
             for _ in range(n_items):
-                self._squares += len(self._read_text()) ** 2
-            if self._squares > _MAX_SQUARES:
+                self._squared_lengths += len(self._read_text()) ** 2
+            if self._squared_lengths > _MAX_SQUARED_LENGTHS:
                 raise ValueError("its tokens are too long")
         else:
             self._read_bytes(n_items * struct.calcsize(_find_struct_format(item_type)))
@@ -122,8 +123,8 @@ class _GgufHeader:
 
     def _read_text(self) -> str:
         n_text_bytes = self._read_number("Q")
-        if n_text_bytes > _MAX_TEXT:
-            raise ValueError(f"a text has {n_text_bytes:,} bytes, more than {_MAX_TEXT:,}")
+        if n_text_bytes > _MAX_TEXT_BYTES:
+            raise ValueError(f"a text has {n_text_bytes:,} bytes, more than {_MAX_TEXT_BYTES:,}")
         return self._read_bytes(n_text_bytes).decode("utf-8", "replace")
 
     def _read_number(self, number_format: str) -> Any:
@@ -143,7 +144,7 @@ def _find_struct_format(value_type: int) -> str:
 
 
 def _check_config_values(config_values: Mapping[str, Any], n_tensors: int) -> None:
-    pattern_limits = ((_LAYER_COUNT, n_tensors), (_COUNTS, _MAX_COUNT), (_SIZES, _MAX_SIZE))
+    pattern_limits = ((_GGUF_LAYER_KEYS, n_tensors), (_GGUF_COUNT_KEYS, _MAX_COUNT), (_GGUF_SIZE_KEYS, _MAX_SIZE))
     for name, value in config_values.items():
         limit = next((limit for pattern, limit in pattern_limits if pattern.search(name)), None)
         if limit is not None and isinstance(value, int) and value > limit:
@@ -210,21 +211,21 @@ def read_architecture(folder: Path, part: str | None = None) -> Architecture:
 def _count_parameters(folder: Path, part: str | None) -> int:
     onnx_path = find_onnx_file(folder)
     if onnx_path is not None and not (folder / WEIGHTS).is_file():
-        return onnx_path.stat().st_size // _FLOAT
+        return onnx_path.stat().st_size // _FLOAT_BYTES
     tensors = read_tensor_headers(folder).items()
     return sum(math.prod(tensor.shape) for name, tensor in tensors if part is None or part in name.split("."))
 
 
 def _parse_config(config: dict[str, Any], n_parameters: int, folder: Path) -> Architecture:
-    n_layers = _get_positive_integer(config, _LAYERS, folder)
+    n_layers = _get_positive_integer(config, _LAYER_KEYS, folder)
     if config.get("is_encoder_decoder"):
-        n_layers += next((config[name] for name in _DECODER_LAYERS if isinstance(config.get(name), int)), n_layers)
+        n_layers += next((config[name] for name in _DECODER_LAYER_KEYS if isinstance(config.get(name), int)), n_layers)
     return Architecture(
         n_parameters,
         n_layers,
-        hidden=_get_positive_integer(config, _HIDDEN, folder),
-        heads=_get_positive_integer(config, _HEADS, folder),
-        vocabulary=_get_positive_integer(config, _VOCABULARY, folder),
+        hidden=_get_positive_integer(config, _HIDDEN_KEYS, folder),
+        heads=_get_positive_integer(config, _HEAD_KEYS, folder),
+        vocabulary=_get_positive_integer(config, _VOCABULARY_KEYS, folder),
     )
 
 
@@ -245,13 +246,16 @@ def _read_gguf_architecture(path: Path) -> Architecture:
         def read_field(name: str) -> int:
             return int(reader.fields[f"{architecture_name}.{name}"].contents())
 
-        hidden, table = read_field("embedding_length"), next(t for t in reader.tensors if t.name == "token_embd.weight")
+        hidden, token_table = (
+            read_field("embedding_length"),
+            next(t for t in reader.tensors if t.name == "token_embd.weight"),
+        )
         return Architecture(
             parameters=sum(int(tensor.n_elements) for tensor in reader.tensors),
             layers=read_field("block_count"),
             hidden=hidden,
             heads=read_field("attention.head_count"),
-            vocabulary=int(table.n_elements) // hidden,
+            vocabulary=int(token_table.n_elements) // hidden,
         )
     except Exception as error:  # a corrupt file may raise any exception of its reader
         raise InputError(f"model file {path} is corrupt ({error}): fetch it again") from error
@@ -279,9 +283,11 @@ def check_is_encoder(folder: Path) -> None:
         )
     architecture = next(iter(config.get("architectures") or [""]))
     has_encoder_record = (folder / RECORD_FILE).is_file() or (folder / MODULES).is_file()
-    is_generative = config.get("is_encoder_decoder") or (architecture.endswith(_GENERATORS) and not has_encoder_record)
+    is_generative = config.get("is_encoder_decoder") or (
+        architecture.endswith(_GENERATOR_SUFFIXES) and not has_encoder_record
+    )
     is_unsupported_dpr = config.get("model_type") == "dpr" and architecture not in DPR_ENCODERS
-    if is_generative or is_unsupported_dpr or architecture.endswith(_OTHER_TASKS):
+    if is_generative or is_unsupported_dpr or architecture.endswith(_OTHER_TASK_SUFFIXES):
         raise InputError(
             f"encoder {folder} is a {architecture or config.get('model_type')}, which computes no "
             "vectors for search: give a bi-encoder such as BERT, MPNet, DPR, E5 or BGE"

@@ -31,7 +31,7 @@ from rag_model.errors import InputError, UsageError
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-_UNUSED = re.compile(r"\[unused\d+\]")
+_UNUSED_TOKEN = re.compile(r"\[unused\d+\]")
 _MIN_TOKENS = 3  # minimum of max_length: two special tokens and one token of text
 Flags = npt.NDArray[np.bool_]
 
@@ -169,6 +169,6 @@ def compute_term_mask(tokenizer: "Tokenizer", vocab_size: int) -> Flags:
     vocabulary: dict[str, int] = tokenizer.get_vocab()
     special_ids = {token_id for token_id, token in tokenizer.get_added_tokens_decoder().items() if token.special}
     is_term = np.zeros(vocab_size, np.bool_)
-    term_ids = [token_id for token, token_id in vocabulary.items() if not _UNUSED.fullmatch(token)]
+    term_ids = [token_id for token, token_id in vocabulary.items() if not _UNUSED_TOKEN.fullmatch(token)]
     is_term[[token_id for token_id in term_ids if token_id < vocab_size and token_id not in special_ids]] = True
     return is_term

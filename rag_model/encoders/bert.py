@@ -1,4 +1,4 @@
-"""BERT and RoBERTa layers for inference, with the same bits as transformers but without it.
+"""BERT and RoBERTa layers for inference, whose results equal those of transformers bit for bit.
 
 Most encoders are BERT or RoBERTa models. transformers takes longer to import than torch, and for a
 single question its classes take nearly twice as long as the kernels that they call. All other
@@ -235,8 +235,8 @@ class Bert:
             return _Affine(tensors[f"{name}.weight"], tensors[f"{name}.bias"])
 
         layers = (_Layer(*(affine(f"encoder.layer.{n}.{name}") for name in _LAYER_PARTS)) for n in range(sizes.layers))
-        word_table, position_table, segment_table = (tensors[f"{name}.weight"] for name in _EMBEDDING_TABLES)
-        return cls(sizes, word_table, position_table, segment_table[0], affine(_NORM), tuple(layers))
+        word_table, position_table, token_type_table = (tensors[f"{name}.weight"] for name in _EMBEDDING_TABLES)
+        return cls(sizes, word_table, position_table, token_type_table[0], affine(_NORM), tuple(layers))
 
     @property
     def dtype(self) -> torch.dtype:

@@ -1,8 +1,8 @@
 """Convert pickled weights to safetensors, in a child process with bounded time and memory.
 
-A pickle can run code when it is read. The child reads it with torch's `weights_only` unpickler,
-which accepts only tensors, cannot open connections, and writes the same values as safetensors. No
-other module reads pickles.
+A pickle can run code when it is read. The child, which cannot open connections, reads it with
+torch's `weights_only` unpickler, which accepts only tensors, and writes the same values as
+safetensors. No other module reads pickles.
 
 This module converts every folder with `pytorch_model.bin`, or with shards and
 `pytorch_model.bin.index.json`, and its subfolders. Such folders are written by transformers,
@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from rag_model.encoders.files import (
-    DOWNLOADED,
+    DOWNLOAD_PATTERNS,
     HubName,
     download,
     find_hub_name,
@@ -36,18 +36,18 @@ from rag_model.extras import require
 from rag_model.process import ChildDiedError, ChildWorker, block_sockets, serve_calls
 
 PICKLE, PICKLE_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
-_HUB_PATTERNS = (*DOWNLOADED, "*.md", "pytorch_model*.bin", "*/pytorch_model*.bin")
+_HUB_PATTERNS = (*DOWNLOAD_PATTERNS, "*.md", "pytorch_model*.bin", "*/pytorch_model*.bin")
 _COPIED_SUFFIXES = {".json", ".jsonl", ".txt", ".model", ".md", ".jinja", ".metadata"}
 _COPIED_SUFFIXES |= {".safetensors"}  # from subfolders without pickled weights
-_OTHER_RUNTIMES = {"onnx", "openvino"}
-_MEMORY = 3 << 29  # bytes that the child may allocate besides the tensors, for torch and Python
-_COPIES = 2  # copies of a file's tensors in memory, one for reading and one for writing
+_RUNTIME_FOLDERS = {"onnx", "openvino"}  # folders of exports for other runtimes, which are not copied
+_MEMORY_BYTES = 3 << 29  # bytes that the child may allocate besides the tensors, for torch and Python
+_TENSOR_COPIES = 2  # copies of a file's tensors in memory, one for reading and one for writing
 # CPU time limit per file: a constant, plus the time to read the file at a tenth of a disk's speed.
 _SECONDS, _BYTES_PER_SECOND = 120.0, 10_000_000
 _MAX_EXPANSION = 4  # maximum bytes of tensors per byte of the file, which stores shared memory once
-_GLOBAL = re.compile(r"GLOBAL (\S+)")
-_OUT_OF_MEMORY = ("can't allocate memory", "not enough memory")
-_DISK_FULL = ("No space left", "Disk quota", "File too large")
+_REFUSED_NAME = re.compile(r"GLOBAL (\S+)")  # class or function in an error of the unpickler
+_OUT_OF_MEMORY_TEXTS = ("can't allocate memory", "not enough memory")
+_DISK_FULL_TEXTS = ("No space left", "Disk quota", "File too large")
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,9 @@ def convert_weights(folder: Path, destination: Path, name: str = "") -> Converte
     pickle_folders = [*_iter_pickle_folders(folder)]
     pickle_sizes = [path.stat().st_size for pickle_folder in pickle_folders for path in pickle_folder.glob("*.bin")]
     # The new files may be published, so they must not contain the path of a local folder.
-    converter = ChildWorker(__name__, hub_name or "", memory=_MEMORY + _COPIES * max(pickle_sizes, default=0))
+    converter = ChildWorker(
+        __name__, hub_name or "", memory=_MEMORY_BYTES + _TENSOR_COPIES * max(pickle_sizes, default=0)
+    )
     reply_by_file = dict[str, dict[str, Any]]()
     for pickle_folder in pickle_folders:
         converted_folder = destination / pickle_folder.relative_to(folder)
@@ -158,7 +160,7 @@ def _write_json(path: Path, value: Any) -> None:
 def _iter_copied_files(folder: Path) -> Iterator[Path]:
     for path in sorted(folder.rglob("*")):
         path_parts = path.relative_to(folder).parts
-        is_skipped = any(path_part.startswith(".") or path_part in _OTHER_RUNTIMES for path_part in path_parts)
+        is_skipped = any(path_part.startswith(".") or path_part in _RUNTIME_FOLDERS for path_part in path_parts)
         is_copied = path.suffix in _COPIED_SUFFIXES and path.name != PICKLE_INDEX
         if is_copied and not is_skipped and path.is_file():
             yield path
@@ -223,7 +225,7 @@ def _open_converter(source: str) -> Callable[[Any], Any]:
             save_file(_copy_shared_memory(tensors), str(destination), metadata)
             _apply_umask(destination)
         except Exception as error:  # SafetensorError has no error number
-            if any(disk_full_text in str(error) for disk_full_text in _DISK_FULL):
+            if any(disk_full_text in str(error) for disk_full_text in _DISK_FULL_TEXTS):
                 raise ResourceError(
                     f"the disk of the new folder is full: {destination.name} cannot be written; free some space"
                 ) from error
@@ -261,7 +263,7 @@ def read_pickle(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
     except Exception as error:  # a hostile file may raise any exception of the unpickler
         _raise_if_out_of_memory(error)
         if type(error).__name__ == "UnpicklingError":
-            match = _GLOBAL.search(str(error))
+            match = _REFUSED_NAME.search(str(error))
             found_contents = match[1] if match else "an unknown instruction"
             raise _create_contents_error(path, found_contents) from error
         raise InputError(
@@ -271,7 +273,7 @@ def read_pickle(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
         raise _create_contents_error(path, f"a {type(state_dict).__name__}")
     if not state_dict:
         raise _create_contents_error(path, "an empty table")
-    name_by_key, tensors, first_name_by_alias = dict[Any, str](), dict[str, Any](), dict[str, str]()
+    first_name_by_key, tensors, first_name_by_alias = dict[Any, str](), dict[str, Any](), dict[str, str]()
     for name, tensor in state_dict.items():
         if not isinstance(name, str) or name == "__metadata__":
             raise _create_contents_error(path, f"the key {ascii(name)[:60]}")
@@ -282,7 +284,7 @@ def read_pickle(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
             raise _create_contents_error(path, f"{ascii(name)[:60]}, a {type_name} that is not a plain tensor")
         memory_key = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
         tensor_key = memory_key if tensor.numel() else name
-        if (first_name := name_by_key.setdefault(tensor_key, name)) == name:
+        if (first_name := first_name_by_key.setdefault(tensor_key, name)) == name:
             tensors[name] = tensor.detach()
         else:
             first_name_by_alias[name] = first_name
@@ -307,7 +309,7 @@ def _copy_shared_memory(tensors: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _raise_if_out_of_memory(error: Exception) -> None:
-    if any(text in str(error) for text in _OUT_OF_MEMORY):
+    if any(text in str(error) for text in _OUT_OF_MEMORY_TEXTS):
         raise MemoryError from error
 
 

@@ -98,10 +98,11 @@ def check_is_cross_encoder(folder: Path) -> None:
             classifier with several labels.
     """
     config = read_optional_json(folder / CONFIG)
-    name = next(iter(config.get("architectures") or [""]))
+    architecture = next(iter(config.get("architectures") or [""]))
     n_labels = len(config.get("id2label") or {}) or config.get("num_labels", 2)
-    if config and not name.endswith(_ARCHITECTURE_SUFFIX):
-        raise not_a_cross_encoder_error(folder, f"is a {name or config.get('model_type')}, which does not score pairs")
+    if config and not architecture.endswith(_ARCHITECTURE_SUFFIX):
+        model_type = architecture or config.get("model_type")
+        raise not_a_cross_encoder_error(folder, f"is a {model_type}, which does not score pairs")
     if config and n_labels != 1:
         raise InputError(
             f"{folder} computes {n_labels} scores per pair, but a cross-encoder computes 1: give another model"

@@ -23,7 +23,8 @@ from rag_model.encoders.spec import TextInput
 from rag_model.encoders.tokens import TokenCounts
 from rag_model.errors import InputError
 
-# Increase it if the vectors of unchanged passages change; then no previous vectors are reused.
+# Version of this module's computation. Increase it if the vectors of unchanged passages change, so
+# that no previous vectors are reused.
 VERSION = 1
 Dtype = Literal["float16", "float32"]
 # For each previous part: the file of its passages, and the file of their vectors or other rows.
@@ -36,7 +37,7 @@ _ROWS_PER_COPY = 8192  # vectors copied at a time
 class EmbedStats:
     """Statistics of one embedded part."""
 
-    rows: int  # number of rows
+    rows: int  # number of passages of the part
     dim: int  # dimension of a vector
     encoded: int  # number of encoded rows; the others were reused
     tokens: int  # number of encoded tokens, without padding
@@ -82,7 +83,7 @@ class VectorFormat:
     def embed(
         self, passages: Path, out: Path, encoder: Callable[[], PassageEncoder], previous_parts: PreviousParts = ()
     ) -> EmbedStats:
-        """Write vectors; `previous_parts` with another dimension or dtype are ignored.
+        """Write the vectors of a part; `previous_parts` with another dimension or dtype are ignored.
 
         Raises:
             InputError: `passages` is missing, corrupt or has too few rows, or a vector is not
@@ -156,19 +157,23 @@ def _copy_known_vectors(
 ) -> NDArray[np.int64]:
     """Copy the reusable vectors; return the rows of the passages that must be encoded."""
     is_row_missing = np.ones(vector_file.rows, dtype=bool)
-    for vectors, new_rows, sources in _iter_known_vectors(passages, previous_parts, vector_file.dim, vector_file.dtype):
-        is_row_missing[new_rows] = False
-        for i in range(0, len(new_rows), _ROWS_PER_COPY):
-            vector_file.write(new_rows[i : i + _ROWS_PER_COPY], vectors[sources[i : i + _ROWS_PER_COPY]])
+    for vectors, known_rows, source_rows in _iter_known_vectors(
+        passages, previous_parts, vector_file.dim, vector_file.dtype
+    ):
+        is_row_missing[known_rows] = False
+        for i in range(0, len(known_rows), _ROWS_PER_COPY):
+            batch = slice(i, i + _ROWS_PER_COPY)
+            vector_file.write(known_rows[batch], vectors[source_rows[batch]])
     return np.flatnonzero(is_row_missing)
 
 
 def _iter_known_vectors(
     passages: Path, previous_parts: PreviousParts, dim: int, dtype: np.dtype[Any] | Dtype
 ) -> Iterator[tuple[NDArray[Any], NDArray[np.int64], NDArray[np.int64]]]:
-    """Yield (vectors of the part, rows of `passages`, their positions in `vectors`) for each part.
+    """Yield for each previous part: (its vectors, the rows of `passages` whose vector is among
+    them, the positions of these vectors).
 
-    The rows are those whose vector the part contains; each row occurs at most once in all parts.
+    Each row of `passages` occurs at most once in all parts.
     """
     passage_hashes = read_hashes(passages)
     missing_rows = np.arange(len(passage_hashes))

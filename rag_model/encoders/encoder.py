@@ -53,7 +53,7 @@ Role = Literal["passage", "question"]
 Vectors = npt.NDArray[np.float32]
 _WINDOW = 4096  # number of inputs that are tokenized and sorted together on a CPU
 _CUDA_WINDOW = 32_768  # a GPU has larger batches, so it needs a larger window to sort
-_WRONG_ROLE = {"passage": "DPRQuestionEncoder", "question": "DPRContextEncoder"}
+_OTHER_ROLE_ARCHITECTURE = {"passage": "DPRQuestionEncoder", "question": "DPRContextEncoder"}
 _T = TypeVar("_T")
 
 
@@ -250,7 +250,7 @@ def prefetch(items: Iterator[_T]) -> Iterator[_T]:
 
 
 def _check_role(folder: Path, role: Role) -> None:
-    if _WRONG_ROLE[role] in (read_optional_json(folder / CONFIG).get("architectures") or []):
+    if _OTHER_ROLE_ARCHITECTURE[role] in (read_optional_json(folder / CONFIG).get("architectures") or []):
         other_role = "passage" if role == "question" else "question"
         raise InputError(f"encoder {folder} is DPR's {other_role} encoder: give the {role} encoder of the pair instead")
 

@@ -73,12 +73,12 @@ _PROBE_TEXTS = (
     "def add(a, b):\n    return a + b",
     "Moors and marshes, one after another, stretch to the sea. " * 4,
 )
-PROBES_VERSION = 1  # increase it if the texts change
+PROBES_VERSION = 1  # increase it if `_PROBE_TEXTS` change
 # The largest accepted difference to a stored probe vector, relative to its length: .045 is a cosine
 # of .999. The same weights in another precision differ by less, and another model differs by more.
 _MAX_PROBE_DISTANCE = 0.045
-_FAILURE_SECONDS = 2.0  # time for which a failed check is not repeated
-_RECHECK_SECONDS = 600.0  # time between two checks of the probes in one process
+_FAILURE_SECONDS = 2.0  # time for which a failed check of the probe vectors is not repeated
+_RECHECK_SECONDS = 600.0  # time between two checks of the probe vectors in one process
 _REPLY_BYTES_PER_VALUE = 32  # bytes of a vector's value as a decimal number
 _MAX_DIM = 1 << 16
 # maximum time for a question; shorter than for a corpus, because a user waits
@@ -284,7 +284,7 @@ class EndpointEncoder:
                 f"that other hardware may cause: {mismatch_advice}"
             )
 
-    def _check_probes_once(self, whole_seconds: float | None) -> None:
+    def _check_probes_or_reraise(self, whole_seconds: float | None) -> None:
         """Check the probe vectors; soon after a failed check, raise its error again without a
         request.
         """
@@ -300,7 +300,7 @@ class EndpointEncoder:
     def _encode(self, texts: Sequence[TextInput], whole_seconds: float | None = None) -> tuple[Vectors, int]:
         with self._lock:
             if time.monotonic() - self._checked_at > _RECHECK_SECONDS:
-                self._check_probes_once(whole_seconds)
+                self._check_probes_or_reraise(whole_seconds)
         vectors, n_tokens = self.client.embed(
             [text if isinstance(text, str) else " ".join(text) for text in texts], whole_seconds
         )
@@ -477,7 +477,7 @@ def _close_connections(loop: EventLoopThread, client: httpx.AsyncClient) -> None
 
 
 def _parse_reply(body: bytes, n_texts: int) -> tuple[Vectors, int]:
-    """Return ((count, d) vectors of a reply in the order of the texts, number of tokens).
+    """Return ((n_texts, d) vectors of a reply in the order of the texts, number of tokens).
 
     Raises:
         ValueError, LookupError, TypeError: the reply is not a list of `n_texts` finite vectors of
@@ -515,8 +515,8 @@ def _parse_vector(embedding: Any) -> Vectors:
         return np.array(embedding).astype(np.float32)
 
 
-def describe_endpoint_use(name: str, n_passages: int, words: float, price: float | None = None) -> str:
-    """Describe the tokens and cost of embedding passages of `words` words on average.
+def describe_endpoint_use(name: str, n_passages: int, words_per_passage: float, price: float | None = None) -> str:
+    """Describe the tokens and cost of embedding passages, given their mean number of words.
 
     The estimate assumes that a token is three quarters of a word. `price` is the price of a million
     tokens, by default BOOKWHEEL_EMBED_PRICE.
@@ -526,7 +526,7 @@ def describe_endpoint_use(name: str, n_passages: int, words: float, price: float
     >>> describe_endpoint_use("openai:small", 10, 90, 0.0)
     'openai:small embeds 10 passages, about 1,200 tokens'
     """
-    n_tokens = round(n_passages * words * 4 / 3)
+    n_tokens = round(n_passages * words_per_passage * 4 / 3)
     price = EmbedSettings.from_environment().price if price is None else price
     cost = f", for about {n_tokens * price / 1e6:,.2f}" if price else ""
     return f"{name} embeds {format_count(n_passages, 'passage')}, about {n_tokens:,} tokens{cost}"

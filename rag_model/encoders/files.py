@@ -24,16 +24,17 @@ from rag_model.untrusted_text import parse_json
 CONFIG = "config.json"
 TOKENIZER = "tokenizer.json"
 _DEFAULT_MAX_LENGTH = 512  # maximum tokens of an input, if no file has a limit
+# Types of models whose position ids begin after the padding id.
 _POSITIONS_AFTER_PADDING = frozenset(("roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "mpnet", "longformer"))
 _UNBOUNDED = 100_000  # larger token limits, such as 1e30, mean "no limit"
 MODULES = "modules.json"
 _ONNX_FILES = ("model.onnx", "onnx/model.onnx")  # in exported models; in models on the hub
-SPLADE = "SpladePooling"
-_SUPPORTED = ("Transformer", "Pooling", "Normalize")
-_SUPPORTED_SPARSE = ("Transformer", "MLMTransformer", SPLADE)
-_SETTINGS = "config_sentence_transformers.json"
-_OTHER_SIMILARITIES = ("euclidean", "manhattan")  # names in sentence-transformers
-_POOLING = {
+SPLADE_MODULE = "SpladePooling"
+_SUPPORTED_MODULES = ("Transformer", "Pooling", "Normalize")
+_SUPPORTED_SPARSE_MODULES = ("Transformer", "MLMTransformer", SPLADE_MODULE)
+_SETTINGS_FILE = "config_sentence_transformers.json"
+_DISTANCES = ("euclidean", "manhattan")  # names of similarities in sentence-transformers
+_POOLING_BY_MODE = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_mean_tokens": "mean",
     "pooling_mode_lasttoken": "last",
@@ -50,8 +51,8 @@ _DEMO_ADVICE = {
         "`python -c 'import flows.demo; print(flows.demo.demo_encoder())'` prints"
     )
 }
-DOWNLOADED = ("*.json", "*.txt", "*.model", "*.metadata", "*.jinja", "*.safetensors")
-_OTHER_RUNTIMES = ["onnx/*", "openvino/*"]
+DOWNLOAD_PATTERNS = ("*.json", "*.txt", "*.model", "*.metadata", "*.jinja", "*.safetensors")
+_RUNTIME_EXPORTS = ["onnx/*", "openvino/*"]  # patterns of files that are not downloaded
 ENDPOINT_PREFIX = "openai:"  # prefix of the name of a model behind an HTTP API
 _HUB_NAME = re.compile(r"(?P<repository>[A-Za-z0-9][\w.-]*/[\w.-]+)(?:@(?P<revision>.*))?")
 # A git ref, without `..`: the hub's client writes a file of this name into its cache.
@@ -103,7 +104,7 @@ def read_max_tokens(folder: Path) -> int:
     """
     token_limits = [
         read_position_limit(folder),
-        read_optional_json(folder / "tokenizer_config.json").get("model_max_length"),
+        read_optional_json(folder / "rules.json").get("model_max_length"),
     ]
     return min((int(limit) for limit in token_limits if limit and limit < _UNBOUNDED), default=_DEFAULT_MAX_LENGTH)
 
@@ -142,7 +143,7 @@ def read_sentence_transformers(folder: Path) -> dict[str, Any]:
     Raises:
         InputError: a file is missing or corrupt, or the model has an unsupported part.
     """
-    modules = read_supported_modules(folder, _SUPPORTED)
+    modules = read_supported_modules(folder, _SUPPORTED_MODULES)
     if "Pooling" not in modules or modules.get("Transformer") != "":
         raise InputError(
             f"encoder {folder} has no Transformer in its top folder, or no Pooling: use an encoder with both"
@@ -157,7 +158,7 @@ def read_sentence_transformers(folder: Path) -> dict[str, Any]:
 
 
 def read_vector_settings(folder: Path, modules: Collection[str]) -> dict[str, Any]:
-    """Read `normalize` and `truncate_dim`, fields of `EncoderSpec`, of a folder with `modules`.
+    """Read `normalize` and `truncate_dim`, fields of `EncoderSpec`, of a folder with these `modules`.
 
     Indexes rank by inner product, so the vectors of a cosine model are normalized even if it has no
     Normalize module. As in sentence-transformers, the default is cosine.
@@ -165,27 +166,27 @@ def read_vector_settings(folder: Path, modules: Collection[str]) -> dict[str, An
     Raises:
         InputError: the similarity is not supported, or a value has a wrong type.
     """
-    settings = read_optional_json(folder / _SETTINGS)
+    settings = read_optional_json(folder / _SETTINGS_FILE)
     similarity = settings.get("similarity_fn_name")
     similarity = "cosine" if similarity is None else similarity
     has_unit_vectors = "Normalize" in modules
     # Euclidean distance and inner product rank unit vectors in the same order.
-    if similarity in _OTHER_SIMILARITIES and not (similarity == "euclidean" and has_unit_vectors):
+    if similarity in _DISTANCES and not (similarity == "euclidean" and has_unit_vectors):
         raise InputError(
             f"encoder {folder} compares vectors by {similarity} distance (similarity_fn_name in "
-            f"{_SETTINGS}), which is not supported: use a model for cosine or dot similarity"
+            f"{_SETTINGS_FILE}), which is not supported: use a model for cosine or dot similarity"
         )
     # If the similarity is defined for token vectors (MaxSim), sentence-transformers compares the
     # vectors of texts by cosine.
-    if similarity not in ("cosine", "dot", "maxsim", "meanmaxsim", *_OTHER_SIMILARITIES):
+    if similarity not in ("cosine", "dot", "maxsim", "meanmaxsim", *_DISTANCES):
         raise InputError(
-            f"encoder file {folder / _SETTINGS} has similarity_fn_name {similarity!r}: "
+            f"encoder file {folder / _SETTINGS_FILE} has similarity_fn_name {similarity!r}: "
             'change it to "cosine" or "dot", or remove it'
         )
     truncate_dim = settings.get("truncate_dim")
     if truncate_dim is not None and (type(truncate_dim) is not int or truncate_dim < 1):
         raise InputError(
-            f"encoder file {folder / _SETTINGS} has truncate_dim {truncate_dim!r}: "
+            f"encoder file {folder / _SETTINGS_FILE} has truncate_dim {truncate_dim!r}: "
             "change it to a positive whole number, or remove it"
         )
     return {"normalize": has_unit_vectors or similarity != "dot", "truncate_dim": truncate_dim or 0}
@@ -197,7 +198,7 @@ def has_splade_pooling(folder: Path) -> bool:
     Raises:
         InputError: `modules.json` is damaged.
     """
-    return (folder / MODULES).is_file() and SPLADE in read_modules(folder)
+    return (folder / MODULES).is_file() and SPLADE_MODULE in read_modules(folder)
 
 
 def read_splade(folder: Path) -> dict[str, Any]:
@@ -206,10 +207,10 @@ def read_splade(folder: Path) -> dict[str, Any]:
     Raises:
         InputError: a file is missing or corrupt, or the model has an unsupported part.
     """
-    modules = read_supported_modules(folder, _SUPPORTED_SPARSE)
+    modules = read_supported_modules(folder, _SUPPORTED_SPARSE_MODULES)
     if modules.get("Transformer", modules.get("MLMTransformer")) != "":
         raise InputError(f"encoder {folder} has no Transformer in its top folder: use another one")
-    pooling_config = read_json_object(folder / modules[SPLADE] / "config.json")
+    pooling_config = read_json_object(folder / modules[SPLADE_MODULE] / "config.json")
     settings = {
         "pooling": pooling_config.get("pooling_strategy"),
         "activation": pooling_config.get("activation_function"),
@@ -229,10 +230,10 @@ def read_prompts(folder: Path) -> dict[str, str]:
     Raises:
         InputError: the file is damaged.
     """
-    settings = read_optional_json(folder / _SETTINGS)
+    settings = read_optional_json(folder / _SETTINGS_FILE)
     prompt_by_name = settings.get("prompts") or {}
     if not isinstance(prompt_by_name, dict):
-        raise InputError(f"encoder file {folder / _SETTINGS} is corrupt: fetch the model again")
+        raise InputError(f"encoder file {folder / _SETTINGS_FILE} is corrupt: fetch the model again")
     return {
         "passage_prompt": _find_prompt(prompt_by_name, _PASSAGE_PROMPTS),
         "question_prompt": _find_prompt(prompt_by_name, _QUESTION_PROMPTS),
@@ -272,14 +273,14 @@ def _read_pooling(path: Path) -> str:
     mode_setting = config.get("pooling_mode")
     mode_keys = [name for name, is_enabled in config.items() if name.startswith("pooling_mode_") and is_enabled is True]
     mode_keys += [mode_setting] if isinstance(mode_setting, str) else list(mode_setting or [])
-    if len(mode_keys) != 1 or mode_keys[0] not in _POOLING:
+    if len(mode_keys) != 1 or mode_keys[0] not in _POOLING_BY_MODE:
         raise InputError(
             f"encoder file {path} requests pooling {'+'.join(mode_keys) or 'none'}, which is not "
             "supported: use a model that pools by cls, mean or last token"
         )
     if config.get("include_prompt") is False:
         raise InputError(f"encoder file {path} pools without the prompt, which is not supported: use another model")
-    return _POOLING[mode_keys[0]]
+    return _POOLING_BY_MODE[mode_keys[0]]
 
 
 def _read_max_length(folder: Path) -> int:
@@ -300,8 +301,8 @@ def _check_text_case(folder: Path) -> None:
     if not read_optional_json(folder / "sentence_bert_config.json").get("do_lower_case"):
         return
     # Older tokenizers, without a `tokenizer.json`, have their own setting for the conversion.
-    tokenizer_config = read_optional_json(folder / TOKENIZER)
-    if tokenizer_config and not _contains_rule(tokenizer_config.get("normalizer"), _converts_to_lower_case):
+    rules = read_optional_json(folder / TOKENIZER)
+    if rules and not _contains_rule(rules.get("normalizer"), _converts_to_lower_case):
         raise InputError(
             f"encoder {folder} expects texts in lower case (do_lower_case in "
             f"sentence_bert_config.json): add a Lowercase normalizer to its {TOKENIZER}"
@@ -317,15 +318,14 @@ def read_missing_end_token(folder: Path) -> str:
     Raises:
         InputError: the settings request an end token but do not name it.
     """
-    settings = read_optional_json(folder / "tokenizer_config.json")
+    settings = read_optional_json(folder / "rules.json")
     if settings.get("add_eos_token") is not True:
         return ""
     end_token = settings.get("eos_token") or read_optional_json(folder / "special_tokens_map.json").get("eos_token")
     end_token = end_token.get("content") if isinstance(end_token, dict) else end_token
     if not isinstance(end_token, str) or not end_token:
         raise InputError(
-            f"encoder file {folder / 'tokenizer_config.json'} sets add_eos_token but names no "
-            "eos_token: fetch the model again"
+            f"encoder file {folder / 'rules.json'} sets add_eos_token but names no eos_token: fetch the model again"
         )
     post_processor = read_optional_json(folder / TOKENIZER).get("post_processor")
     return "" if _contains_rule(post_processor, lambda step: _find_last_token(step) == end_token) else end_token
@@ -408,7 +408,7 @@ def resolve_folder(name: str | Path) -> Path:
     return download(hub_name)
 
 
-def download(hub_name: HubName, patterns: Sequence[str] = DOWNLOADED) -> Path:
+def download(hub_name: HubName, patterns: Sequence[str] = DOWNLOAD_PATTERNS) -> Path:
     """Fetch the files of a hub model that match `patterns`; return their folder in the hub's cache.
 
     Without a network, files that were downloaded before are used.
@@ -424,7 +424,7 @@ def download(hub_name: HubName, patterns: Sequence[str] = DOWNLOADED) -> Path:
                 repository,
                 revision=revision,
                 allow_patterns=[*patterns],
-                ignore_patterns=_OTHER_RUNTIMES,
+                ignore_patterns=_RUNTIME_EXPORTS,
                 endpoint=os.environ.get("HF_ENDPOINT") or None,
             )
         )
@@ -434,8 +434,8 @@ def download(hub_name: HubName, patterns: Sequence[str] = DOWNLOADED) -> Path:
             "commit or refs/pr/NUMBER after the @, or omit it"
         ) from error
     except Exception as error:  # the hub may also raise any exception of its HTTP library
-        # The hub's client raises these if the hub does not answer and the model was not downloaded
-        # before.
+        # The hub's client raises these errors if the hub does not answer and the model was not
+        # downloaded before.
         is_hub_unreachable = isinstance(error, hub.errors.LocalEntryNotFoundError | hub.errors.OfflineModeIsEnabled)
         failure_cause = f"the hub cannot be reached from here ({_summarize_error(error.__cause__ or error)})"
         if not is_hub_unreachable:
@@ -457,7 +457,7 @@ def find_hub_name(folder: Path) -> str:
     return f"{hub_match['owner']}/{hub_match['model']}@{hub_match['commit']}" if hub_match else ""
 
 
-def pin_name(name: str) -> str:
+def pin_hub_name(name: str) -> str:
     """Return a hub name with its current commit; other names are returned unchanged.
 
     Raises:
@@ -509,7 +509,7 @@ def list_tokenizer_files(folder: Path) -> list[Path]:
     legacy_files = [folder / name for name in _LEGACY_TOKENIZER_FILES if (folder / name).is_file()]
     if not legacy_files:
         raise InputError(f"encoder {folder} has no {TOKENIZER}: give the folder of a Hugging Face model")
-    settings = folder / "tokenizer_config.json"
+    settings = folder / "rules.json"
     return [*legacy_files, settings] if settings.is_file() else legacy_files
 
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 Ids = npt.NDArray[np.int64]
-MASKS = ("[MASK]", "<mask>")  # mask tokens of different tokenizers
+MASK_TOKENS = ("[MASK]", "<mask>")  # mask tokens of different tokenizers
 _log = logging.getLogger(__name__)
 # Attribute names of the heads of BERT and RoBERTa models, which map the states of single tokens.
 _HEAD_NAMES = ("cls", "lm_head")
@@ -55,11 +55,11 @@ class PairTemplate:
         ]
         second_positions = [
             position
-            for position, sequence_number in enumerate(sequence_ids)
-            if sequence_number == 1 and not special_mask[position]
+            for position, sequence_id in enumerate(sequence_ids)
+            if sequence_id == 1 and not special_mask[position]
         ]
-        anchor_positions = [0, first_positions[0], first_positions[-1] + 1, second_positions[0], len(sequence_ids) - 1]
-        ids, segment_ids = pair.ids, [pair.type_ids[anchor] for anchor in anchor_positions]
+        part_positions = [0, first_positions[0], first_positions[-1] + 1, second_positions[0], len(sequence_ids) - 1]
+        ids, segment_ids = pair.ids, [pair.type_ids[position] for position in part_positions]
         return cls(
             tuple(ids[: first_positions[0]]),
             tuple(ids[first_positions[-1] + 1 : second_positions[0]]),
@@ -94,10 +94,12 @@ class MaskedLMTokenizer:
         max_tokens = read_max_tokens(folder)
         tokenizer = load_tokenizer(folder, max_tokens)
         tokenizer.no_truncation()
-        id_by_mask = {token: token_id for token in MASKS if (token_id := tokenizer.token_to_id(token)) is not None}
+        id_by_mask = {
+            token: token_id for token in MASK_TOKENS if (token_id := tokenizer.token_to_id(token)) is not None
+        }
         if not id_by_mask:
             raise InputError(
-                f"the tokenizer of {folder} has no token {' or '.join(MASKS)}: give a masked "
+                f"the tokenizer of {folder} has no token {' or '.join(MASK_TOKENS)}: give a masked "
                 "language model, such as BERT"
             )
         template = PairTemplate.from_encoding(tokenizer.encode("a", "a"))
@@ -133,8 +135,8 @@ class TrainableMaskedLM(nn.Module):
     """A transformer with a language-model head; create one with `load`."""
 
     def __init__(self, whole: Any, tokens: MaskedLMTokenizer, folder: Path, *, new_head: bool = False) -> None:
-        """Wrap a transformers model; `folder` contains its tokenizer, and `new_head` says whether
-        the head is new.
+        """Wrap a transformers model; `folder` contains its tokenizer. With `new_head`, the folder had
+        no head, so that the model's is untrained.
         """
         super().__init__()
         self.whole, self.tokenizer, self.folder, self.new_head = whole, tokens, folder, new_head

@@ -71,7 +71,7 @@ class Model:
         compute_vectors = self._forward_packed if batch_invariant and self._can_pack else self.forward
         batches = self.split_into_batches([len(ids) for ids in tokens], batch_invariant=batch_invariant)
         for batch_rows, vectors in run_batches(batches, lambda rows: compute_vectors([tokens[row] for row in rows])):
-            # (b,) positions; (b, d)
+            # (b, d) vectors of (b,) rows
             vectors_by_row[_move_to(torch.from_numpy(batch_rows), self.device)] = vectors
         vectors_array: npt.NDArray[np.float32] = vectors_by_row.cpu().numpy()
         return vectors_array
@@ -291,10 +291,10 @@ def choose_inference_dtype(device: str | torch.device | None = None) -> str:
     return "bfloat16" if precision == "auto" and has_bf16 else "float32"
 
 
-def list_inference_inputs() -> dict[str, str]:
+def list_dtype_memo_inputs() -> dict[str, str]:
     """Return the dtype of `choose_inference_dtype` as an input of a memo key; empty for float32.
 
-    Results in different dtypes thus have different keys; float32, the usual dtype, changes no key.
+    Results in different dtypes thus have different keys; float32, the usual dtype, adds nothing.
     """
     dtype = choose_inference_dtype()
     return {} if dtype == "float32" else {"dtype": dtype}

@@ -10,6 +10,7 @@ components (section 2). Nothing is trained: the seed determines all random numbe
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -58,9 +59,9 @@ class Muvera:
         """Dimension of an encoding."""
         return self.repetitions * (1 << self.bits) * self.projected
 
-    def encode_questions(self, tokens: Vectors) -> Vectors:
+    def encode_questions(self, token_vectors: Vectors) -> Vectors:
         """Return the (q, encoded_dim) float32 encodings of (q, l, d) question token vectors."""
-        return np.stack([self._encode(token_vectors, is_passage=False) for token_vectors in tokens])
+        return np.stack([self._encode(vectors, is_passage=False) for vectors in token_vectors])
 
     def encode_passages(self, tokens: TokenVectors) -> Vectors:
         """Return the (m, encoded_dim) float32 encodings of the token vectors of m passages.
@@ -68,28 +69,31 @@ class Muvera:
         A passage without token vectors has a zero encoding.
         """
         encodings = np.zeros((len(tokens), self.encoded_dim), np.float32)
-        for row, (first_token, end) in enumerate(zip(tokens.offsets[:-1], tokens.offsets[1:], strict=True)):
-            if end > first_token:
-                encodings[row] = self._encode(np.asarray(tokens.vectors[first_token:end], np.float32), is_passage=True)
+        for row, (first_token, end_token) in enumerate(pairwise(tokens.offsets)):
+            if end_token > first_token:
+                encodings[row] = self._encode(
+                    np.asarray(tokens.vectors[first_token:end_token], np.float32), is_passage=True
+                )
         return encodings
 
-    def _encode(self, tokens: Vectors, *, is_passage: bool) -> Vectors:
-        buckets = self.assign_buckets(tokens)  # (R, t)
+    def _encode(self, token_vectors: Vectors, *, is_passage: bool) -> Vectors:
+        buckets = self.assign_buckets(token_vectors)  # (R, t)
         projected_buckets = []
         for token_buckets, projection_signs in zip(buckets, self._signs, strict=True):
             bucket_vectors = np.zeros((1 << self.bits, self.dim), np.float32)
-            np.add.at(bucket_vectors, token_buckets, tokens)  # (t,), (t, d) -> (2^k, d)
+            np.add.at(bucket_vectors, token_buckets, token_vectors)  # (t,), (t, d) -> (2^k, d)
             if is_passage:
                 bucket_counts = np.bincount(token_buckets, minlength=1 << self.bits)
                 bucket_vectors /= np.maximum(bucket_counts, 1)[:, None]
                 empty_buckets = np.flatnonzero(bucket_counts == 0)
-                bucket_vectors[empty_buckets] = tokens[find_nearest_tokens(token_buckets, empty_buckets)]
+                nearest_tokens = find_nearest_tokens(token_buckets, empty_buckets)
+                bucket_vectors[empty_buckets] = token_vectors[nearest_tokens]
             projected_buckets.append(bucket_vectors @ projection_signs)  # (2^k, d) @ (d, d') -> (2^k, d')
         return np.concatenate(projected_buckets).reshape(-1)  # (R 2^k, d') -> (R 2^k d',)
 
-    def assign_buckets(self, tokens: Vectors) -> Buckets:
-        """Return the (R, t) bucket numbers of (t, d) tokens; bit j is the side of hyperplane j."""
-        is_above_plane = np.einsum("rkd,td->rtk", self._planes, tokens) > 0
+    def assign_buckets(self, token_vectors: Vectors) -> Buckets:
+        """Return the (R, t) bucket numbers of (t, d) token vectors; bit j is the side of hyperplane j."""
+        is_above_plane = np.einsum("rkd,td->rtk", self._planes, token_vectors) > 0
         # (R, t, k) @ (k,) -> (R, t)
         buckets: Buckets = is_above_plane @ (1 << np.arange(self.bits))
         return buckets

@@ -29,12 +29,12 @@ from rag_model.errors import InputError, UsageError
 from rag_model.extras import require
 from rag_model.process import ChildDiedError, run_in_child, serve_call
 
-_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
+_INPUT_NAMES = ("input_ids", "attention_mask", "token_type_ids")
 _CPU_DEVICE = "cpu"
 _CPU, _CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 _CPU_BATCH_TOKENS = 1024  # including padding; a float32 MiniLM is 15 % slower with 2,048
 _CUDA_BATCH_TOKENS = 65_536
-_ONE_PAIR = 1
+_ONE_PAIR_TOKENS = 1  # a limit that every pair exceeds, so that a batch is one pair
 _THREADS_VARIABLE = "OMP_NUM_THREADS"  # torch reads this variable too
 # Operator of a graph that scales activations by their range over the batch, so that a score depends
 # on the batch.
@@ -46,10 +46,10 @@ _LOOP_OPERATORS = re.compile(rb"[\x04\x00](?:Loop|Scan)")
 _EXTERNAL_DATA = re.compile(rb"[\x08\x00]location")
 _SECONDS = 60.0  # CPU seconds of the child for a small graph
 _BYTES_PER_SECOND = 20e6  # one more CPU second for each 20 MB of a graph
-_MEMORY = 2 << 30  # bytes that the child may allocate, besides the weights
+_MEMORY_BYTES = 2 << 30  # bytes that the child may allocate, besides the weights
 _WEIGHT_COPIES = 4  # copies of the weights in memory, which are repacked for the processor
-_SHORT_PAIR = 8  # number of tokens of a short test pair
-_NO_MEMORY = "bad_alloc"  # text in onnxruntime's out-of-memory errors
+_SHORT_PAIR_TOKENS = 8  # number of tokens of a short test pair
+_NO_MEMORY_TEXT = "bad_alloc"  # text in onnxruntime's out-of-memory errors
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class OnnxPairModel:
     def _open(cls, folder: Path, onnx_path: Path, device: str | None) -> Self:
         session = _create_session(onnx_path, device)
         input_names, output = tuple(node.name for node in session.get_inputs()), session.get_outputs()[0]
-        if unknown_inputs := [name for name in input_names if name not in _INPUTS]:
+        if unknown_inputs := [name for name in input_names if name not in _INPUT_NAMES]:
             raise not_a_cross_encoder_error(
                 folder, f"has a graph with the input {unknown_inputs[0]}, unlike a cross-encoder"
             )
@@ -138,11 +138,14 @@ def has_onnx_gpu() -> bool:
 
 @cache
 def _test_in_child(folder: Path, graph: Path, digest: str) -> None:
-    """Score two pairs in a child process with limits, once for each graph that this process loads."""
+    """Score two pairs in a child process with limits, once for each graph that this process loads.
+
+    `digest`, of the graph's bytes, is a key of the cache.
+    """
     require("onnxruntime", "onnx")
-    # Includes external weights.
+    # All files are added up, because weights may be outside of the graph.
     model_bytes = sum(path.stat().st_size for path in graph.parent.iterdir() if path.is_file())
-    timeout_seconds, memory = _SECONDS + model_bytes / _BYTES_PER_SECOND, _MEMORY + _WEIGHT_COPIES * model_bytes
+    timeout_seconds, memory = _SECONDS + model_bytes / _BYTES_PER_SECOND, _MEMORY_BYTES + _WEIGHT_COPIES * model_bytes
     try:
         run_in_child(__name__, {"folder": str(folder), "file": str(graph)}, seconds=timeout_seconds, memory=memory)
     except ChildDiedError as error:
@@ -154,12 +157,12 @@ def _test_in_child(folder: Path, graph: Path, digest: str) -> None:
 def _score_in_child(arguments: Mapping[str, str]) -> None:
     folder = Path(arguments["folder"])
     model = OnnxPairModel._open(folder, Path(arguments["file"]), _CPU_DEVICE)
-    for pair_tokens in (_SHORT_PAIR, min(MAX_PAIR_TOKENS, read_max_tokens(folder))):
+    for pair_tokens in (_SHORT_PAIR_TOKENS, min(MAX_PAIR_TOKENS, read_max_tokens(folder))):
         placeholder_ids = np.ones((1, pair_tokens), np.int64)
         try:
             model.logits(PairBatch(placeholder_ids, placeholder_ids, np.zeros_like(placeholder_ids)))
         except InputError as error:  # other faults, such as wrong shapes, are reported at use
-            if _NO_MEMORY in str(error):
+            if _NO_MEMORY_TEXT in str(error):
                 raise MemoryError from error
 
 
@@ -168,9 +171,9 @@ def _create_session(onnx_path: Path, device: str | None) -> Any:
     options = runtime.SessionOptions()
     options.enable_cpu_mem_arena = False  # an arena would keep the memory of the largest batch
     options.enable_mem_pattern = False  # patterns help only batches of equal shape
-    options.log_severity_level = 3  # errors
+    options.log_severity_level = 3  # log only errors
     thread_setting = os.environ.get(_THREADS_VARIABLE, "")
-    # 0: all cores
+    # With 0, onnxruntime uses all cores.
     options.intra_op_num_threads = int(thread_setting) if thread_setting.isdigit() else 0
     # Leave cores to other processes.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
@@ -200,7 +203,7 @@ def _file_matches(onnx_path: Path, pattern: re.Pattern[bytes]) -> bool:
 
 def _choose_batch_tokens(onnx_path: Path, session: Any) -> int:
     if _file_matches(onnx_path, _DYNAMIC_QUANTIZATION):
-        return _ONE_PAIR
+        return _ONE_PAIR_TOKENS
     return _CUDA_BATCH_TOKENS if _CUDA in session.get_providers() else _CPU_BATCH_TOKENS
 
 

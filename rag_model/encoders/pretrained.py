@@ -96,7 +96,9 @@ def check_config(folder: Path) -> None:
         return
     n_tensors = len(read_tensor_headers(folder))
     for key, value in _iter_json_members(read_json_object(folder / CONFIG)):
-        if (problem_text := _describe_unsupported(key, value) or _describe_excess(key, value, n_tensors)) is not None:
+        if (
+            problem_text := _describe_unsupported(key, value) or _describe_excessive_count(key, value, n_tensors)
+        ) is not None:
             raise InputError(f"model file {folder / CONFIG} {problem_text}")
 
 
@@ -132,7 +134,7 @@ def _describe_unsupported(key: str, value: Any) -> str | None:
     return None
 
 
-def _describe_excess(key: str, config_value: Any, n_tensors: int) -> str | None:
+def _describe_excessive_count(key: str, config_value: Any, n_tensors: int) -> str | None:
     limit = n_tensors if _LAYER_KEYS.search(key) else _MAX_COUNT if _COUNT_KEYS.search(key) else None
     if limit is None or not isinstance(config_value, int) or config_value <= limit:
         return None
@@ -217,10 +219,10 @@ def load_body(folder: Path, device: "torch.device", dtype: "torch.dtype") -> Any
     return body
 
 
-def save_body(body: Any, own_tensors: Mapping[str, "torch.Tensor"], architecture: str, folder: Path) -> None:
-    """Write weights and config of a transformer without its pooler; `own_tensors` are added."""
+def save_body(body: Any, head_tensors: Mapping[str, "torch.Tensor"], architecture: str, folder: Path) -> None:
+    """Write weights and config of a transformer without its pooler; `head_tensors` are added."""
     tensors = {f"{body.base_model_prefix}.{name}": tensor for name, tensor in body.state_dict().items()}
-    tensors = {name: tensor for name, tensor in tensors.items() if not is_pooler(name)} | {**own_tensors}
+    tensors = {name: tensor for name, tensor in tensors.items() if not is_pooler(name)} | {**head_tensors}
     save_file = require("safetensors.torch", "model").save_file
     contiguous_tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     save_file(contiguous_tensors, folder / WEIGHTS, {"format": "pt"})

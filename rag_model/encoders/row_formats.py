@@ -76,7 +76,7 @@ class RaggedFormat(ABC, Generic[R]):
     def embed(
         self, passages: Path, out: Path, encoder: Callable[[], Any], previous_parts: PreviousParts = ()
     ) -> EmbedStats:
-        """Write rows; see `RowFormat`.
+        """Write the rows of a part; see `RowFormat`.
 
         Raises:
             InputError: a file is missing or corrupt, or a value is not finite.
@@ -106,7 +106,7 @@ class _KnownRows(Generic[R]):
     """The locations of rows that a previous build encoded."""
 
     files: Sequence[RaggedFile[R]]
-    file_numbers: IntArray  # (n,) index into `files` for each passage; -1 if no file has it
+    file_numbers: IntArray  # (n,) index into `files` for each passage; -1 if no file has its row
     file_rows: IntArray  # (n,) row of each passage in its file
 
 
@@ -197,7 +197,7 @@ class SparseFormat(RaggedFormat[SparseVectors]):
     """The row format with weighted vocabulary terms."""
 
     dim: int
-    scale: int
+    scale: int  # number of units that a weight of 1 has in the file
 
     def open(self, path: Path) -> SparseFile | None:
         """Open weighted terms; None if vocabulary size or scale differ."""

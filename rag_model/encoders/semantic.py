@@ -24,6 +24,7 @@ from rag_model.encoders.encoder import Encoder
 from rag_model.errors import UsageError
 from rag_model.extras import format_versions
 
+# Patterns of the encoder's files that are part of the chunker's settings.
 _FILES = ("config.json", "*.json", "*.safetensors", "*.txt", "*.model")
 # Decimals of a distance. Machines round vectors differently, but must split articles equally.
 _DIGITS = 3
@@ -60,23 +61,25 @@ class SemanticChunker:
 
 
 def _split_by_distance(settings: SemanticChunker, encoder: Encoder, article: Article) -> Iterator[Passage]:
-    words = split_article(article)
+    article_words = split_article(article)
     sentence_spans = [
         sentence_span
-        for section in words.split_at((0, len(words.words)), HEADING)
-        for whole_sentence in words.split_at(section, SENTENCE)
-        for sentence_span in iter_sentence_windows(whole_sentence, words, settings.words)
+        for section in article_words.split_at((0, len(article_words.words)), HEADING)
+        for whole_sentence in article_words.split_at(section, SENTENCE)
+        for sentence_span in iter_sentence_windows(whole_sentence, article_words, settings.words)
     ]
     passage_starts = _iter_passage_starts(
-        words,
+        article_words,
         sentence_spans,
-        _compute_distances([words.join_text(sentence) for sentence in sentence_spans], encoder),
+        _compute_distances([article_words.join_text(sentence) for sentence in sentence_spans], encoder),
         settings.percentile,
     )
-    passage_bounds = [0, *passage_starts, len(words.words)]
+    passage_bounds = [0, *passage_starts, len(article_words.words)]
     word_runs = [run for run in pairwise(passage_bounds) if run[0] < run[1]]
     yield from build_passages(
-        article, words, (span for run in word_runs for span in iter_sentence_windows(run, words, settings.words))
+        article,
+        article_words,
+        (span for run in word_runs for span in iter_sentence_windows(run, article_words, settings.words)),
     )
 
 

@@ -34,7 +34,7 @@ from rag_model.encoders.weights import digest_weights
 from rag_model.errors import InputError, RefusedError, UsageError
 
 BAG_POOLING = "bag"  # pooling of bags of tokens, which depend on no weights
-# Keys of tokenizer.json that do not affect the digest, because the spec overrides them.
+# Keys of tokenizer.json that are left out of the digest, because the spec overrides them.
 _RUNTIME_SETTINGS = {"truncation", "padding", "version"}
 
 
@@ -92,8 +92,8 @@ class Space:
 
 
 def compute_space(folder: Path, spec: EncoderSpec, name: str = "") -> Space:
-    """Compute the vector space of the passage encoder in `folder` with these settings; it reads all
-    weights once.
+    """Compute the vector space of the passage encoder in `folder` with the settings `spec`; all
+    weights are read once.
 
     Raises:
         InputError: a file of the encoder is missing or corrupt.
@@ -195,5 +195,5 @@ def digest_tokenizer(folder: Path) -> str:
     files = list_tokenizer_files(folder)
     if files[0].name != TOKENIZER:
         return digest_json({path.name: digest_file(path) for path in files})
-    tokenizer_config = read_json_object(folder / TOKENIZER)
-    return digest_json({key: rule for key, rule in tokenizer_config.items() if key not in _RUNTIME_SETTINGS})
+    tokenizer_rules = read_json_object(folder / TOKENIZER)
+    return digest_json({key: rule for key, rule in tokenizer_rules.items() if key not in _RUNTIME_SETTINGS})

@@ -64,7 +64,7 @@ _HEADS = frozenset({"cls", "lm_head"})  # parts of the tensor names of a masked-
 IntArray = npt.NDArray[np.int64]
 TermPooling = Literal["max", "sum"]
 Activation = Literal["relu", "log1p_relu", "elu1p"]
-SIDR: Final = "elu1p"
+SIDR: Final = "elu1p"  # the activation of SiDR
 _HEAD_SUFFIX = "ForMaskedLM"  # suffix of architectures with logits over the vocabulary
 _MIN_TERM_TOKENS = 3  # minimum of max_length: two special tokens and one token of text
 _MAX_TERMS = 10_000  # maximum number of terms per text
@@ -277,7 +277,7 @@ class SparseEncoder:
         return count_truncated(self.tokenizer, list(map(self.spec.format_passage, titles, texts)))
 
     def _select_top_terms(
-        self, texts: Sequence[str], max_terms: int, n_units: int, max_units: int, *, batch_invariant: bool = True
+        self, texts: Sequence[str], max_terms: int, scale: int, max_units: int, *, batch_invariant: bool = True
     ) -> tuple[IntArray, IntArray]:
         """Return the (n, c) largest terms and their (n, c) units; see `sparse_model.top_terms`."""
         top_terms = import_module("rag_model.encoders.sparse_model").top_terms
@@ -287,7 +287,7 @@ class SparseEncoder:
         for rows, weights, ids in self._iter_finite_weights(texts, batch_invariant=batch_invariant):
             own_term_masks = model.bag_of_tokens(ids) if self.spec.keeps_own_terms else None
             for output_array, top_columns in zip(
-                (terms, weight_units), top_terms(weights, max_terms, n_units, max_units, own_term_masks), strict=True
+                (terms, weight_units), top_terms(weights, max_terms, scale, max_units, own_term_masks), strict=True
             ):
                 output_array[rows, : top_columns.shape[1]] = top_columns.cpu().numpy()
         return terms, weight_units
@@ -367,7 +367,8 @@ def collect_sparse_encoder_files(folder: Path, spec: SparseSpec, space: Space, w
     Raises:
         InputError: `folder` has no weights or no tokenizer.
     """
-    record = write_encoder_record(workdir, {"asks": space.to_json(), SPARSE_KEY: spec.to_json()})
+    record_path = write_encoder_record(workdir, {"asks": space.to_json(), SPARSE_KEY: spec.to_json()})
     return {
-        path.name: path for path in [folder / CONFIG, *list_tokenizer_files(folder), *list_weight_files(folder), record]
+        path.name: path
+        for path in [folder / CONFIG, *list_tokenizer_files(folder), *list_weight_files(folder), record_path]
     }

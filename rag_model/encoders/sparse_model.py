@@ -91,17 +91,17 @@ class SparseModel(nn.Module):
 
 
 def top_terms(
-    weights: Tensor, max_terms: int, n_units: int, max_units: int, always_kept: Tensor | None = None
+    weights: Tensor, max_terms: int, scale: int, max_units: int, always_kept: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Return (the `max_terms` terms with the largest weights, their quantized weights), (b, c)
     int64 each, in descending order of weight.
 
-    A weight of 1 is `n_units` units, clipped at `max_units`; an entry with 0 units is empty. Terms
+    A weight of 1 is `scale` units, clipped at `max_units`; an entry with 0 units is empty. Terms
     of equal weight are in the order of their ids. `always_kept`, (b, V) bool, selects terms that
     are returned regardless of their weight.
     """
     vocabulary_size = weights.shape[1]
-    weight_units = (weights * n_units).round().clamp(max=max_units).long()
+    weight_units = (weights * scale).round().clamp(max=max_units).long()
     tie_breakers = torch.arange(vocabulary_size - 1, -1, -1, device=weights.device)
     sort_keys = weight_units * vocabulary_size + tie_breakers  # unique keys
     top_sort_keys = sort_keys.topk(min(max_terms, vocabulary_size), dim=1).values
@@ -145,16 +145,17 @@ class _MaxProducts(torch.autograd.Function):
         # (V, b) -> (V, h)
         words_gradient = _compute_weighted_sums(hidden.flatten(0, 1), token_rows.T, gradient.T)
         token_order = token_rows.flatten().argsort(stable=True)  # (b * V,), sorted by token
-        counts = token_rows.flatten().bincount(minlength=n_texts * n_tokens)  # words per token
+        # words per token
+        word_counts = token_rows.flatten().bincount(minlength=n_texts * n_tokens)
         hidden_gradient = _compute_weighted_sums(
-            words, token_order % len(words), gradient.flatten()[token_order], counts.cumsum(0) - counts
+            words, token_order % len(words), gradient.flatten()[token_order], word_counts.cumsum(0) - word_counts
         )  # (b * t, h)
         return hidden_gradient.view_as(hidden), words_gradient, None
 
 
 def _compute_weighted_sums(rows: Tensor, row_ids: Tensor, factors: Tensor, starts: Tensor | None = None) -> Tensor:
-    """Return a weighted sum of `rows` for each row of `row_ids`, or for each segment that begins at
-    `starts`.
+    """Return a weighted sum of `rows` for each row of `row_ids`, or for each segment of `row_ids`
+    that begins at a position in `starts`.
     """
     row_ids, factors = row_ids.contiguous(), factors.to(rows.dtype).contiguous()
     return nn.functional.embedding_bag(row_ids, rows, starts, mode="sum", per_sample_weights=factors)
@@ -166,16 +167,16 @@ class SidrModel(nn.Module):
     Create one with `load` or `from_encoder`.
     """
 
-    terms: Tensor  # (V,) bool, whether each id is a term
+    term_mask: Tensor  # (V,) bool, whether each id is a term
 
-    def __init__(self, body: Any, terms: Tensor) -> None:
-        """Add a new layer normalization to a transformer; `terms` (V,) bool marks the ids that are
-        terms.
+    def __init__(self, body: Any, term_mask: Tensor) -> None:
+        """Add a new layer normalization to a transformer; `term_mask` (V,) bool marks the ids that
+        are terms.
         """
         super().__init__()
         self.body = body
         self.norm = nn.LayerNorm(body.config.hidden_size, device=body.device, dtype=body.dtype)
-        self.register_buffer("terms", terms.to(body.device), persistent=False)
+        self.register_buffer("term_mask", term_mask.to(body.device), persistent=False)
 
     @classmethod
     def load(cls, folder: Path, *, device: str | None = None, dtype: torch.dtype = torch.float32) -> Self:
@@ -240,12 +241,12 @@ class SidrModel(nn.Module):
             hidden, self.body.get_input_embeddings().weight, attention_mask.sum(1).tolist()
         )  # (b, V)
         scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
-        return (nn.functional.elu(scores) + 1).masked_fill(~self.terms, 0)
+        return (nn.functional.elu(scores) + 1).masked_fill(~self.term_mask, 0)
 
     def bag_of_tokens(self, ids: Tensor) -> Tensor:
         """Return the (b, V) bool bags of tokens of (b, t) ids; padding is not a term."""
-        is_present = torch.zeros(len(ids), len(self.terms), dtype=torch.bool, device=ids.device)
-        return is_present.scatter_(1, ids, True) & self.terms
+        is_present = torch.zeros(len(ids), len(self.term_mask), dtype=torch.bool, device=ids.device)
+        return is_present.scatter_(1, ids, True) & self.term_mask
 
     def save(self, folder: Path, tokenizer_folder: Path, spec: SparseSpec, target_space: Space | None = None) -> None:
         """Write a folder for `SparseEncoder.load`; `target_space` is the space of the passages, if

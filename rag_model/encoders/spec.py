@@ -1,9 +1,7 @@
 """Settings of encoders, which are read from the files of their folders.
 
-**Dense**: how a text becomes an input, and how hidden states become one vector.
-
-`EncoderSpec` contains these settings. The settings come from the first of these files in the
-folder:
+**Dense encoders** (`EncoderSpec`): the settings say how a text becomes an input, and how hidden
+states become one vector. They come from the first of these files in the folder:
 
 1. `bookwheel.json`
 2. `modules.json` (sentence-transformers), or the tensors of a static encoder
@@ -11,12 +9,10 @@ folder:
 
 Other Hugging Face folders get the defaults.
 
-**ColBERT** (`TokenSpec`): marker tokens, lengths, masks and skipped tokens (Khattab and Zaharia 2020,
-section 3.2).
-
-Three folder layouts are read: bookwheel's record, Stanford's (`artifact.metadata`, with
-`linear.weight` among the transformer's tensors) and PyLate's (`modules.json` with a Dense module in
-a separate folder).
+**ColBERT** (`TokenSpec`): the settings are marker tokens, lengths, masks and skipped tokens (Khattab
+and Zaharia 2020, section 3.2). Three folder layouts are read: bookwheel's record, Stanford's
+(`artifact.metadata`, with `linear.weight` among the transformer's tensors) and PyLate's
+(`modules.json` with a Dense module in a separate folder).
 """
 
 import re
@@ -55,13 +51,13 @@ RECORD_FILE = "bookwheel.json"
 BAG_KEY, MUVERA_KEY, SPARSE_KEY, TOKENS_KEY = "bag", "muvera", "sparse", "tokens"
 Pooling = Literal["cls", "mean", "last", "static", "static-known", "endpoint"]
 ENDPOINT_POOLING: Pooling = "endpoint"  # pooling of a model behind an HTTP API, which pools itself
-ENDPOINT_KEY = "endpoint"  # key in bookwheel.json: the model's name and its dimension
-PROBES = "probes.npy"  # file with the vectors of fixed texts, for a model behind an HTTP API
+ENDPOINT_KEY = "endpoint"  # key in bookwheel.json of an endpoint's model name and dimension
+PROBES = "probes.npy"  # file with the vectors of the probe texts of a model behind an HTTP API
 Layout = Literal["joined", "pair", "text"]
 JOINED: Layout = "joined"  # the text of a passage is `title text`
 TextInput = str | tuple[str, str]  # tokenizer input: one text, or a pair
 DPR_MAX_LENGTH = 256  # maximum tokens; `sequence_length` in github.com/facebookresearch/DPR
-_NEWER_FIELDS = ("truncate_dim", "end_token")  # fields that older versions do not write
+_NEWER_FIELDS = ("truncate_dim", "end_token")  # fields that older versions of bookwheel lack
 _MIN_TOKENS = 3  # minimum of max_length: two special tokens and one token of text
 _BGE_QUESTION = "Represent this sentence for searching relevant passages: "
 # Settings that are missing in the folders of some models, by patterns of hub names: prompts from
@@ -81,7 +77,7 @@ _KNOWN_SETTINGS: tuple[tuple[str, dict[str, Any]], ...] = (
         {"normalize": False},
     ),
 )
-METADATA = "artifact.metadata"  # file with the settings in Stanford's layout, as JSON
+STANFORD_METADATA = "artifact.metadata"  # file with the settings in Stanford's layout, as JSON
 PYLATE_CONFIG = "config_sentence_transformers.json"
 DIM = 128  # dimension of a token vector: ColBERT, section 4.1
 _MAX_POOL = 8  # maximum tokens per vector; the quality falls beyond 6 (Clavié et al. 2024)
@@ -265,9 +261,11 @@ def read_encoder_spec(folder: Path, overrides: Mapping[str, Any] | None = None) 
         spec = replace(spec, end_token=read_missing_end_token(folder))
     # A recorded length may slightly exceed the number of positions, because the tokenizer truncates
     # inputs to that number.
-    is_explicit = "max_length" in (overrides or {})
+    overrides_length = "max_length" in (overrides or {})
     limit = (
-        read_position_limit(folder) if is_explicit else read_json_object(folder / CONFIG).get("max_position_embeddings")
+        read_position_limit(folder)
+        if overrides_length
+        else read_json_object(folder / CONFIG).get("max_position_embeddings")
     )
     if limit and spec.max_length > limit:
         raise UsageError(f"max_length {spec.max_length} is more than encoder {folder} reads: use {limit} or less")
@@ -370,7 +368,7 @@ class TokenSpec(EncoderSettings):
     @property
     def space_pooling(self) -> str:
         """The `pooling` of the vector space: it names the tokens per vector and the skipped
-        ones.
+        tokens.
         """
         drops_punctuation = self.skipped == tuple(string.punctuation)
         token_label = "tokens" if drops_punctuation else f"tokens without {digest_json(list(self.skipped))[-8:]}"
@@ -407,7 +405,7 @@ class TokenSpec(EncoderSettings):
 
 def is_token_encoder(folder: Path) -> bool:
     """Return whether a folder contains a ColBERT."""
-    if TOKENS_KEY in read_optional_json(folder / RECORD_FILE) or (folder / METADATA).is_file():
+    if TOKENS_KEY in read_optional_json(folder / RECORD_FILE) or (folder / STANFORD_METADATA).is_file():
         return True
     return find_dense_folder(folder) is not None and "query_length" in read_optional_json(folder / PYLATE_CONFIG)
 
@@ -440,7 +438,7 @@ def read_token_spec(folder: Path, overrides: Mapping[str, Any] | None = None) ->
     """
     if not is_token_encoder(folder):
         raise InputError(
-            f"{folder} is not a ColBERT (it has no {METADATA} and no Dense module): give the "
+            f"{folder} is not a ColBERT (it has no {STANFORD_METADATA} and no Dense module): give the "
             "folder of a ColBERT, or train one with `finetune colbert`"
         )
     spec = TokenSpec().with_fields(_read_token_settings(folder)).with_fields(overrides or {})
@@ -456,10 +454,10 @@ def _read_token_settings(folder: Path) -> dict[str, Any]:
     recorded_settings = read_optional_json(folder / RECORD_FILE).get(TOKENS_KEY)
     if isinstance(recorded_settings, dict):
         return recorded_settings
-    if (folder / METADATA).is_file():
-        stanford_settings = read_json_object(folder / METADATA)
-        kept_punctuation = {} if stanford_settings.get("mask_punctuation", True) else {"skipped": ()}
-        return _rename_keys(stanford_settings, _STANFORD_FIELDS) | kept_punctuation
+    if (folder / STANFORD_METADATA).is_file():
+        stanford_settings = read_json_object(folder / STANFORD_METADATA)
+        punctuation_setting = {} if stanford_settings.get("mask_punctuation", True) else {"skipped": ()}
+        return _rename_keys(stanford_settings, _STANFORD_FIELDS) | punctuation_setting
     pylate_settings = read_optional_json(folder / PYLATE_CONFIG)
     if pylate_settings.get("do_query_expansion") is False:
         raise InputError(

@@ -36,7 +36,7 @@ StaticPooling = Literal["static", "static-known"]
 # `static` is the mean of all tokens, `static-known` the mean of the known tokens.
 STATIC_POOLINGS: Final[tuple[StaticPooling, ...]] = "static", "static-known"
 _EMBEDDINGS, _MAPPING, _WEIGHTS = "embeddings", "mapping", "weights"  # tensors of model2vec
-_EMBEDDING = "embedding.weight"  # tensor of sentence-transformers
+_MODULE_EMBEDDINGS = "embedding.weight"  # tensor of a `StaticEmbedding` module
 _STATIC_MODULE = "StaticEmbedding"
 _DEFAULT_MAX_TOKENS = 512  # maximum tokens per text, the default of model2vec's `encode`
 # A limit that no text reaches, because sentence-transformers does not truncate either.
@@ -66,10 +66,10 @@ class StaticTable:
             InputError: a tensor is missing, or has a wrong shape or dtype.
         """
         tensors = read_tensor_headers(folder)
-        embeddings = tensors.get(_EMBEDDINGS) or tensors.get(_EMBEDDING)
+        embeddings = tensors.get(_EMBEDDINGS) or tensors.get(_MODULE_EMBEDDINGS)
         if embeddings is None:
             raise InputError(
-                f"encoder {folder} has no tensor {_EMBEDDINGS} or {_EMBEDDING}: give the folder of "
+                f"encoder {folder} has no tensor {_EMBEDDINGS} or {_MODULE_EMBEDDINGS}: give the folder of "
                 "a static encoder, as model2vec or sentence-transformers saves it"
             )
         if len(embeddings.shape) != 2 or not 0 < embeddings.shape[1] <= _MAX_DIM or not embeddings.shape[0]:
@@ -140,10 +140,10 @@ class StaticTable:
             )
 
     def _iter_blocks(self) -> Iterator[npt.NDArray[np.float32]]:
-        tensors = self.embeddings
-        stored_table = tensors.memory_map_integers() if tensors.is_integer else tensors.memory_map()
+        embeddings = self.embeddings
+        stored_table = embeddings.memory_map_integers() if embeddings.is_integer else embeddings.memory_map()
         for first_row in range(0, len(stored_table), _ROWS_PER_BLOCK):
-            yield tensors.as_float32(stored_table[first_row : first_row + _ROWS_PER_BLOCK])
+            yield embeddings.as_float32(stored_table[first_row : first_row + _ROWS_PER_BLOCK])
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +176,7 @@ class StaticModel:
         vector.
 
         Vectors never depend on the other inputs, so `batch_invariant` has no effect. The first
-        tokens of all inputs are added at once, then the second ones, and so on. The inputs are
+        tokens of all inputs are added to the sums at once, then the second ones, and so on. The inputs are
         sorted by length, longest first, so that the inputs with a token at a given position come
         first.
         """
@@ -184,11 +184,11 @@ class StaticModel:
         longest_first = np.argsort(-counts, kind="stable")
         all_token_ids = np.concatenate([np.zeros(0, np.int32), *tokens])  # ragged -> (t,)
         text_starts = (np.cumsum(counts) - counts)[longest_first]
-        inputs_by_position = np.searchsorted(
+        n_active_by_position = np.searchsorted(
             -counts[longest_first], -np.arange(counts.max(initial=0))
         )  # for each position, the number of inputs that are longer
         totals = np.zeros((len(tokens), self.table.shape[1]), np.float32)
-        for position, n_active in enumerate(inputs_by_position.tolist()):
+        for position, n_active in enumerate(n_active_by_position.tolist()):
             token_ids = all_token_ids[text_starts[:n_active] + position]  # (b,)
             # (b, d)
             token_vectors = self.table[token_ids if self.rows is None else self.rows[token_ids]]
@@ -214,7 +214,7 @@ def has_static_layout(folder: Path) -> bool:
     if not (folder / WEIGHTS).is_file():
         return read_optional_json(folder / CONFIG).get("model_type") == _MODEL2VEC_TYPE
     tensors = read_tensor_headers(folder)
-    return _EMBEDDINGS in tensors or tensors.keys() == {_EMBEDDING}
+    return _EMBEDDINGS in tensors or tensors.keys() == {_MODULE_EMBEDDINGS}
 
 
 def find_static_body(folder: Path) -> Path:

@@ -23,8 +23,8 @@ from rag_model.encoders.files import CONFIG, MODULES, list_tokenizer_files, reso
 from rag_model.encoders.space import Space, digest_tokenizer, read_declared_space
 from rag_model.encoders.spec import (
     JOINED,
-    METADATA,
     PYLATE_CONFIG,
+    STANFORD_METADATA,
     TOKENS_KEY,
     TokenSpec,
     find_dense_folder,
@@ -82,19 +82,19 @@ def cluster_tokens(vectors: Vectors, n_clusters: int) -> npt.NDArray[np.int64]:
     # (t, t) squared distances.
     distances = squared_norms[:, None] + squared_norms[None, :] - 2 * float64_vectors @ float64_vectors.T
     np.fill_diagonal(distances, np.inf)
-    sizes, cluster_of = np.ones(n), np.arange(n)
+    sizes, cluster_ids = np.ones(n), np.arange(n)
     for _ in range(n - n_clusters):
         i, j = sorted(divmod(int(distances.argmin()), n))
         merged_distances = (
             (sizes + sizes[i]) * distances[i] + (sizes + sizes[j]) * distances[j] - sizes * distances[i, j]
         )
         merged_distances /= sizes + sizes[i] + sizes[j]
-        # inf for merged clusters, and for i itself
+        # The distances of i to itself and to merged clusters stay infinite.
         distances[i] = distances[:, i] = merged_distances
         distances[j] = distances[:, j] = np.inf
         sizes[i] += sizes[j]
-        cluster_of[cluster_of == j] = i
-    cluster_numbers: npt.NDArray[np.int64] = np.unique(cluster_of, return_inverse=True)[1]
+        cluster_ids[cluster_ids == j] = i
+    cluster_numbers: npt.NDArray[np.int64] = np.unique(cluster_ids, return_inverse=True)[1]
     return cluster_numbers
 
 
@@ -265,14 +265,13 @@ class TokenEncoder:
         token_rows = self.tokenizer.encode_passages(inputs)
         if not token_rows:
             return TokenVectors(np.zeros((0, self.dim), np.float32), compute_offsets(np.zeros(0, np.int64)))
-        vector_groups: list[Vectors | None] = [None] * len(token_rows)
+        vectors_by_passage = [np.empty((0, self.dim), np.float32)] * len(token_rows)
         for row, vectors in self._iter_vectors(token_rows):
-            vector_groups[row] = pool_tokens(vectors, self.spec.pool)
-        all_vectors = [vector_group for vector_group in vector_groups if vector_group is not None]
-        vectors = np.concatenate(all_vectors)
+            vectors_by_passage[row] = pool_tokens(vectors, self.spec.pool)
+        vectors = np.concatenate(vectors_by_passage)
         if not np.isfinite(vectors).all():
             raise InputError(f"encoder {self.name} computed a vector that is not finite: fetch the model again")
-        return TokenVectors(vectors, compute_offsets(np.array([len(group) for group in all_vectors], np.int64)))
+        return TokenVectors(vectors, compute_offsets(np.array([*map(len, vectors_by_passage)], np.int64)))
 
     def _iter_vectors(self, token_rows: Sequence[TokenIds]) -> Iterator[tuple[int, Vectors]]:
         """Yield (row, (t, d) output vectors) of each passage."""
@@ -281,8 +280,8 @@ class TokenEncoder:
         for batch_rows, (batch, batch_vectors) in run_batches(
             batches, lambda rows: self._encode_batch([token_rows[row] for row in rows])
         ):
-            for row, vectors, is_kept in zip(batch_rows.tolist(), batch_vectors, batch.output_mask, strict=True):
-                yield row, vectors[is_kept]
+            for row, vectors, has_vector in zip(batch_rows.tolist(), batch_vectors, batch.output_mask, strict=True):
+                yield row, vectors[has_vector]
 
     def _encode_batch(self, id_rows: Sequence[TokenIds]) -> tuple[TokenBatch, Vectors]:
         batch = self.tokenizer.pad_passages(id_rows)
@@ -302,8 +301,8 @@ def as_tensors(batch: TokenBatch, device: "torch.device") -> "tuple[torch.Tensor
 
 
 def compute_token_space(folder: Path, spec: TokenSpec, name: str = "") -> Space:
-    """Compute the vector space of a ColBERT's passages with these settings; it reads all weights
-    once.
+    """Compute the vector space of a ColBERT's passages with the settings `spec`; all weights are
+    read once.
 
     Raises:
         InputError: a file of the encoder is missing or corrupt.
@@ -335,11 +334,14 @@ def collect_token_encoder_files(
         InputError: `folder` has no weights or no tokenizer.
     """
     record_fields = {"asks": space.to_json(), TOKENS_KEY: spec.to_json(), **(extra_fields or {})}
-    record = write_encoder_record(workdir, record_fields)
+    record_path = write_encoder_record(workdir, record_fields)
     file_by_name = {
-        path.name: path for path in [folder / CONFIG, *list_tokenizer_files(folder), *list_weight_files(folder), record]
+        path.name: path
+        for path in [folder / CONFIG, *list_tokenizer_files(folder), *list_weight_files(folder), record_path]
     }
-    file_by_name |= {name: folder / name for name in (METADATA, MODULES, PYLATE_CONFIG) if (folder / name).is_file()}
+    file_by_name |= {
+        name: folder / name for name in (STANFORD_METADATA, MODULES, PYLATE_CONFIG) if (folder / name).is_file()
+    }
     if dense_folder := find_dense_folder(folder):
         file_by_name |= {f"{dense_folder.name}/{name}": dense_folder / name for name in (CONFIG, WEIGHTS)}
     return file_by_name

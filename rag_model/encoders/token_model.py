@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from rag_model.encoders.files import CONFIG, read_json_object, write_json
 from rag_model.encoders.model import resolve_device
 from rag_model.encoders.pretrained import load_body, save_body
-from rag_model.encoders.spec import METADATA, TokenSpec, find_dense_folder
+from rag_model.encoders.spec import STANFORD_METADATA, TokenSpec, find_dense_folder
 from rag_model.encoders.tokens import copy_tokenizer
 from rag_model.encoders.weights import StoredTensor, read_tensor_headers
 from rag_model.errors import InputError
@@ -83,7 +83,7 @@ class TokenModel(nn.Module):
         """
         copy_tokenizer(tokenizer_folder, folder)
         save_body(self.body, {PROJECTION_TENSOR: self.linear.weight}, _ARCHITECTURE, folder)
-        write_json(folder / METADATA, spec.to_stanford_metadata(self.dim))
+        write_json(folder / STANFORD_METADATA, spec.to_stanford_metadata(self.dim))
 
 
 def find_projection(folder: Path) -> StoredTensor:

@@ -45,7 +45,7 @@ from rag_model.tokenizer import explain_tokenizer_errors, is_exception_or_panic,
 if TYPE_CHECKING:
     from tokenizers import Encoding, Tokenizer
 
-# Number of texts per call, because the library's encodings take 20 times the memory of the ids.
+# Number of texts per call; more would need memory, because the library's encodings take 20 times the memory of the ids.
 _TEXTS_PER_CALL = 256
 _TOKENIZER_SETTINGS = ("tokenizer_config.json", "special_tokens_map.json", "vocab.txt", "vocab.json", "merges.txt")
 # Inputs are padded to a multiple of this length. With AMX, bf16 attention then takes 1.0 us per
@@ -98,7 +98,7 @@ def load_tokenizer(folder: Path, max_length: int, end_token: str = "") -> "Token
     """
     files = list_tokenizer_files(folder)
     try:
-        tokenizer = load_tokenizer_file(files[0]) if files[0].name == TOKENIZER else _load_converted_tokenizer(folder)
+        tokenizer = load_tokenizer_file(files[0]) if files[0].name == TOKENIZER else _load_legacy_tokenizer(folder)
         if end_token:
             _append_end_token(tokenizer, end_token, folder)
     except BookwheelError:
@@ -195,7 +195,7 @@ def limit_tokenizer(threads: int) -> None:
     os.environ["TOKENIZERS_PARALLELISM"] = "false" if threads == 1 else "true"
 
 
-def _load_converted_tokenizer(folder: Path) -> "Tokenizer":
+def _load_legacy_tokenizer(folder: Path) -> "Tokenizer":
     auto_tokenizer = require("transformers", "model").AutoTokenizer
     tokenizer: Tokenizer = auto_tokenizer.from_pretrained(
         str(folder), local_files_only=True, trust_remote_code=False
@@ -209,7 +209,7 @@ class TextLimits:
 
     max_tokens: int  # maximum tokens per text
     max_characters: int | None = None  # maximum characters of a text; None if there is no limit
-    unknown_id: int | None = None  # id of the unknown token, if it is ignored
+    unknown_id: int | None = None  # id of the unknown token; None if it is not ignored
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +217,7 @@ class WordBoundaries:
     """Splits the token ids of several ASCII words, tokenized as one text, into the ids of each
     word.
 
-    An ASCII word cannot contain SentencePiece's space mark. If a word contains the separator, or if
+    An ASCII word cannot contain SentencePiece's space mark. If a word contains the joiner, or if
     the vocabulary has no space mark, the number of id lists differs from the number of words.
     """
 
@@ -233,13 +233,15 @@ class WordBoundaries:
         id_array = np.array(ids, np.int32)
         if self.starts_word is None:
             word_ends = [*np.flatnonzero(id_array == self.separator_id).tolist(), len(id_array)]
-            starts = [0, *(end + 1 for end in word_ends[:-1])]
+            word_starts = [0, *(end + 1 for end in word_ends[:-1])]
         else:
             # The first id always begins a word.
-            starts = [0, *(1 + np.flatnonzero(self.starts_word[id_array[1:]])).tolist()]
-            word_ends = [*starts[1:], len(id_array)]
+            word_starts = [0, *(1 + np.flatnonzero(self.starts_word[id_array[1:]])).tolist()]
+            word_ends = [*word_starts[1:], len(id_array)]
         id_bytes = id_array.tobytes()
-        return [id_bytes[_ID_BYTES * start : _ID_BYTES * end] for start, end in zip(starts, word_ends, strict=True)]
+        return [
+            id_bytes[_ID_BYTES * start : _ID_BYTES * end] for start, end in zip(word_starts, word_ends, strict=True)
+        ]
 
 
 @dataclass(slots=True)
@@ -263,14 +265,14 @@ class WordTokenizer:
         Raises:
             InputError: there is no `tokenizer.json`, or it is corrupt.
         """
-        tokenizer_config = read_json_object(folder / TOKENIZER)
+        rules = read_json_object(folder / TOKENIZER)
         tokenizer = load_tokenizer(folder, spec.max_length)
         tokenizer.no_truncation()
-        word_separation = find_word_separation(tokenizer_config)
+        word_separation = find_word_separation(rules)
         added_ids = frozenset(tokenizer.get_added_tokens_decoder()) if word_separation == "marks" else frozenset[int]()
         return cls(
             tokenizer,
-            derive_limits(tokenizer, tokenizer_config, spec),
+            derive_limits(tokenizer, rules, spec),
             word_separation,
             find_word_boundaries(tokenizer, word_separation),
             added_ids,
@@ -316,8 +318,10 @@ class WordTokenizer:
             text_ends.append(len(words))
         ids_by_word = self._cache_words({*words})
         id_rows = [_concatenate_ids(ids_by_word, words[start:end]) for start, end in pairwise(text_ends)]
-        whole_rows = [row for row, row_ids in enumerate(id_rows) if row_ids is None]
-        whole_ids_by_row = dict(zip(whole_rows, self._tokenize_texts([texts[row] for row in whole_rows]), strict=True))
+        whole_text_rows = [row for row, row_ids in enumerate(id_rows) if row_ids is None]
+        whole_ids_by_row = dict(
+            zip(whole_text_rows, self._tokenize_texts([texts[row] for row in whole_text_rows]), strict=True)
+        )
         return [whole_ids_by_row[row] if row_ids is None else row_ids for row, row_ids in enumerate(id_rows)]
 
     def _cache_words(self, words: set[str]) -> TokenCache:
@@ -337,17 +341,17 @@ class WordTokenizer:
         return recent_words
 
     def _tokenize_words(self, words: Sequence[str]) -> Iterator[bytes | None]:
-        return (self._encode_isolated(word, ids) for word, ids in zip(words, self._encode_texts(words), strict=True))
+        return (self._to_cached_ids(word, ids) for word, ids in zip(words, self._encode_texts(words), strict=True))
 
-    def _encode_isolated(self, word: str, ids: list[int]) -> bytes | None:
-        """Return the ids of a word; None if they depend on its neighbours, so its text must be
-        tokenized whole.
+    def _to_cached_ids(self, word: str, ids: list[int]) -> bytes | None:
+        """Return the ids of a word for the cache; None if they depend on its neighbours, so that
+        its text must be tokenized whole.
         """
         is_independent = self.separation == "spaces" or (word and self.added_ids.isdisjoint(ids))
         return self._remove_unknown_ids(ids) if is_independent else None
 
     def _tokenize_joined_words(self, words: Sequence[str]) -> Iterator[bytes | None]:
-        """Yield the ids of each word as `_encode_isolated` returns them.
+        """Yield the ids of each word as `_to_cached_ids` returns them.
 
         Tokenizing many words as one text takes a third of the time.
         """
@@ -383,7 +387,7 @@ class WordTokenizer:
 
 
 def find_word_boundaries(tokenizer: "Tokenizer", separation: WordSeparation | None) -> WordBoundaries | None:
-    """Return how to split the token ids of joined words; None if they cannot be split.
+    """Return the rule that splits the token ids of joined words; None if there is none.
 
     The ids are split at a special token between the words, or before each token with a space mark.
     """
@@ -489,8 +493,8 @@ def _concatenate_ids(cache: Mapping[str, bytes | None], words: Sequence[str]) ->
 
 def find_pad_id(tokenizer: "Tokenizer", folder: Path) -> int:
     """Return the padding id from the model's config, or else from the vocabulary, or else 0."""
-    candidates = [read_optional_json(folder / CONFIG).get("pad_token_id"), *map(tokenizer.token_to_id, _PAD_TOKENS)]
-    return next((token_id for token_id in candidates if token_id is not None), 0)
+    candidate_ids = [read_optional_json(folder / CONFIG).get("pad_token_id"), *map(tokenizer.token_to_id, _PAD_TOKENS)]
+    return next((token_id for token_id in candidate_ids if token_id is not None), 0)
 
 
 def pad_rows(rows: Sequence[Sequence[int] | Rows | TokenIds], width: int, fill_id: int) -> tuple[Rows, Flags]:

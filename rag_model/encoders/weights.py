@@ -166,8 +166,8 @@ def read_shard_names(index: Path) -> set[str]:
 
 
 def read_tensor_headers(folder: Path) -> dict[str, StoredTensor]:
-    """Return the location of every tensor of `folder` by its name in the files; it reads only
-    headers.
+    """Return the location of every tensor of `folder` by its name in the files; only headers
+    are read.
 
     Raises:
         InputError: a weight file is missing, truncated or corrupt.

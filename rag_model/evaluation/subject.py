@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rag_model.digest import digest_json
-from rag_model.encoders.files import ENDPOINT_PREFIX, pin_name
+from rag_model.encoders.files import ENDPOINT_PREFIX, pin_hub_name
 from rag_model.evaluation.answers.settings import EvaluationSettings
 from rag_model.evaluation.measures.measure import list_measure_versions
 from rag_model.evaluation.questions import QuestionSet, digest_questions
@@ -146,4 +146,4 @@ def resolve_retriever_models(
 def _resolve_model(store: Store, name: str) -> str:
     if name.startswith(MODEL_PREFIX):
         return store.models.resolve_trusted(name.removeprefix(MODEL_PREFIX))
-    return identify_model(name) if Path(name).is_dir() else pin_name(name)
+    return identify_model(name) if Path(name).is_dir() else pin_hub_name(name)

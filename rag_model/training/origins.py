@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rag_model.digest import digest_file, digest_json
 from rag_model.encoders.encoder import static_encoder_error
-from rag_model.encoders.files import find_hub_name, pin_name, resolve_folder
+from rag_model.encoders.files import find_hub_name, pin_hub_name, resolve_folder
 from rag_model.encoders.space import Space, compute_space
 from rag_model.encoders.spec import is_static_encoder, read_encoder_spec
 from rag_model.errors import UsageError
@@ -50,7 +50,7 @@ class InitialModels:
         Raises:
             InputError: a model is not found.
         """
-        return InitialModels({part: pin_name(name) for part, name in self.names.items()})
+        return InitialModels({part: pin_hub_name(name) for part, name in self.names.items()})
 
     def list_sources(self) -> Mapping[str, str]:
         """Return the source of each part: `NAME@COMMIT` of the hub, or a folder."""

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from rag_model.corpus.records import Passage
 from rag_model.digest import digest_json
-from rag_model.encoders.model import list_inference_inputs
+from rag_model.encoders.model import list_dtype_memo_inputs
 from rag_model.encoders.trainable import TrainableEncoder
 from rag_model.evaluation.subject import resolve_retriever_models
 from rag_model.store.objects.memo import StageResult
@@ -89,7 +89,7 @@ class PassageLister:
             "texts": digest_json([[example.text, example.source.id if example.source else ""] for example in examples]),
             "k": k,
             "code": VERSION,
-            **list_inference_inputs(),  # library versions on which scores of a cross-encoder depend
+            **list_dtype_memo_inputs(),  # library versions on which scores of a cross-encoder depend
         }
         # The models are inputs too, because a name such as model:NAME may name another model later.
         if models := resolve_retriever_models(store, self.memory.snapshot, [self.retriever]):

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from rag_model.corpus.records import Passage
 from rag_model.encoders.encoder import Vectors
-from rag_model.encoders.masked_lm import MASKS, MaskedInput, MaskedLMTokenizer, TrainableMaskedLM
+from rag_model.encoders.masked_lm import MASK_TOKENS, MaskedInput, MaskedLMTokenizer, TrainableMaskedLM
 from rag_model.encoders.space import Space
 from rag_model.store.versions.model_manifest import MASKED_LM
 from rag_model.store.versions.snapshot import Snapshot
@@ -282,7 +282,7 @@ class Realm(nn.Module):
         encoder_mask = next(
             (
                 mask_token
-                for mask_token in MASKS
+                for mask_token in MASK_TOKENS
                 if self.encoders.question.tokenizer.token_to_id(mask_token) is not None
             ),
             "",

@@ -314,7 +314,7 @@ class SidrPair(nn.Module):
         )
         rows = torch.arange(len(query_terms), device=terms.device)[:, None].expand(terms.shape)
         sparse_indexes = torch.stack([rows.flatten(), terms.flatten().long()])
-        shape = len(query_terms), len(self.passage.model.terms)
+        shape = len(query_terms), len(self.passage.model.term_mask)
         return torch.sparse_coo_tensor(sparse_indexes, weights.flatten(), shape, check_invariants=True).coalesce()
 
 

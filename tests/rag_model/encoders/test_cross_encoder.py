@@ -15,7 +15,7 @@ from onnxruntime.quantization import QuantType, quantize_dynamic
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from rag_model.encoders.cross_encoder import CrossEncoder, PairBatch, PairModel, Scores
-from rag_model.encoders.model import choose_inference_dtype, list_inference_inputs
+from rag_model.encoders.model import choose_inference_dtype, list_dtype_memo_inputs
 from rag_model.encoders.onnx_cross_encoder import OnnxPairModel
 from rag_model.encoders.torch_cross_encoder import TorchPairModel
 from rag_model.errors import InputError, UsageError
@@ -110,7 +110,7 @@ def test_gpu_with_bfloat16_scores_in_bfloat16(
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: has_bf16)
     monkeypatch.setenv("BOOKWHEEL_PRECISION", precision)
     assert choose_inference_dtype(device) == expected
-    assert device or list_inference_inputs() == ({} if expected == "float32" else {"dtype": expected})
+    assert device or list_dtype_memo_inputs() == ({} if expected == "float32" else {"dtype": expected})
     monkeypatch.setenv("BOOKWHEEL_PRECISION", "half")
     with pytest.raises(UsageError, match="BOOKWHEEL_PRECISION is 'half': use auto or float32"):
         choose_inference_dtype(device)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from rag_model.encoders.encoder import Encoder, collect_question_encoder_files
-from rag_model.encoders.files import derive_question_encoder_name, find_hub_name, pin_name, resolve_folder
+from rag_model.encoders.files import derive_question_encoder_name, find_hub_name, pin_hub_name, resolve_folder
 from rag_model.encoders.space import check_same_space, compute_space
 from rag_model.encoders.spec import EncoderSpec, find_known_settings, read_encoder_spec
 from rag_model.encoders.weights import digest_weights
@@ -64,7 +64,7 @@ def test_a_revision_is_read_and_names_its_commit(
     commit = models.repositories["models/me/tiny"].branches["dev" if revision == "COMMIT" else revision]
     name = f"me/tiny@{commit if revision == 'COMMIT' else revision}"
     folder = resolve_folder(name)
-    assert pin_name(name) == find_hub_name(folder) == f"me/tiny@{commit}"
+    assert pin_hub_name(name) == find_hub_name(folder) == f"me/tiny@{commit}"
     assert digest_weights(folder) == digest_weights(tiny_bert)
     assert not [path for path in folder.iterdir() if path.suffix == ".bin"]
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)  # read from the cache
