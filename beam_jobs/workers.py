@@ -173,7 +173,7 @@ def detect_precision(cpu_info: Path = Path("/proc/cpuinfo")) -> str:
     """Return the default device type and dtype of encoders in this process, such as `cuda
     bfloat16`, without importing torch.
 
-    torch uses bfloat16 on GPUs and on processors with AVX512-BF16; see `fastest_dtype`.
+    torch uses bfloat16 on GPUs and on processors with AVX512-BF16; see `choose_fastest_dtype`.
     """
     if count_gpus():
         return "cuda bfloat16"

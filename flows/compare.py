@@ -182,9 +182,9 @@ def measure_retriever(
     name_infix = _build_name_infix(run, len(run.rankings))
     for output_path, write_file in ((files.dpr, write_dpr), (files.rows, write_jsonl)):
         if output_path:
-            write_file(rankings.outcomes, insert_name(Path(output_path), name_infix))
+            write_file(rankings.results, insert_name(Path(output_path), name_infix))
     if files.trec:
-        write_trec(rankings.outcomes, insert_name(Path(files.trec), name_infix), name_infix or "bookwheel")
+        write_trec(rankings.results, insert_name(Path(files.trec), name_infix), name_infix or "bookwheel")
 
 
 def insert_name(path: Path, name: str) -> Path:
@@ -263,7 +263,7 @@ def record_comparison(run: ComparisonRun, outcome: CompareOutcome, questions: st
 
 def _write_record_files(run: ComparisonRun, advice: str, folder: Path) -> None:
     for number, rankings in enumerate(run.rankings, start=1):
-        write_jsonl(rankings.outcomes, insert_name(folder / ROWS, _build_name_infix(run, number)))
+        write_jsonl(rankings.results, insert_name(folder / ROWS, _build_name_infix(run, number)))
     write_report(render_retrieval_report(_build_report(run, run.comparisons, advice)), folder / REPORT)
 
 

@@ -32,7 +32,7 @@ from rag_model.evaluation.answers.examination import (
     open_other_retrievers,
     prepare_whole_corpus,
 )
-from rag_model.evaluation.answers.routing import AnswerFunction, RoutedAnswers
+from rag_model.evaluation.answers.routing import ConditionAnswerer, RoutedAnswers
 from rag_model.evaluation.answers.scores import check_gold_answers
 from rag_model.evaluation.answers.settings import EvaluationSettings
 from rag_model.evaluation.questions import read_questions
@@ -193,7 +193,7 @@ def prepare_answer_run(
         for name, settings_of_reader in reader_settings.items()
         if name != "auto"
     }
-    answer_cache_by_reader: dict[ReaderName, AnswerFunction] = {
+    answer_cache_by_reader: dict[ReaderName, ConditionAnswerer] = {
         name: AnswerCache(store, reader, {**cache_key_inputs, "reader": name, **reader.decides})
         for name, reader in reader_by_name.items()
     }
@@ -300,7 +300,7 @@ def _build_report(run: AnswerRun, outcome: EvaluateOutcome) -> AnswerReport:
         retrieval={**evaluation.retrieval, **evaluation.ranks},
         retrieval_intervals=evaluation.intervals,
         collapse=evaluation.collapse,
-        collapsed=outcome.refusal,
+        collapse_reason=outcome.refusal,
         search_milliseconds=evaluation.search_milliseconds,
         retrieval_worth=outcome.worth,
         notes=outcome.notes,

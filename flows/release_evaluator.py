@@ -12,7 +12,7 @@ from flows.evaluate import evaluate
 from flows.evaluation_records import OUTCOME
 from flows.outcome import CollapseRefusedError, CompareOutcome, EvaluateOutcome
 from rag_model.errors import StoreError
-from rag_model.evaluation.answers.scores import deciding_measure, list_measures
+from rag_model.evaluation.answers.scores import get_deciding_measure, list_measures
 from rag_model.evaluation.answers.settings import EvaluationSettings
 from rag_model.evaluation.gate import MetricMap, ReleaseCriteria
 from rag_model.evaluation.matching import compile_pattern
@@ -67,7 +67,9 @@ class ReleaseEvaluator:
 
     def get_headline_measure(self, model: str | None) -> str:
         """Return the measure that decides: one of answers if there is a model, else one of retrieval."""
-        return deciding_measure(self.settings.kind) if model else self.judge.get_headline_measure(self.settings.depth)
+        if model:
+            return get_deciding_measure(self.settings.kind)
+        return self.judge.get_headline_measure(self.settings.depth)
 
     def check(self, acceptance: ReleaseCriteria, *, has_model: bool) -> None:
         """Check before the build that the evaluation will have all measures in `acceptance`.

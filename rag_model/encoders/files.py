@@ -104,7 +104,7 @@ def read_max_tokens(folder: Path) -> int:
     """
     token_limits = [
         read_position_limit(folder),
-        read_optional_json(folder / "rules.json").get("model_max_length"),
+        read_optional_json(folder / "tokenizer_config.json").get("model_max_length"),
     ]
     return min((int(limit) for limit in token_limits if limit and limit < _UNBOUNDED), default=_DEFAULT_MAX_LENGTH)
 
@@ -318,14 +318,15 @@ def read_missing_end_token(folder: Path) -> str:
     Raises:
         InputError: the settings request an end token but do not name it.
     """
-    settings = read_optional_json(folder / "rules.json")
+    settings = read_optional_json(folder / "tokenizer_config.json")
     if settings.get("add_eos_token") is not True:
         return ""
     end_token = settings.get("eos_token") or read_optional_json(folder / "special_tokens_map.json").get("eos_token")
     end_token = end_token.get("content") if isinstance(end_token, dict) else end_token
     if not isinstance(end_token, str) or not end_token:
         raise InputError(
-            f"encoder file {folder / 'rules.json'} sets add_eos_token but names no eos_token: fetch the model again"
+            f"encoder file {folder / 'tokenizer_config.json'} sets add_eos_token but names no "
+            "eos_token: fetch the model again"
         )
     post_processor = read_optional_json(folder / TOKENIZER).get("post_processor")
     return "" if _contains_rule(post_processor, lambda step: _find_last_token(step) == end_token) else end_token
@@ -509,7 +510,7 @@ def list_tokenizer_files(folder: Path) -> list[Path]:
     legacy_files = [folder / name for name in _LEGACY_TOKENIZER_FILES if (folder / name).is_file()]
     if not legacy_files:
         raise InputError(f"encoder {folder} has no {TOKENIZER}: give the folder of a Hugging Face model")
-    settings = folder / "rules.json"
+    settings = folder / "tokenizer_config.json"
     return [*legacy_files, settings] if settings.is_file() else legacy_files
 
 

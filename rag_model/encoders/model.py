@@ -233,7 +233,7 @@ def resolve_device_and_dtype(device: str | None, dtype: str | None) -> tuple[tor
         UsageError: this machine has no such device.
     """
     resolved_device = resolve_device(device)
-    return resolved_device, getattr(torch, dtype) if dtype else fastest_dtype(resolved_device)
+    return resolved_device, getattr(torch, dtype) if dtype else choose_fastest_dtype(resolved_device)
 
 
 def resolve_device(name: str | None) -> torch.device:
@@ -252,7 +252,7 @@ def resolve_device(name: str | None) -> torch.device:
         raise UsageError(f"device {name!r} is unknown: use cpu or cuda:0") from error
 
 
-def fastest_dtype(device: torch.device) -> torch.dtype:
+def choose_fastest_dtype(device: torch.device) -> torch.dtype:
     """Return bfloat16 for GPUs and for CPUs with AVX512-BF16 or AMX, else float32.
 
     With `ATEN_CPU_CAPABILITY=avx2` a process gets float32, like a processor without AVX512.

@@ -279,15 +279,15 @@ class SparseEncoder:
     def _select_top_terms(
         self, texts: Sequence[str], max_terms: int, scale: int, max_units: int, *, batch_invariant: bool = True
     ) -> tuple[IntArray, IntArray]:
-        """Return the (n, c) largest terms and their (n, c) units; see `sparse_model.top_terms`."""
-        top_terms = import_module("rag_model.encoders.sparse_model").top_terms
+        """Return the (n, c) largest terms and their (n, c) units; see `sparse_model.find_top_terms`."""
+        find_top_terms = import_module("rag_model.encoders.sparse_model").find_top_terms
         model: Any = self.model
         output_shape = len(texts), min(max_terms + (self.spec.max_length if self.spec.keeps_own_terms else 0), self.dim)
         terms, weight_units = np.zeros(output_shape, np.int64), np.zeros(output_shape, np.int64)
         for rows, weights, ids in self._iter_finite_weights(texts, batch_invariant=batch_invariant):
             own_term_masks = model.bag_of_tokens(ids) if self.spec.keeps_own_terms else None
             for output_array, top_columns in zip(
-                (terms, weight_units), top_terms(weights, max_terms, scale, max_units, own_term_masks), strict=True
+                (terms, weight_units), find_top_terms(weights, max_terms, scale, max_units, own_term_masks), strict=True
             ):
                 output_array[rows, : top_columns.shape[1]] = top_columns.cpu().numpy()
         return terms, weight_units

@@ -90,7 +90,7 @@ class SparseModel(nn.Module):
         return torch.log1p(weights) if self.spec.activation == "log1p_relu" else weights
 
 
-def top_terms(
+def find_top_terms(
     weights: Tensor, max_terms: int, scale: int, max_units: int, always_kept: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Return (the `max_terms` terms with the largest weights, their quantized weights), (b, c)

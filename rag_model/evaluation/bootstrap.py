@@ -146,9 +146,9 @@ def _iter_resamples(n: int, resampling: Resampling, n_columns: int = 1) -> Itera
     Equal `n` and seed give equal blocks.
     """
     rng = np.random.default_rng(resampling.seed)
-    n_rows = max(1, _BLOCK_SIZE // (n * n_columns))
-    for first_draw in range(0, resampling.draws, n_rows):
-        yield rng.integers(0, n, (min(n_rows, resampling.draws - first_draw), n))
+    draws_per_block = max(1, _BLOCK_SIZE // (n * n_columns))
+    for first_draw in range(0, resampling.draws, draws_per_block):
+        yield rng.integers(0, n, (min(draws_per_block, resampling.draws - first_draw), n))
 
 
 def _compute_bounds(resampled_values: Numbers, level: float) -> tuple[float, float]:

@@ -200,7 +200,7 @@ def _check_parent(recipe: GateRecipe, summary: SnapshotSummary, parent: Snapshot
             summary.space == parent.space,
             "the parent's"
             if summary.space == parent.space
-            else f"{_cut_digest(summary.space)}, the parent's is {_cut_digest(parent.space)}",
+            else f"{_shorten_digest(summary.space)}, the parent's is {_shorten_digest(parent.space)}",
             "the parent's",
             "Services that follow the ref would refuse the snapshot: publish it under another ref, "
             "or allow a new space.",
@@ -214,7 +214,7 @@ def _check_parent(recipe: GateRecipe, summary: SnapshotSummary, parent: Snapshot
     )
 
 
-def _cut_digest(space: str | None) -> str:
+def _shorten_digest(space: str | None) -> str:
     return "none" if space is None else space.removeprefix("sha256:")[:12]
 
 
@@ -261,8 +261,8 @@ def check_release(
     metrics: MetricMap,
     comparisons: Mapping[str, MeasureComparison] | None,
     headline: str,
-    collapsed: str = "",
-    withdrawn: str = "",
+    collapse_reason: str = "",
+    withdrawn_version: str = "",
 ) -> GateVerdict:
     """Decide whether a ref may move to the evaluated candidate.
 
@@ -272,9 +272,9 @@ def check_release(
         comparisons: the comparison with the ref's current snapshot, by measure; None if the ref is
             new or nothing was compared.
         headline: the measure to compare if `acceptance` names none.
-        collapsed: the reason why retrieval is considered collapsed; empty if it is not.
-        withdrawn: the earlier version of the ref, such as latest@3, that named the candidate before
-            the ref was moved back; empty if there is none.
+        collapse_reason: the reason why retrieval is considered collapsed; empty if it is not.
+        withdrawn_version: the earlier version of the ref, such as latest@3, that named the
+            candidate before the ref was moved back; empty if there is none.
 
     Raises:
         UsageError: a required measure was not measured.
@@ -282,8 +282,8 @@ def check_release(
     checks = [
         *_check_floors(acceptance, metrics),
         *_check_no_loss(acceptance, comparisons, headline),
-        *_check_collapse(collapsed),
-        *_check_not_withdrawn(withdrawn),
+        *_check_collapse(collapse_reason),
+        *_check_not_withdrawn(withdrawn_version),
     ]
     return GateVerdict(all(check.passed for check in checks), tuple(checks))
 
@@ -318,19 +318,19 @@ def _check_no_loss(
         )
 
 
-def _check_collapse(collapsed: str) -> Iterator[GateCheck]:
-    if collapsed:
+def _check_collapse(collapse_reason: str) -> Iterator[GateCheck]:
+    if collapse_reason:
         explanation = "The model does not use its passages: train it longer, or look at its ablations."
-        yield GateCheck("use of passages", False, collapsed, "no collapse", explanation)
+        yield GateCheck("use of passages", False, collapse_reason, "no collapse", explanation)
 
 
-def _check_not_withdrawn(withdrawn: str) -> Iterator[GateCheck]:
+def _check_not_withdrawn(withdrawn_version: str) -> Iterator[GateCheck]:
     """Refuse a snapshot that was rolled back, because a schedule must not undo the rollback."""
-    if withdrawn:
+    if withdrawn_version:
         explanation = (
             "The ref was moved away from this snapshot: release a new one, or move the ref by hand with `tag`."
         )
-        observed_text = f"a snapshot that the ref left after {withdrawn}"
+        observed_text = f"a snapshot that the ref left after {withdrawn_version}"
         yield GateCheck("the candidate", False, observed_text, "a snapshot that the ref never left", explanation)
 
 

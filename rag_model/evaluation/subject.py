@@ -120,7 +120,7 @@ def _describe_measures() -> dict[str, Any]:
 
 
 def _describe_endpoint(model: str) -> dict[str, Any]:
-    # Importing this module imports an HTTP client, which only endpoints need.
+    # Imported only here, because this module imports an HTTP client, which only endpoints need.
     endpoint_module: Any = import_module("rag_model.reading.writers.endpoint")
     name = model.removeprefix(ENDPOINT_PREFIX)
     endpoint_settings: dict[str, Any] = endpoint_module.describe_endpoint(

@@ -16,7 +16,7 @@ from beam_jobs.embed import EmbedTask, embed, run
 from beam_jobs.launch import Launch
 from beam_jobs.workers import CPU_FLOAT32, detect_precision
 from rag_model.corpus.chunk import ChunkRecipe
-from rag_model.encoders.model import fastest_dtype
+from rag_model.encoders.model import choose_fastest_dtype
 from rag_model.errors import StoreError
 from rag_model.snapshots.content import build_provenance, describe_mixed_precisions, list_precisions
 from rag_model.snapshots.encoding import EncodeRecipe
@@ -294,7 +294,7 @@ def test_workers_elsewhere_start_unless_they_recorded_all_parts(
 
 def test_the_arithmetic_is_that_of_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if not torch.cuda.is_available():
-        dtype = fastest_dtype(torch.device("cpu"))
+        dtype = choose_fastest_dtype(torch.device("cpu"))
         assert detect_precision() == f"cpu {dtype}".replace("torch.", "")
     info = tmp_path / "cpuinfo"
     monkeypatch.setattr("beam_jobs.workers.count_gpus", lambda: 0)

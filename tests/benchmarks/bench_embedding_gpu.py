@@ -28,8 +28,8 @@ from transformers import BertConfig, BertModel
 from rag_model.encoders.encoder import Encoder
 from rag_model.encoders.model import (
     Model,
+    choose_fastest_dtype,
     choose_process_device,
-    fastest_dtype,
     load_model,
     wrap_transformers_model,
 )
@@ -119,7 +119,7 @@ def main() -> None:
     torch.backends.cuda.enable_cudnn_sdp(not options.no_cudnn)  # type: ignore[no-untyped-call]
     torch.manual_seed(0)
     config = BertConfig() if on_gpu else BertConfig(**TINY)
-    body = BertModel(config, add_pooling_layer=False).to(fastest_dtype(device))
+    body = BertModel(config, add_pooling_layer=False).to(choose_fastest_dtype(device))
     spec = EncoderSpec(pooling="cls", normalize=False)
     with tempfile.TemporaryDirectory() as folder:
         body.save_pretrained(folder)

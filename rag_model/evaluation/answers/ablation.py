@@ -51,7 +51,7 @@ class AblationSettings:
 
     def search_depth(self, k: int) -> int:
         """Return how many passages to retrieve per question for these ablations and an open book of
-        `k`.
+        `k` passages.
         """
         return max(k, self.gold_depth, *self.sweep)
 
@@ -108,38 +108,40 @@ class AblationResult:
         return {name: sum(seconds.get(name, 0.0) for seconds in stage_seconds) / len(stage_seconds) for name in stages}
 
 
-def build_open_book(outcomes: Sequence[RetrievalResult], k: int) -> EvalCondition:
+def build_open_book(results: Sequence[RetrievalResult], k: int) -> EvalCondition:
     """Return the questions with their first `k` retrieved passages, or fewer if fewer were
     retrieved.
     """
-    return _build_condition(OPEN_BOOK, [(outcome.question, outcome.hits[:k]) for outcome in outcomes])
+    return _build_condition(OPEN_BOOK, [(result.question, result.hits[:k]) for result in results])
 
 
-def build_closed_book(outcomes: Sequence[RetrievalResult]) -> EvalCondition:
+def build_closed_book(results: Sequence[RetrievalResult]) -> EvalCondition:
     """Return the questions without passages."""
-    return _build_condition(CLOSED_BOOK, [(outcome.question, ()) for outcome in outcomes])
+    return _build_condition(CLOSED_BOOK, [(result.question, ()) for result in results])
 
 
-def iter_conditions(outcomes: Sequence[RetrievalResult], k: int, settings: AblationSettings) -> Iterator[EvalCondition]:
+def iter_conditions(results: Sequence[RetrievalResult], k: int, settings: AblationSettings) -> Iterator[EvalCondition]:
     """Yield the closed book, the gold and the shuffled passages, and the open book with other k.
 
     A condition that applies to no question is omitted.
 
     Args:
-        outcomes: the retrieved passages, up to `AblationSettings.search_depth(k)` per question.
+        results: the retrieved passages, up to `AblationSettings.search_depth(k)` per question.
         k: number of passages per question in the open book, and of the shuffled passages.
         settings: the other values of k, the depth of the gold passages, and the random seed.
     """
-    yield build_closed_book(outcomes)
-    gold_hits = [(outcome.question, _find_gold_hit(outcome, settings.gold_depth)) for outcome in outcomes]
+    yield build_closed_book(results)
+    gold_hits = [(result.question, _find_gold_hit(result, settings.gold_depth)) for result in results]
     if gold_pairs := [(question, (gold,)) for question, gold in gold_hits if gold is not None]:
         yield _build_condition(GOLD_PASSAGE, gold_pairs)
-    book = build_open_book(outcomes, k)
-    if len(outcomes) > 1:
-        yield EvalCondition(SHUFFLED_PASSAGES, book.k, book.questions, tuple(shuffle_hits(book.hits, settings.seed)))
+    open_book = build_open_book(results, k)
+    if len(results) > 1:
+        yield EvalCondition(
+            SHUFFLED_PASSAGES, open_book.k, open_book.questions, tuple(shuffle_hits(open_book.hits, settings.seed))
+        )
     for depth in settings.sweep:
-        swept_book = build_open_book(outcomes, depth)
-        if swept_book.k == depth != book.k:
+        swept_book = build_open_book(results, depth)
+        if swept_book.k == depth != open_book.k:
             yield EvalCondition(f"{OPEN_BOOK}, k = {depth}", depth, swept_book.questions, swept_book.hits)
 
 
@@ -162,12 +164,12 @@ def _build_condition(name: str, pairs: Sequence[tuple[Question, tuple[Hit, ...]]
     return EvalCondition(name, max(map(len, hits), default=0), questions, hits)
 
 
-def _find_gold_hit(outcome: RetrievalResult, depth: int) -> Hit | None:
+def _find_gold_hit(result: RetrievalResult, depth: int) -> Hit | None:
     """Return the first hit on an evidence page of the question. If the question has no evidence,
     return the first hit that contains an answer.
     """
-    evidence_page_ids = frozenset[str]().union(*outcome.question.evidence)
-    for hit, has_answer in zip(outcome.hits[:depth], outcome.has_answer, strict=False):
+    evidence_page_ids = frozenset[str]().union(*result.question.evidence)
+    for hit, has_answer in zip(result.hits[:depth], result.has_answer, strict=False):
         if hit.passage.page_id in evidence_page_ids if evidence_page_ids else has_answer:
             return hit
     return None
@@ -238,7 +240,7 @@ def describe_retrieval_benefit(
             result_by_name[OPEN_BOOK].costs, result_by_name[CLOSED_BOOK].costs, sum(search_milliseconds.values())
         )
     )
-    cost = f", for {_join_words(extra_costs)} more per question" if extra_costs else ""
+    cost = f", for {_join_phrases(extra_costs)} more per question" if extra_costs else ""
     return f"{_describe_gain(gain_over_closed_book)}: {measure} is {' and '.join(phrases)}{cost}"
 
 
@@ -276,6 +278,6 @@ def _iter_extra_costs(
         yield f"{max(0.0, open_costs['read'] - closed_costs['read']):,.0f} tokens"
 
 
-def _join_words(parts: Sequence[str]) -> str:
-    *leading_parts, last_part = parts
-    return f"{', '.join(leading_parts)} and {last_part}" if leading_parts else last_part
+def _join_phrases(phrases: Sequence[str]) -> str:
+    *leading_phrases, last_phrase = phrases
+    return f"{', '.join(leading_phrases)} and {last_phrase}" if leading_phrases else last_phrase

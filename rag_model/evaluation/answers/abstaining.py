@@ -87,18 +87,18 @@ def compute_area_under_curve(points: Sequence[CoveragePoint]) -> float:
     return (points[0].coverage * points[0].risk + math.fsum(trapezoid_areas)) / points[-1].coverage
 
 
-def choose_threshold(scored_answers: Sequence[ScoredAnswer], measure: str, risk: float) -> AbstentionReport:
-    """Choose a signal and a threshold whose risk is at most `risk`. Questions to which `measure`
-    does not apply are ignored.
+def choose_threshold(scored_answers: Sequence[ScoredAnswer], measure: str, risk_limit: float) -> AbstentionReport:
+    """Choose a signal and a threshold whose risk is at most `risk_limit`. Questions to which
+    `measure` does not apply are ignored.
     """
     points_by_signal, areas = _compute_curves(scored_answers, measure)
     for signal in sorted(areas, key=areas.__getitem__):
-        if allowed_points := [point for point in points_by_signal[signal] if point.risk <= risk]:
+        if allowed_points := [point for point in points_by_signal[signal] if point.risk <= risk_limit]:
             operating_point = max(allowed_points, key=lambda point: point.coverage)
             return AbstentionReport(
-                points_by_signal, areas, Threshold(signal, operating_point.minimum_score), operating_point, risk
+                points_by_signal, areas, Threshold(signal, operating_point.minimum_score), operating_point, risk_limit
             )
-    return AbstentionReport(points_by_signal, areas, None, None, risk)
+    return AbstentionReport(points_by_signal, areas, None, None, risk_limit)
 
 
 def measure_threshold(scored_answers: Sequence[ScoredAnswer], measure: str, threshold: Threshold) -> AbstentionReport:

@@ -79,8 +79,7 @@ class CollapseStats:
                 f"the model ignores its passages: {self.unchanged:.0%} of {self.questions:,} "
                 "answers do not change when the passages are another question's (at most "
                 f"{limits.most_unchanged:.0%} are allowed): train on questions that it cannot "
-                "answer "
-                "without passages"
+                "answer without passages"
             )
         return ""
 
@@ -126,16 +125,16 @@ def _compute_spread(hit_counts: Counter[str], k: float, max_distinct: int) -> fl
     return min(1.0, max(0.0, (entropy - math.log(k)) / (math.log(max_distinct) - math.log(k))))
 
 
-def measure_unchanged(answers: Sequence[str], shuffled: Sequence[str]) -> float:
-    """Return the share of answers whose normalized text stays the same in `shuffled`, the answers
-    to the same questions from the passages of another question.
+def measure_unchanged(answers: Sequence[str], shuffled_answers: Sequence[str]) -> float:
+    """Return the share of answers whose normalized text stays the same in `shuffled_answers`, the
+    answers to the same questions from the passages of another question.
 
     >>> measure_unchanged(["Paris", "the Nile", "1789", "Bach"], ["paris.", "Rome", "1789", ""])
     0.5
     """
-    pairs = list(zip(answers, shuffled, strict=True))
+    pairs = list(zip(answers, shuffled_answers, strict=True))
     return (
-        sum(normalise(answer) == normalise(shuffled_answer) for answer, shuffled_answer in pairs) / len(pairs)
+        sum(normalise(answer) == normalise(other_answer) for answer, other_answer in pairs) / len(pairs)
         if pairs
         else 0.0
     )

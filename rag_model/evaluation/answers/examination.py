@@ -1,11 +1,12 @@
 """Evaluate one model on one question set: retrieve passages once, then answer every condition.
 
-# doctest: +SKIP
->>> evaluation = AnswerEvaluation(retriever, answers, question_set, k=5, corpus_size=n)
->>> evaluation.retrieve()  # doctest: +SKIP
->>> for condition in evaluation.list_conditions():  # doctest: +SKIP
-...     evaluation.answer_condition(condition)
->>> evaluation.results[0].metrics["EM"], evaluation.collapse.describe_collapse()  # doctest: +SKIP
+Usage::
+
+    evaluation = AnswerEvaluation(retriever, answers, question_set, k=5, corpus_size=n)
+    evaluation.retrieve()
+    for condition in evaluation.list_conditions():
+        evaluation.answer_condition(condition)
+    evaluation.results[0].metrics["EM"], evaluation.collapse.describe_collapse()
 """
 
 import json
@@ -36,15 +37,15 @@ from rag_model.evaluation.answers.ablation import (
 from rag_model.evaluation.answers.abstaining import AbstentionReport, choose_threshold, measure_threshold
 from rag_model.evaluation.answers.collapse import CollapseStats, measure_collapse, measure_unchanged
 from rag_model.evaluation.answers.readings import Reading, describe_problems, produce_readings
-from rag_model.evaluation.answers.routing import AnswerFunction, RoutedAnswers, RoutingReport
-from rag_model.evaluation.answers.scores import check_gold_answers, deciding_measure
+from rag_model.evaluation.answers.routing import ConditionAnswerer, RoutedAnswers, RoutingReport
+from rag_model.evaluation.answers.scores import check_gold_answers, get_deciding_measure
 from rag_model.evaluation.answers.settings import EvaluationSettings
 from rag_model.evaluation.bootstrap import Estimate
 from rag_model.evaluation.questions import Question, QuestionSet
 from rag_model.evaluation.retrieval.judging import (
     RetrievalJudge,
     RetrievalResult,
-    rank_metrics,
+    compute_rank_metrics,
     retrieve,
     search_questions,
 )
@@ -65,7 +66,8 @@ from rag_model.untrusted_text import parse_json
 ANSWER_STAGE = "answer"
 # version of the code that determines an answer; a new number discards cached answers
 ANSWERS_VERSION = 4
-# Questions per cached record. They fill a batch of a generator; a killed run loses at most these.
+# Number of questions per cached record. They fill a batch of a generator, and a killed run loses at
+# most the answers of one record.
 _BATCH_SIZE = 32
 _READINGS_FILE = "readings.jsonl"
 # The arguments are the number of finished questions and the number of all questions.
@@ -97,15 +99,15 @@ class AnswerCache:
         reading_batches: list[list[Reading]] = []
         n = len(condition.questions)
         for batch_start in range(0, n, _BATCH_SIZE):
-            window = slice(batch_start, batch_start + _BATCH_SIZE)
+            batch = slice(batch_start, batch_start + _BATCH_SIZE)
             reading_batches.append(
-                self._answer_batch(condition.questions[window], condition.hits[window], condition.other_retriever)
+                self._answer_batch(condition.questions[batch], condition.hits[batch], condition.other_retriever)
             )
             on_progress(min(batch_start + _BATCH_SIZE, n), n)
         return list(chain.from_iterable(reading_batches))
 
     def _answer_batch(
-        self, questions: Sequence[Question], hits: Sequence[Sequence[Hit]], retriever: str
+        self, questions: Sequence[Question], hits: Sequence[Sequence[Hit]], other_retriever: str
     ) -> list[Reading]:
         def produce(folder: Path) -> StageResult:
             readings = produce_readings(self.reader, questions, hits)
@@ -115,12 +117,12 @@ class AnswerCache:
             return StageResult({_READINGS_FILE: path}, {"answers": len(readings)})
 
         memo_record, _ = self.store.memo.get_or_create(
-            ANSWER_STAGE, self._build_memo_key(questions, hits, retriever), produce
+            ANSWER_STAGE, self._build_memo_key(questions, hits, other_retriever), produce
         )
         return self._load_readings(memo_record)
 
     def _build_memo_key(
-        self, questions: Sequence[Question], hits: Sequence[Sequence[Hit]], retriever: str
+        self, questions: Sequence[Question], hits: Sequence[Sequence[Hit]], other_retriever: str
     ) -> dict[str, Any]:
         """Return the memo key of a batch.
 
@@ -134,7 +136,7 @@ class AnswerCache:
             **self.inputs,
             "version": ANSWERS_VERSION,
             "asked": query_keys,
-            **({"rival": retriever} if retriever else {}),
+            **({"rival": other_retriever} if other_retriever else {}),
         }
 
     def _load_readings(self, record: Record) -> list[Reading]:
@@ -156,7 +158,7 @@ class WholeCorpus:
     reader: str = ""  # name of the reader
     hits: tuple[Hit, ...] = ()  # all passages, in the order of the corpus
     # Sentence that says why the corpus is not read; empty if it is read or was not requested.
-    missing: str = ""
+    note: str = ""
 
 
 def open_other_retrievers(
@@ -199,15 +201,15 @@ def prepare_whole_corpus(
         ((name, reader) for name, reader in readers.items() if isinstance(reader, ConcatReader)), ("", None)
     )
     if n > _MAX_WHOLE_PASSAGES:
-        return WholeCorpus(missing=f"the whole corpus was not read: {n:,} passages do not fit into one prompt")
+        return WholeCorpus(note=f"the whole corpus was not read: {n:,} passages do not fit into one prompt")
     if reader is None:
         reader_names = ", ".join(readers)
         return WholeCorpus(
-            missing=f"the whole corpus was not read: {reader_names} does not read one prompt; add --reader concat"
+            note=f"the whole corpus was not read: {reader_names} does not read one prompt; add --reader concat"
         )
     if hits := list_whole_corpus(reader, retriever, questions):
         return WholeCorpus(name, tuple(hits))
-    return WholeCorpus(missing=f"the whole corpus was not read: its {n:,} passages do not fit into a prompt of {name}")
+    return WholeCorpus(note=f"the whole corpus was not read: its {n:,} passages do not fit into a prompt of {name}")
 
 
 def list_whole_corpus(reader: ConcatReader, retriever: SnapshotRetriever, questions: Sequence[str]) -> list[Hit]:
@@ -231,12 +233,12 @@ class AnswerEvaluation:
     def __init__(
         self,
         retriever: Retriever,
-        answers: AnswerFunction,
+        answers: ConditionAnswerer,
         question_set: QuestionSet,
         k: int,
         corpus_size: int,
         settings: EvaluationSettings | None = None,
-        other_answers: Mapping[str, AnswerFunction] | None = None,
+        other_answers: Mapping[str, ConditionAnswerer] | None = None,
         other_retrievers: Mapping[str, Retriever] | None = None,
         whole_corpus: WholeCorpus | None = None,
     ) -> None:
@@ -249,7 +251,7 @@ class AnswerEvaluation:
             k: number of passages per answer, at most the size of the corpus.
             corpus_size: number of passages in the corpus.
             settings: all other settings.
-            other_answers: functions of other readers, by reader, to answer from the same passages.
+            other_answers: functions that answer with other readers from the same passages, by reader.
             other_retrievers: other retrievers by name of their condition; used only with ablations.
             whole_corpus: all passages and the reader whose prompt can contain them; used only with
                 ablations.
@@ -266,12 +268,12 @@ class AnswerEvaluation:
         )
         self.question_set, self.corpus_size, self.k = question_set, corpus_size, min(k, corpus_size)
         self.depth = min(self.settings.search_depth(self.k), corpus_size)
-        self.outcomes: list[RetrievalResult] = []
+        self.retrieval_results: list[RetrievalResult] = []
         self.results: list[AblationResult] = []
         # milliseconds per question by stage of retrieval; empty until `retrieve` was called
         self.search_milliseconds: dict[str, float] = {}
         self._retriever = retriever
-        self._answer_functions: Mapping[str, AnswerFunction] = {"": answers, **(other_answers or {})}
+        self._answer_functions: Mapping[str, ConditionAnswerer] = {"": answers, **(other_answers or {})}
         self._other_retrievers = (other_retrievers or {}) if self.settings.ablations else {}
         self._whole_corpus = (whole_corpus or WholeCorpus()) if self.settings.ablations else WholeCorpus()
         self._other_hits: dict[str, list[list[Hit]]] = {}
@@ -281,8 +283,8 @@ class AnswerEvaluation:
         questions = self.question_set.questions
         retrieval_results = retrieve(self._retriever, questions, self.depth, patterns=self.settings.kind == "patterns")
         for retrieval_result in retrieval_results:
-            self.outcomes.append(retrieval_result)
-            on_progress(len(self.outcomes), len(questions))
+            self.retrieval_results.append(retrieval_result)
+            on_progress(len(self.retrieval_results), len(questions))
         texts = [question.text for question in questions]
         self._other_hits = {
             name: search_questions(retriever, questions, self.k) for name, retriever in self._other_retrievers.items()
@@ -294,21 +296,24 @@ class AnswerEvaluation:
 
     def list_conditions(self) -> list[EvalCondition]:
         """Return the conditions to answer, beginning with the open book; call `retrieve` first."""
-        book, ablations = build_open_book(self.outcomes, self.k), self.settings.ablations
+        open_book, ablations = build_open_book(self.retrieval_results, self.k), self.settings.ablations
         reader_conditions = [
-            replace(book, name=f"{name}, {OPEN_BOOK}", reader=name) for name in self._answer_functions if name
+            replace(open_book, name=f"{name}, {OPEN_BOOK}", reader=name) for name in self._answer_functions if name
         ]
         retriever_conditions = [
-            build_retriever_condition(name, book.questions, hits, book.k) for name, hits in self._other_hits.items()
+            build_retriever_condition(name, open_book.questions, hits, open_book.k)
+            for name, hits in self._other_hits.items()
         ]
         reader = self._whole_corpus.reader if self._whole_corpus.reader in self._answer_functions else ""
         corpus_conditions = (
-            [build_corpus_condition(book.questions, self._whole_corpus.hits, reader)] if self._whole_corpus.hits else []
+            [build_corpus_condition(open_book.questions, self._whole_corpus.hits, reader)]
+            if self._whole_corpus.hits
+            else []
         )
-        ablation_conditions = list(iter_conditions(self.outcomes, self.k, ablations)) if ablations else []
+        ablation_conditions = list(iter_conditions(self.retrieval_results, self.k, ablations)) if ablations else []
         if not ablations and self._routed_answers is not None:
-            ablation_conditions = [build_closed_book(self.outcomes)]
-        return [book, *reader_conditions, *ablation_conditions, *retriever_conditions, *corpus_conditions]
+            ablation_conditions = [build_closed_book(self.retrieval_results)]
+        return [open_book, *reader_conditions, *ablation_conditions, *retriever_conditions, *corpus_conditions]
 
     def answer_condition(
         self, condition: EvalCondition, on_progress: ProgressCallback = lambda done, total: None
@@ -318,13 +323,13 @@ class AnswerEvaluation:
         def answer_questions(condition: EvalCondition) -> list[Reading]:
             return self._answer_functions[condition.reader](condition, on_progress)
 
-        book = self.results[0] if self.results else None
-        result = measure_condition(condition, answer_questions, self.settings.kind, book, self.settings.resampling)
+        open_book = self.results[0] if self.results else None
+        result = measure_condition(condition, answer_questions, self.settings.kind, open_book, self.settings.resampling)
         self.results.append(result)
         return result
 
     @property
-    def _has_no_retrieval(self) -> bool:
+    def _skips_retrieval(self) -> bool:
         return self.settings.kind == "labels" and self.judge.judged_by == "answers"
 
     @property
@@ -338,14 +343,14 @@ class AnswerEvaluation:
         It is empty if passages are judged by answers and the answers are labels, because passages
         do not contain labels.
         """
-        return {} if self._has_no_retrieval else self.judge.compute_means(self.outcomes, self._measured_depth)
+        return {} if self._skips_retrieval else self.judge.compute_means(self.retrieval_results, self._measured_depth)
 
     @property
     def intervals(self) -> dict[str, Estimate]:
         """The confidence intervals of the measures of `retrieval`."""
-        if self._has_no_retrieval:
+        if self._skips_retrieval:
             return {}
-        return self.judge.estimate_measures(self.outcomes, self._measured_depth, self.settings.resampling)
+        return self.judge.estimate_measures(self.retrieval_results, self._measured_depth, self.settings.resampling)
 
     def list_question_values(self) -> dict[str, Sequence[float | None]]:
         """Return the values of the retrieval and open-book measures, one per question, in order.
@@ -356,15 +361,15 @@ class AnswerEvaluation:
             *self.judge.list_measures(self._measured_depth),
             *self.judge.list_rank_measures(self._measured_depth),
         ]
-        retrieval = {} if self._has_no_retrieval else self.judge.compute_values(self.outcomes, measures)
+        retrieval = {} if self._skips_retrieval else self.judge.compute_values(self.retrieval_results, measures)
         answers = self.results[0].scored
         measure_names = dict.fromkeys(name for answer in answers for name in answer.measures)
         return {**retrieval, **{name: [answer.measures.get(name) for answer in answers] for name in measure_names}}
 
     @property
     def ranks(self) -> dict[str, float]:
-        """The `rank_metrics`, such as RR@k; if answers are labels, only those of evidence pages."""
-        ranks = rank_metrics(self.outcomes, self._measured_depth)
+        """The metrics of `compute_rank_metrics`; if answers are labels, only those of evidence pages."""
+        ranks = compute_rank_metrics(self.retrieval_results, self._measured_depth)
         return {name: rank for name, rank in ranks.items() if self.settings.kind != "labels" or name[:3] != "RR@"}
 
     @property
@@ -396,18 +401,20 @@ class AnswerEvaluation:
             else ""
         )
         routing_note = "" if self.routing is None else str(self.routing)
-        notes = (*problem_notes, routing_note, ablation_note, self._whole_corpus.missing)
+        notes = (*problem_notes, routing_note, ablation_note, self._whole_corpus.note)
         return tuple(note for note in notes if note)
 
     @property
     def retrieval_worth(self) -> str:
         """A sentence about whether retrieval is worth its cost."""
-        return describe_retrieval_benefit(self.results, deciding_measure(self.settings.kind), self.search_milliseconds)
+        return describe_retrieval_benefit(
+            self.results, get_deciding_measure(self.settings.kind), self.search_milliseconds
+        )
 
     @property
     def abstention(self) -> AbstentionReport | None:
         """Coverage and risk of the open-book answers; None if the settings ask for no threshold."""
-        measure, scored = deciding_measure(self.settings.kind), self.results[0].scored
+        measure, scored = get_deciding_measure(self.settings.kind), self.results[0].scored
         if self.settings.threshold is not None:
             return measure_threshold(scored, measure, self.settings.threshold)
         return None if self.settings.risk is None else choose_threshold(scored, measure, self.settings.risk)
@@ -426,8 +433,10 @@ class AnswerEvaluation:
     @property
     def collapse(self) -> CollapseStats:
         """Statistics of the open-book passages and answers, from which a collapse is detected."""
-        passage_ids = [[hit.passage.id for hit in outcome.hits[: self.k]] for outcome in self.outcomes]
-        answers_by_condition = {row.name: [scored.reading.answer for scored in row.scored] for row in self.results}
+        passage_ids = [[hit.passage.id for hit in result.hits[: self.k]] for result in self.retrieval_results]
+        answers_by_condition = {
+            result.name: [scored.reading.answer for scored in result.scored] for result in self.results
+        }
         unchanged = (
             measure_unchanged(answers_by_condition[OPEN_BOOK], answers_by_condition[SHUFFLED_PASSAGES])
             if SHUFFLED_PASSAGES in answers_by_condition

@@ -25,15 +25,16 @@ from typing import Any
 from rag_model.errors import UsageError
 from rag_model.evaluation.answers.ablation import CLOSED_BOOK, EvalCondition
 from rag_model.evaluation.answers.readings import Reading
-from rag_model.evaluation.answers.scores import deciding_measure, score_answer
+from rag_model.evaluation.answers.scores import get_deciding_measure, score_answer
 from rag_model.evaluation.bootstrap import DEFAULT_RESAMPLING, Resampling, estimate_difference
 from rag_model.evaluation.measures.measure import AnswerKind
 from rag_model.reading.answer import sum_usage
 from rag_model.reading.reader import WEIGHTS
 from rag_model.reading.routing import NO_LIKELIHOOD, ROUTE_SIGNALS, Route, RouteSignal, mean_log_likelihood
 
-# The arguments are a condition and a progress callback.
-AnswerFunction = Callable[..., list[Reading]]
+# A function that answers all questions of an `EvalCondition`. Its second argument is called with the
+# number of finished questions and the number of all questions.
+ConditionAnswerer = Callable[..., list[Reading]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +146,7 @@ class RoutedAnswers:
 
     def __init__(
         self,
-        answer_questions: AnswerFunction,
+        answer_questions: ConditionAnswerer,
         route: Route | None,
         subject: tuple[str, str] = ("", ""),
         kind: AnswerKind = "spans",
@@ -198,7 +199,7 @@ class RoutedAnswers:
         """Measure the given route, or choose one. Questions to which the deciding measure does not
         apply are ignored.
         """
-        measure = deciding_measure(self._kind)
+        measure = get_deciding_measure(self._kind)
         value_pairs = [
             [score_answer(question, reading, self._kind).measures.get(measure) for reading in readings]
             for question, *readings in zip(condition.questions, closed_book, open_book, strict=True)

@@ -122,7 +122,7 @@ def _measure_gold_citations(question: Question, reading: Reading, statements: It
     ]
     if not gold_sets or not cited_entries:
         return dict.fromkeys([GOLD_CITATION_RECALL], 0.0) if gold_sets else {}
-    entry_ids = [_list_entry_ids(entry, reading, pages=not question.passages) for entry in cited_entries]
+    entry_ids = [_list_entry_ids(entry, reading, by_page=not question.passages) for entry in cited_entries]
     all_gold_ids = set().union(*gold_sets)
     return {
         GOLD_CITATION_PRECISION: sum(not all_gold_ids.isdisjoint(ids) for ids in entry_ids) / len(entry_ids),
@@ -130,9 +130,9 @@ def _measure_gold_citations(question: Question, reading: Reading, statements: It
     }
 
 
-def _list_entry_ids(context_entry: ReadContextEntry, reading: Reading, *, pages: bool) -> set[str]:
+def _list_entry_ids(context_entry: ReadContextEntry, reading: Reading, *, by_page: bool) -> set[str]:
     passages = [reading.passages[position] for position in context_entry.places]
-    return {passage.page_id if pages else passage.id for passage in passages}
+    return {passage.page_id if by_page else passage.id for passage in passages}
 
 
 def measure_grounding(
@@ -184,7 +184,7 @@ def score_answer(question: Question, reading: Reading, kind: AnswerKind = "spans
     passage_measures = {**_compute_kilt_measures(question, reading, measures), **measure_citations(question, reading)}
     if kind in _EXTRACTIVE_KINDS:
         passage_measures |= measure_grounding(
-            question, reading, measures[deciding_measure(kind)], patterns=kind == "patterns"
+            question, reading, measures[get_deciding_measure(kind)], patterns=kind == "patterns"
         )
     return ScoredAnswer(question, reading, {**measures, **passage_measures})
 
@@ -198,7 +198,7 @@ def _compute_kilt_measures(question: Question, reading: Reading, measures: Mappi
     return {"R-precision": precision, f"recall@{_KILT_DEPTH}": recall, **kilt_values}
 
 
-def deciding_measure(kind: AnswerKind) -> str:
+def get_deciding_measure(kind: AnswerKind) -> str:
     """Return the measure that decides whether answers of this kind are correct."""
     return next(iter(list_answer_functions(kind)))
 
@@ -280,15 +280,16 @@ def compare_answers(
         for answer in after
         if answer.question.id in measures_before_by_question
     ]
-    names = dict.fromkeys(name for after_measures, old in measure_pairs for name in after_measures if name in old)
+    names = dict.fromkeys(
+        name for after_measures, before_measures in measure_pairs for name in after_measures if name in before_measures
+    )
     difference_by_measure = {}
     for name in names:
-        answer_pairs = [
-            (after_measures, old) for after_measures, old in measure_pairs if name in after_measures and name in old
+        value_pairs = [
+            (after_measures[name], before_measures[name])
+            for after_measures, before_measures in measure_pairs
+            if name in after_measures and name in before_measures
         ]
-        after_values, before_values = (
-            [after_measures[name] for after_measures, _ in answer_pairs],
-            [old[name] for _, old in answer_pairs],
-        )
+        after_values, before_values = zip(*value_pairs, strict=True)
         difference_by_measure[name] = estimate_difference(after_values, before_values, resampling)
     return difference_by_measure

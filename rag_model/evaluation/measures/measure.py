@@ -152,19 +152,20 @@ def _check_installed(name: str, measure: Any) -> Measure:
         _check_callables(name, compute=measure.compute, report_cutoffs=measure.report_cutoffs)
         return replace(
             measure,
-            compute=partial(_compute_ranking, name, measure.compute),
-            report_cutoffs=partial(_report_cutoffs, name, measure.report_cutoffs),
+            compute=partial(_call_ranking_function, name, measure.compute),
+            report_cutoffs=partial(_call_report_cutoffs, name, measure.report_cutoffs),
         )
     if isinstance(measure, AnswerMeasure):
         _check_allowed_values(name, measure.functions, ANSWER_KINDS, "functions")
         functions = dict(measure.functions)
         _check_callables(name, **functions)
         return replace(
-            measure, functions={kind: partial(_measure_answer, name, compute) for kind, compute in functions.items()}
+            measure,
+            functions={kind: partial(_call_answer_function, name, compute) for kind, compute in functions.items()},
         )
     _check_allowed_values(name, measure.kinds, ANSWER_KINDS, "kinds")
     _check_callables(name, compute=measure.compute)
-    return replace(measure, compute=partial(_measure_corpus, name, measure.compute))
+    return replace(measure, compute=partial(_call_corpus_function, name, measure.compute))
 
 
 def _check_allowed_values(name: str, values: Any, allowed: Sequence[str], field_name: str) -> None:
@@ -178,7 +179,7 @@ def _check_callables(name: str, **functions: Any) -> None:
             raise MEASURES.wrong_plugin_error(name, f"has {member} {function!r:.60}", "give a function")
 
 
-def _compute_ranking(
+def _call_ranking_function(
     name: str, compute: Callable[[Sequence[Ranking], int], Any], rankings: Sequence[Ranking], cutoff: int
 ) -> list[float]:
     values = MEASURES.call(name, lambda: _to_list(compute(rankings, cutoff)))
@@ -189,7 +190,7 @@ def _compute_ranking(
     return [_check_value(name, ranking_value) for ranking_value in values]
 
 
-def _report_cutoffs(
+def _call_report_cutoffs(
     name: str, report_cutoffs: Callable[[int, JudgedBy], Any], depth: int, judged_by: JudgedBy
 ) -> list[int]:
     cutoffs = MEASURES.call(name, lambda: _to_list(report_cutoffs(depth, judged_by)))
@@ -202,12 +203,14 @@ def _report_cutoffs(
     return cutoffs
 
 
-def _measure_answer(name: str, compute: Callable[..., Any], prediction: str, golds: Sequence[str]) -> float | None:
+def _call_answer_function(
+    name: str, compute: Callable[..., Any], prediction: str, golds: Sequence[str]
+) -> float | None:
     measure_value = MEASURES.call(name, compute, prediction, golds)
     return None if measure_value is None else _check_value(name, measure_value)
 
 
-def _measure_corpus(
+def _call_corpus_function(
     name: str,
     compute: Callable[..., Any],
     predictions: Sequence[str],
@@ -278,7 +281,7 @@ def list_corpus_functions(kind: AnswerKind) -> dict[str, CorpusFunction]:
 
 
 def list_measure_versions() -> dict[str, str]:
-    """Return the version of each measure of an installed package; the ids of evaluations depend on
-    it.
+    """Return the version of each measure of an installed package, by name; the ids of evaluations
+    depend on these versions.
     """
     return {name: measure.version for name, measure in load_measures().items() if not MEASURES.is_built_in(name)}

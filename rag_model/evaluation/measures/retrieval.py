@@ -18,12 +18,12 @@ Evidence = Sequence[frozenset[str]]  # alternative sets of page ids; no set is e
 DPR_CUTOFFS = (1, 5, 20, 100)  # cutoffs in DPR's tables
 
 
-def list_distinct_pages(pages: Iterable[str]) -> list[str]:
-    """Return the distinct pages in order of their first occurrence."""
-    return list(dict.fromkeys(pages))
+def list_distinct_pages(page_ids: Iterable[str]) -> list[str]:
+    """Return the distinct page ids in order of their first occurrence."""
+    return list(dict.fromkeys(page_ids))
 
 
-def r_precision(pages: Sequence[str], evidence: Evidence) -> float:
+def r_precision(page_ids: Sequence[str], evidence: Evidence) -> float:
     """Return the share of an evidence set with R pages that is among the first R distinct pages.
 
     The result is the maximum over the evidence sets; it is 0.0 if there are none.
@@ -31,14 +31,14 @@ def r_precision(pages: Sequence[str], evidence: Evidence) -> float:
     >>> r_precision(["7", "9", "8"], [frozenset({"7", "8"}), frozenset({"1"})])
     0.5
     """
-    ranked_pages = list_distinct_pages(pages)
+    ranked_page_ids = list_distinct_pages(page_ids)
     return max(
-        (len(evidence_set & set(ranked_pages[: len(evidence_set)])) / len(evidence_set) for evidence_set in evidence),
+        (len(gold_ids & set(ranked_page_ids[: len(gold_ids)])) / len(gold_ids) for gold_ids in evidence),
         default=0.0,
     )
 
 
-def recall_at(pages: Sequence[str], evidence: Evidence, k: int) -> float:
+def recall_at(page_ids: Sequence[str], evidence: Evidence, k: int) -> float:
     """Return the share of evidence sets that are complete within the first k ranks; 0.0 if there
     are no evidence sets.
 
@@ -46,25 +46,25 @@ def recall_at(pages: Sequence[str], evidence: Evidence, k: int) -> float:
     in no set has its own rank. Equal sets count once.
     """
     evidence_sets = list(dict.fromkeys(evidence))
-    completed_ranks = _rank_evidence(list_distinct_pages(pages), evidence_sets)
+    completed_ranks = _rank_evidence(list_distinct_pages(page_ids), evidence_sets)
     return completed_ranks[:k].count(True) / len(evidence_sets) if evidence_sets else 0.0
 
 
-def _rank_evidence(ranked_pages: Sequence[str], sets: Sequence[frozenset[str]]) -> list[bool | int]:
+def _rank_evidence(ranked_page_ids: Sequence[str], sets: Sequence[frozenset[str]]) -> list[bool | int]:
     """Return a list with one item per rank: True for a complete evidence set, False for a page that
     is in no set, and n for the incomplete set at position n - 2 of `sets`.
     """
     ranking: list[bool | int] = []
-    missing_pages = [set(evidence_pages) for evidence_pages in sets]
-    for page in ranked_pages:
+    missing_page_ids = [set(evidence_set) for evidence_set in sets]
+    for page_id in ranked_page_ids:
         # Sets are numbered from 2, because `ranking` also has False, which equals 0, and True,
         # which equals 1.
-        set_numbers = [n for n, missing in enumerate(missing_pages, start=2) if page in missing]
+        set_numbers = [n for n, missing in enumerate(missing_page_ids, start=2) if page_id in missing]
         for n in set_numbers:
             if n in ranking:
                 ranking.remove(n)
-            missing_pages[n - 2].remove(page)
-            ranking.append(n if missing_pages[n - 2] else True)
+            missing_page_ids[n - 2].remove(page_id)
+            ranking.append(n if missing_page_ids[n - 2] else True)
         if not set_numbers:
             ranking.append(False)
     return ranking

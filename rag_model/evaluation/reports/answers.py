@@ -13,7 +13,7 @@ from rag_model.evaluation.answers.ablation import OPEN_BOOK, AblationResult
 from rag_model.evaluation.answers.abstaining import AbstentionReport, describe_abstention
 from rag_model.evaluation.answers.collapse import CollapseStats
 from rag_model.evaluation.answers.readings import AnswerPassage
-from rag_model.evaluation.answers.scores import ScoredAnswer, deciding_measure
+from rag_model.evaluation.answers.scores import ScoredAnswer, get_deciding_measure
 from rag_model.evaluation.bootstrap import Estimate
 from rag_model.evaluation.measures.measure import AnswerKind
 from rag_model.evaluation.reports.page import (
@@ -43,10 +43,10 @@ _MAX_SHOWN_TEXT = 400  # Only so many characters of a passage are shown.
 
 @dataclass(frozen=True, slots=True)
 class AnswerReport:
-    """The content of the page; a section without values is left out."""
+    """The content of the page about answers; a section without values is left out."""
 
-    model: str
-    snapshot: str
+    model: str  # id or folder of the model
+    snapshot: str  # id of the snapshot
     created_at: str  # ISO 8601 UTC
     kind: AnswerKind
     results: Sequence[AblationResult]  # results of the conditions, beginning with the open book
@@ -55,7 +55,7 @@ class AnswerReport:
     # intervals of the values in `retrieval`, if known
     retrieval_intervals: Mapping[str, Estimate] = field(default_factory=dict)
     # Sentence that says that retrieval has collapsed or the model ignores passages; else empty.
-    collapsed: str = ""
+    collapse_reason: str = ""
     curves: TrainingCurves = field(default_factory=TrainingCurves)  # curves of the model's training
     lineage: Mapping[str, str] = field(default_factory=dict)
     # milliseconds per question, by stage of retrieval
@@ -76,7 +76,7 @@ def _iter_sections(report: AnswerReport) -> Iterator[Node]:
     open_result = report.results[0]
     ids = {"model": report.model, "snapshot": report.snapshot}
     yield header("How the model answers", run_summary(len(open_result.scored), report.created_at, **ids))
-    yield section(*_describe_collapse(report), class_="verdict no" if report.collapsed else "verdict")
+    yield section(*_describe_collapse(report), class_="verdict no" if report.collapse_reason else "verdict")
     yield tiles((name, f"{estimate.value:.3f}") for name, estimate in open_result.metrics.items())
     yield _render_measures(report, open_result)
     yield from _render_costs(report)
@@ -86,7 +86,7 @@ def _iter_sections(report: AnswerReport) -> Iterator[Node]:
         yield _render_ablations(report)
     yield from iter_training_sections(report.curves)
     wrong_answers = [
-        answer for answer in open_result.scored if answer.measures.get(deciding_measure(report.kind), 1.0) < 1
+        answer for answer in open_result.scored if answer.measures.get(get_deciding_measure(report.kind), 1.0) < 1
     ]
     if wrong_answers:
         yield _render_wrong_answers(wrong_answers, len(open_result.scored), report.max_wrong)
@@ -101,7 +101,7 @@ def _describe_collapse(report: AnswerReport) -> tuple[str, Node]:
     )
     if collapse.unchanged is not None:
         collapse_summary += f"; {collapse.unchanged:.0%} of the answers do not change with another question's passages"
-    return to_sentence(report.collapsed or "no collapse was found"), note(f"{collapse_summary}.")
+    return to_sentence(report.collapse_reason or "no collapse was found"), note(f"{collapse_summary}.")
 
 
 def _render_measures(report: AnswerReport, open_book: AblationResult) -> Node:
@@ -125,7 +125,7 @@ def _format_range(estimate: Estimate) -> str:
 
 def _render_ablations(report: AnswerReport) -> Node:
     open_book_metrics = report.results[0].metrics
-    measures = [name for name in dict.fromkeys((deciding_measure(report.kind), "F1")) if name in open_book_metrics]
+    measures = [name for name in dict.fromkeys((get_deciding_measure(report.kind), "F1")) if name in open_book_metrics]
     titles = ["passages", "k", "questions", *(title for measure in measures for title in (measure, "minus open book"))]
     table_rows = [_render_ablation_row(result, measures) for result in report.results]
     sweep_results = _list_sweep_results(report.results)

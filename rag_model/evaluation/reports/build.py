@@ -54,7 +54,7 @@ _HISTORY_METRICS = {
 
 @dataclass(frozen=True, slots=True)
 class BuildStage:
-    """One stage of the run."""
+    """One stage of the build."""
 
     name: str
     seconds: float
@@ -64,10 +64,10 @@ class BuildStage:
 
 @dataclass(frozen=True, slots=True)
 class BuildReport:
-    """The content of the page; a section without values is left out."""
+    """The content of the page about a build; a section without values is left out."""
 
     title: str  # title of the corpus, such as enwiki, 2026-11-01
-    snapshot: str
+    snapshot: str  # id of the snapshot
     created_at: str  # ISO 8601 UTC
     verdict: GateVerdict
     counts: Mapping[str, int]  # counts by name, such as articles, passages, embedded, reused

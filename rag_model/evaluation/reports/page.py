@@ -18,10 +18,11 @@ from typing import Literal
 from rag_model.errors import format_count
 from rag_model.index.quality.results import OperatingPoint
 
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
+_SECURITY_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 # size of the viewBox of a chart: half the width of the page, or the width of a phone
 _WIDTH, _HEIGHT = 460.0, 280.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64.0, 16.0, 16.0, 48.0  # margins of a chart, for its labels
+# Edges of the plot area: left, right, bottom, top. The y of SVG grows downwards.
 _X0, _X1 = _LEFT, _WIDTH - _RIGHT
 _Y0, _Y1 = _HEIGHT - _BOTTOM, _TOP
 _N_COLOURS = 4  # number of line colours; further lines use them again
@@ -29,7 +30,7 @@ _MAX_LABELS = 6  # maximum number of labels below a chart
 _MAX_MARKS = 60  # maximum number of dashed lines in a chart
 _GAP = 0.5  # space on both sides of a bar in a column chart
 # Recalls with a grid line. A recall above the last grid line is drawn on this line.
-_RECALLS = (0.0, 0.5, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.999)
+_RECALL_TICKS = (0.0, 0.5, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.999)
 _COST_LABELS = {"distances": "distance computations per query", "milliseconds": "milliseconds per query"}
 CostUnit = Literal["distances", "milliseconds"]
 # A function that converts a point to (x, y of the mean, y of the 5th percentile) in a chart.
@@ -81,7 +82,7 @@ def render_document(title: str, content: Iterable[Node]) -> str:
     head_node = tag(
         "head",
         Node('<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'),
-        Node(f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'),
+        Node(f'<meta http-equiv="Content-Security-Policy" content="{_SECURITY_POLICY}">'),
         tag("title", title),
         tag("style", style),
     )
@@ -163,14 +164,14 @@ class Scale:
     """Maps values to chart coordinates on a linear or logarithmic axis."""
 
     def __init__(self, low: float, high: float, start: float, end: float, *, log: bool = False) -> None:
-        """Map `low` to `start` and `high` to `end`."""
-        self._shape = math.log if log else float
-        self._low, self._start = self._shape(low), start
-        self._slope = (end - start) / ((self._shape(high) - self._low) or 1.0)
+        """Map the value `low` to the coordinate `start`, and `high` to `end`."""
+        self._transform = math.log if log else float
+        self._low, self._start = self._transform(low), start
+        self._slope = (end - start) / ((self._transform(high) - self._low) or 1.0)
 
     def __call__(self, value: float) -> float:
         """Return the position of `value`."""
-        return self._start + (self._shape(value) - self._low) * self._slope
+        return self._start + (self._transform(value) - self._low) * self._slope
 
 
 def bar_chart(rows: Sequence[tuple[str, float, str]]) -> Node:
@@ -212,7 +213,7 @@ def histogram(buckets: Mapping[int, int], things: str, unit: str) -> Node:
 
 
 def doubling_histogram(counts: Sequence[int], things: str, unit: str) -> Node:
-    """Return a histogram of counts[i] `things` in bucket i: 0, 1, 2-3, 4-7, … `unit`."""
+    """Return a histogram of buckets that double: counts[i] `things` have 0, 1, 2-3, 4-7, … `unit`."""
     used_buckets = [i for i, n_things in enumerate(counts) if n_things]
     buckets = range(used_buckets[0], used_buckets[-1] + 1) if used_buckets else range(0)
     x = Scale(buckets.start, max(buckets.stop, buckets.start + 1), _X0, _X1)
@@ -244,7 +245,7 @@ def _render_column_chart(
         )
         for x0, x1, n_things, title in bars
     )
-    grid_lines = [_render_level_line(y(tick), f"{tick:,.0f}") for tick in _get_ticks(0, max_count)]
+    grid_lines = [_render_grid_line(y(tick), f"{tick:,.0f}") for tick in _get_ticks(0, max_count)]
     return _render_svg(label, join(*grid_lines, *bar_marks, *labels, _render_caption(caption)))
 
 
@@ -264,20 +265,22 @@ def trade_off_chart(
     point_costs = [_get_cost(point, unit) for point in points] or [1.0]
     low, high = min(point_costs) / 1.3, max(point_costs) * 1.3
     minimum_recall = min((min(point.recall_p5, point.recall_mean) for point in points), default=0.0)
-    minimum_tick = max(tick for tick in _RECALLS[:4] if tick <= minimum_recall)
+    minimum_tick = max(tick for tick in _RECALL_TICKS[:4] if tick <= minimum_recall)
     x = Scale(low, high, _X0, _X1, log=True)
-    miss_scale = Scale(1 - minimum_tick, 1 - _RECALLS[-1], _Y0, _Y1, log=True)
+    miss_scale = Scale(1 - minimum_tick, 1 - _RECALL_TICKS[-1], _Y0, _Y1, log=True)
 
     def project(point: OperatingPoint) -> tuple[float, float, float]:
-        y, tip = (miss_scale(max(1 - recall, 1 - _RECALLS[-1])) for recall in (point.recall_mean, point.recall_p5))
-        return x(_get_cost(point, unit)), y, tip
+        y, whisker_end_y = (
+            miss_scale(max(1 - recall, 1 - _RECALL_TICKS[-1])) for recall in (point.recall_mean, point.recall_p5)
+        )
+        return x(_get_cost(point, unit)), y, whisker_end_y
 
-    ticks = [tick for tick in _RECALLS if tick >= minimum_tick]
-    grid_lines = [_render_level_line(miss_scale(1 - t), f"{t:g}" if t < ticks[-1] else f"{t:g}+") for t in ticks]
+    ticks = [tick for tick in _RECALL_TICKS if tick >= minimum_tick]
+    grid_lines = [_render_grid_line(miss_scale(1 - t), f"{t:g}" if t < ticks[-1] else f"{t:g}+") for t in ticks]
     labels = [_render_bottom_label(x(tick), f"{tick:,g}") for tick in _get_log_ticks(low, high)]
     curve_lines = [
-        _render_effort_curve(n, name, efforts, unit, project)
-        for n, (name, efforts) in enumerate(curves.items(), start=1)
+        _render_recall_curve(n, name, curve_points, unit, project)
+        for n, (name, curve_points) in enumerate(curves.items(), start=1)
     ]
     rings = [
         _render_ring(n, settings[name], project)
@@ -292,10 +295,10 @@ def _get_cost(point: OperatingPoint, unit: CostUnit) -> float:
     return max(point.distances if unit == "distances" else point.milliseconds, 1e-4)
 
 
-def _render_effort_curve(
-    series: int, name: str, efforts: Sequence[OperatingPoint], unit: CostUnit, project: Projection
+def _render_recall_curve(
+    series: int, name: str, curve_points: Sequence[OperatingPoint], unit: CostUnit, project: Projection
 ) -> Node:
-    ordered_points = sorted(efforts, key=lambda point: _get_cost(point, unit))
+    ordered_points = sorted(curve_points, key=lambda point: _get_cost(point, unit))
     titles = [
         f"{name}, {p.setting}: mean {p.recall_mean:.3f}, 5th percentile {p.recall_p5:.3f}, "
         f"{p.distances:,.0f} distances, {p.milliseconds:.3g} ms"
@@ -364,10 +367,10 @@ def line_chart(
     margin = (top - bottom or abs(top) or 1.0) / 20
     x, y = Scale(minimum_x, maximum_x, _X0 + 8, _X1 - 8, log=log), Scale(bottom - margin, top + margin, _Y0, _Y1)
     label_values = _choose_labels(sorted({point.x for point in all_points}), log=log)
-    grid_lines = [_render_level_line(y(tick), f"{tick:,g}") for tick in _get_ticks(bottom - margin, top + margin)]
+    grid_lines = [_render_grid_line(y(tick), f"{tick:,g}") for tick in _get_ticks(bottom - margin, top + margin)]
     labels = [_render_bottom_label(x(tick), f"{tick:,g}") for tick in label_values]
     dashed_lines = [
-        _draw_dash(x(mark), f"{mark:,g}")
+        _render_dashed_line(x(mark), f"{mark:,g}")
         for mark in marks
         if minimum_x <= mark <= maximum_x and len(marks) <= _MAX_MARKS
     ]
@@ -387,16 +390,16 @@ def line_chart(
     return _render_svg(f"{y_label} by {x_label}", chart_nodes, "; ".join(change_texts))
 
 
-def _draw_dash(x: float, title: str) -> Node:
+def _render_dashed_line(x: float, title: str) -> Node:
     return tag("line", tag("title", title), x1=x, x2=x, y1=_Y0, y2=_Y1, class_="dash")
 
 
-def _choose_labels(quantities: Sequence[float], *, log: bool) -> list[float]:
+def _choose_labels(axis_values: Sequence[float], *, log: bool) -> list[float]:
     """Return the values to label on an axis: all of them if few and whole, else round values."""
-    if len(quantities) <= _MAX_LABELS and all(float(value).is_integer() for value in quantities):
-        return list(quantities)
-    log_ticks = _get_log_ticks(quantities[0], quantities[-1]) if log else []
-    return log_ticks if len(log_ticks) > 1 else _get_ticks(quantities[0], quantities[-1], _MAX_LABELS)
+    if len(axis_values) <= _MAX_LABELS and all(float(value).is_integer() for value in axis_values):
+        return list(axis_values)
+    log_ticks = _get_log_ticks(axis_values[0], axis_values[-1]) if log else []
+    return log_ticks if len(log_ticks) > 1 else _get_ticks(axis_values[0], axis_values[-1], _MAX_LABELS)
 
 
 def _render_line_with_intervals(series: int, name: str, points: Sequence[ChartPoint], x: Scale, y: Scale) -> Node:
@@ -426,7 +429,7 @@ def _get_log_ticks(low: float, high: float) -> list[float]:
     return ticks
 
 
-def _render_level_line(y: float, label: str) -> Node:
+def _render_grid_line(y: float, label: str) -> Node:
     grid_line = tag("line", x1=_X0, x2=_X1, y1=y, y2=y, class_="grid")
     return join(grid_line, tag("text", label, x=_X0 - 8, y=y + 4, text_anchor="end"))
 

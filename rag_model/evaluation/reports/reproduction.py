@@ -35,18 +35,18 @@ class ReproductionRow:
     If the measurement failed, the row has `failure` but no value, interval or evaluation.
     """
 
-    row: str
-    data: str
+    row: str  # name of the row in the table
+    data: str  # name of the data set
     measure: str
     published: float | None
-    tolerance: float
+    tolerance: float  # maximum difference of a reproduced value, in percentage points
     value: float | None
     low: float | None  # lower end of the 95 % interval, if there is one
     high: float | None
-    source: str
+    source: str  # publication of the published value
     command: str  # shell command that measures only this row and data set
     evaluation: str  # full id of the evaluation
-    questions: int
+    questions: int  # number of questions
     # whether only a sample was measured, which is not compared with the published value
     is_sample: bool = False
     failure: str = ""  # reason why the row has no value; empty if it has a value
@@ -87,7 +87,7 @@ class ReproductionRow:
 
 @dataclass(frozen=True, slots=True)
 class ReproductionReport:
-    """The content of the page."""
+    """The content of the page about a reproduction."""
 
     title: str
     created_at: str  # ISO 8601 UTC

@@ -42,12 +42,12 @@ JUDGEMENTS: Mapping[JudgedBy, str] = {
 
 @dataclass(frozen=True, slots=True)
 class RetrievalReport:
-    """The content of the page; a section without values is left out."""
+    """The content of the page about retrievers; a section without values is left out."""
 
-    snapshot: str
+    snapshot: str  # id of the snapshot
     created_at: str  # ISO 8601 UTC
-    questions: int
-    k: int
+    questions: int  # number of questions
+    k: int  # depth of the search
     judged_by: JudgedBy
     measure: str  # measure that the charts show
     # Every retriever is compared with the first one.
@@ -160,10 +160,10 @@ def _render_stages(retriever: RetrieverComparison) -> Node:
     return section(f"Stages of {retriever.expression}", table(("stage", *measures, "own ms", "own bytes"), rows))
 
 
-def _render_encoder_row(metrics: RetrieverMetrics, n_empty: int) -> Iterator[tuple[Child, ...]]:
+def _render_encoder_row(metrics: RetrieverMetrics, n_empty_cells: int) -> Iterator[tuple[Child, ...]]:
     if metrics.encoder_milliseconds:
         costs = _format_milliseconds(metrics.encoder_milliseconds), format_bytes(metrics.encoder_bytes)
-        yield ENCODER, *("" for _ in range(n_empty)), *costs
+        yield ENCODER, *("" for _ in range(n_empty_cells)), *costs
 
 
 def _render_group(name: str, groups: Mapping[str, GroupMetrics]) -> Node:

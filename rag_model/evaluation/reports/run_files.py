@@ -51,27 +51,27 @@ def _find_write_problem(path: Path) -> str:
     return "" if os.access(folder, os.W_OK) else f"{folder} is read-only"
 
 
-def write_trec(outcomes: Sequence[RetrievalResult], path: Path, tag: str = "bookwheel") -> None:
+def write_trec(results: Sequence[RetrievalResult], path: Path, tag: str = "bookwheel") -> None:
     """Write a TREC run, `question Q0 passage rank score tag`; spaces in ids are percent-encoded."""
-    write_user_file(path, (line for outcome in outcomes for line in _iter_trec_lines(outcome, tag)))
+    write_user_file(path, (line for result in results for line in _iter_trec_lines(result, tag)))
 
 
-def write_dpr(outcomes: Sequence[RetrievalResult], path: Path) -> None:
+def write_dpr(results: Sequence[RetrievalResult], path: Path) -> None:
     """Write DPR's retrieval JSON: `question`, `answers`, `ctxs` with `id title text score
     has_answer`.
 
     `score` is a string, as in the files that DPR itself writes.
     """
-    json_lines = (json.dumps(_convert_to_dpr_json(outcome), ensure_ascii=False) for outcome in outcomes)
+    json_lines = (json.dumps(_convert_to_dpr_json(result), ensure_ascii=False) for result in results)
     write_user_file(path, _iter_json_array(json_lines))
 
 
-def write_jsonl(outcomes: Sequence[RetrievalResult], path: Path) -> None:
+def write_jsonl(results: Sequence[RetrievalResult], path: Path) -> None:
     """Write one JSON object per question: `id`, `question`, `answers`, `first`, `hits`.
 
     `first` is the rank of the first hit that contains an answer, or null.
     """
-    write_user_file(path, (json.dumps(_result_to_json(outcome), ensure_ascii=False) + "\n" for outcome in outcomes))
+    write_user_file(path, (json.dumps(_result_to_json(result), ensure_ascii=False) + "\n" for result in results))
 
 
 def write_answers(scored_answers: Sequence[ScoredAnswer], path: Path) -> None:
@@ -138,9 +138,9 @@ def _answer_to_json(answer: ScoredAnswer) -> dict[str, Any]:
     }
 
 
-def _iter_trec_lines(outcome: RetrievalResult, tag: str) -> Iterator[str]:
-    topic = _encode_trec_id(outcome.question.id)
-    for hit in outcome.hits:
+def _iter_trec_lines(result: RetrievalResult, tag: str) -> Iterator[str]:
+    topic = _encode_trec_id(result.question.id)
+    for hit in result.hits:
         yield f"{topic} Q0 {_encode_trec_id(hit.passage.id)} {hit.rank} {hit.score:.9g} {tag}\n"
 
 
@@ -148,7 +148,7 @@ def _encode_trec_id(identity: str) -> str:
     return "".join(quote(char, safe="") if char.isspace() else char for char in identity)
 
 
-def _convert_to_dpr_json(outcome: RetrievalResult) -> dict[str, Any]:
+def _convert_to_dpr_json(result: RetrievalResult) -> dict[str, Any]:
     context_rows = [
         {
             "id": hit.passage.id,
@@ -157,12 +157,12 @@ def _convert_to_dpr_json(outcome: RetrievalResult) -> dict[str, Any]:
             "score": f"{hit.score:.9g}",
             "has_answer": has_answer,
         }
-        for hit, has_answer in zip(outcome.hits, outcome.has_answer, strict=True)
+        for hit, has_answer in zip(result.hits, result.has_answer, strict=True)
     ]
-    return {"question": outcome.question.text, "answers": list(outcome.question.answers), "ctxs": context_rows}
+    return {"question": result.question.text, "answers": list(result.question.answers), "ctxs": context_rows}
 
 
-def _result_to_json(outcome: RetrievalResult) -> dict[str, Any]:
+def _result_to_json(result: RetrievalResult) -> dict[str, Any]:
     hit_rows = [
         {
             "rank": hit.rank,
@@ -173,15 +173,15 @@ def _result_to_json(outcome: RetrievalResult) -> dict[str, Any]:
             "url": hit.url,
             "has_answer": has_answer,
         }
-        for hit, has_answer in zip(outcome.hits, outcome.has_answer, strict=True)
+        for hit, has_answer in zip(result.hits, result.has_answer, strict=True)
     ]
-    question = outcome.question
+    question = result.question
     answers = list(question.answers)
     return {
         "id": question.id,
         "question": question.text,
         "answers": answers,
-        "first": outcome.first_answer_rank,
+        "first": result.first_answer_rank,
         "hits": hit_rows,
     }
 

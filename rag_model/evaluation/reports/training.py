@@ -33,7 +33,7 @@ Series = Sequence[tuple[float, float]]  # step and value
 class TrainingCurves:
     """The curves of a training."""
 
-    # curves by kind and name, such as `dev nll`
+    # curves by the kind of record and the name of the metric, such as `dev nll`
     series: Mapping[str, Series] = field(default_factory=dict)
     index_moves: tuple[float, ...] = ()  # steps at which training switched to another snapshot
 
@@ -65,7 +65,7 @@ def _iter_records(path: Path) -> Iterator[dict[str, Any]]:
     for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else []:
         with suppress(ValueError, TypeError, KeyError):
             record = parse_json(line, finite=False)
-            float(record["step"]), record["kind"]
+            float(record["step"]), record["kind"]  # raises an error if one is missing or invalid
             yield record
 
 

@@ -26,7 +26,7 @@ from rag_model.evaluation.bootstrap import (
     estimate_means,
 )
 from rag_model.evaluation.questions import Question, QuestionSet
-from rag_model.evaluation.retrieval.judging import Qrels, RetrievalJudge, rank_metrics
+from rag_model.evaluation.retrieval.judging import Qrels, RetrievalJudge, compute_rank_metrics
 from rag_model.evaluation.retrieval.staged import RetrieverMetrics, StageMetrics
 from rag_model.index.postings.analyzer import Analyzer
 from rag_model.store.objects.blobs import BlobRef
@@ -35,13 +35,14 @@ from rag_model.store.store import Store
 from rag_model.store.versions.manifest import passages_path
 from rag_model.store.versions.snapshot import Snapshot
 
-MAX_SHARED_STEMS = 2  # A question with low overlap shares at most so many stems with its passage.
+MAX_SHARED_STEMS = 2  # maximum stems that a question with low overlap shares with its passage
 # Lucene's English stop words and question words. They do not count as shared words.
 _QUESTION_STOP_WORDS = (
     "a an and are as at be but by for if in into is it no not of on or such that the their then "
     "there these they this to was will with did do does from had has have how many much s were "
     "what when where which who whom whose why"
 )
+# name of the group of questions with low overlap
 LOW_OVERLAP = f"at most {MAX_SHARED_STEMS} shared stems"
 _STEMMED_LANGUAGES = ("", "en")  # languages with stemming; "" if the corpus names no language
 # Maximum tokens of the passages in a prompt of 128k tokens. Question and answer need the other 28k.
@@ -116,33 +117,36 @@ def read_gold_texts(
     return text_by_document
 
 
-def count_unknown(judge: RetrievalJudge, texts: dict[str, list[str]]) -> int:
+def count_unknown_questions(judge: RetrievalJudge, texts_by_id: dict[str, list[str]]) -> int:
     """Return the number of questions whose relevant ids are all missing from the snapshot."""
-    return sum(not any(name in texts for name in grades) for grades in judge.qrels.values())
+    return sum(not any(doc_id in texts_by_id for doc_id in grades) for grades in judge.qrels.values())
 
 
-def find_low_overlap(questions: Sequence[Question], grades: Qrels, texts: dict[str, list[str]]) -> list[int]:
+def find_low_overlap_questions(
+    questions: Sequence[Question], grades: Qrels, texts_by_id: dict[str, list[str]]
+) -> list[int]:
     """Return the positions of questions that share at most two stems with each relevant passage.
 
     Stems are the terms of an English BM25 index (`Analyzer`) without stop words. The title of a
-    passage counts as part of its text. Passages that are not in `texts` are ignored.
+    passage counts as part of its text. Passages that are not in
+    `texts_by_id` are ignored.
 
     Raises:
         MissingExtraError: PyStemmer is not installed.
     """
     extract_stems = _build_stemmer()
-    stems_by_passage: dict[str, list[set[bytes]]] = {}
+    stems_by_id: dict[str, list[set[bytes]]] = {}
     low_overlap_positions = []
     for position, question in enumerate(questions):
         question_stems = extract_stems(question.text)
-        relevant_ids = [name for name, grade in grades[question.id].items() if grade > 0 and name in texts]
-        for name in relevant_ids:
-            if name not in stems_by_passage:
-                stems_by_passage[name] = [extract_stems(text) for text in texts[name]]
+        relevant_ids = [doc_id for doc_id, grade in grades[question.id].items() if grade > 0 and doc_id in texts_by_id]
+        for doc_id in relevant_ids:
+            if doc_id not in stems_by_id:
+                stems_by_id[doc_id] = [extract_stems(text) for text in texts_by_id[doc_id]]
         if relevant_ids and all(
             len(question_stems & text_stems) <= MAX_SHARED_STEMS
-            for name in relevant_ids
-            for text_stems in stems_by_passage[name]
+            for doc_id in relevant_ids
+            for text_stems in stems_by_id[doc_id]
         ):
             low_overlap_positions.append(position)
     return low_overlap_positions
@@ -158,7 +162,8 @@ def _build_stemmer() -> Callable[[str], set[bytes]]:
 class QuestionGroups:
     """Groups of the questions, with notes for the report."""
 
-    positions: Mapping[str, Sequence[int]] = field(default_factory=dict)  # by group name
+    # positions of the questions, by the name of their group
+    positions: Mapping[str, Sequence[int]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
 
@@ -178,12 +183,14 @@ def group_questions(
     if judge.judged_by == "answers":
         return QuestionGroups(positions_by_group)
     texts_by_id, notes = read_gold_texts(snapshot, judge, runner), []
-    if n_unknown := count_unknown(judge, texts_by_id):
+    if n_unknown := count_unknown_questions(judge, texts_by_id):
         share = f"{n_unknown:,} of {len(question_set.questions):,} questions"
         notes.append(f"{share} name no {judge.judged_by} of this snapshot; they count as missed")
     if str(snapshot.manifest.content.corpus.get("language") or "") in _STEMMED_LANGUAGES:
         try:
-            positions_by_group[LOW_OVERLAP] = find_low_overlap(question_set.questions, judge.qrels, texts_by_id)
+            positions_by_group[LOW_OVERLAP] = find_low_overlap_questions(
+                question_set.questions, judge.qrels, texts_by_id
+            )
         except MissingExtraError as error:
             notes.append(f"questions with {LOW_OVERLAP} are not reported separately: {error}")
     return QuestionGroups(
@@ -195,7 +202,7 @@ def group_questions(
 class GroupMetrics:
     """The metrics of a retriever on a group of questions."""
 
-    n: int
+    n: int  # number of questions
     metrics: Mapping[str, Estimate]
     # differences from the first retriever; empty for the first retriever itself
     differences: Mapping[str, Estimate]
@@ -214,9 +221,9 @@ class GroupMetrics:
 class RetrieverComparison:
     """The metrics of one retriever, and their differences from the first retriever."""
 
-    measured: RetrieverMetrics
-    overall: GroupMetrics
-    ranks: Mapping[str, float]  # RR@k and page measures; see `rank_metrics`
+    measured: RetrieverMetrics  # quality and costs of the retriever itself
+    overall: GroupMetrics  # metrics over all questions
+    ranks: Mapping[str, float]  # RR@k and page measures; see `compute_rank_metrics`
     # for each stage of `measured`, the mean of each measure with its interval
     stages: Sequence[Mapping[str, Estimate]]
     groups: Mapping[str, GroupMetrics] = field(default_factory=dict)
@@ -273,16 +280,15 @@ def _convert_estimates_to_json(estimates: Mapping[str, Estimate]) -> dict[str, A
 
 
 def compare_retrievers(
-    measured: Sequence[RetrieverMetrics],
+    retriever_metrics: Sequence[RetrieverMetrics],
     judge: RetrievalJudge,
     k: int,
     groups: QuestionGroups,
 ) -> list[RetrieverComparison]:
     """Compare each retriever with the first one, on the same questions and with the same `k`."""
-    first_values, n = measured[0].final_stage.values, len(measured[0].outcomes)
-    all_positions = range(n)
+    first_values, all_positions = retriever_metrics[0].final_stage.values, range(len(retriever_metrics[0].results))
     comparisons = []
-    for position, metrics in enumerate(measured):
+    for position, metrics in enumerate(retriever_metrics):
         baseline_values = first_values if position else None
         values_by_measure = metrics.final_stage.values
         values_by_stage_measure = {
@@ -293,13 +299,13 @@ def compare_retrievers(
             RetrieverComparison(
                 metrics,
                 _estimate_group(values_by_measure, baseline_values, all_positions),
-                rank_metrics(metrics.outcomes, k) if judge.judged_by == "answers" else {},
+                compute_rank_metrics(metrics.results, k) if judge.judged_by == "answers" else {},
                 [{name: estimates[f"{i} {name}"] for name in stage.values} for i, stage in enumerate(metrics.stages)],
                 {
                     name: _estimate_group(values_by_measure, baseline_values, group_positions)
                     for name, group_positions in groups.positions.items()
                 },
-                judge.shares_by_kind(metrics.outcomes, k),
+                judge.compute_shares_by_kind(metrics.results, k),
             )
         )
     return comparisons
@@ -323,6 +329,8 @@ def _estimate_group(
 
 @dataclass(frozen=True, slots=True)
 class _Candidate:
+    """A retriever, or a stage of one, that can be recommended."""
+
     name: str
     milliseconds: float
     values: Sequence[float]
@@ -352,14 +360,14 @@ def count_prompt_words(snapshot: Snapshot) -> int | None:
     return n_words if n_words * _TOKENS_PER_WORD <= PROMPT_TOKENS else None
 
 
-def recommend_retriever(measured: Sequence[RetrieverMetrics], measure: str) -> str:
+def recommend_retriever(retriever_metrics: Sequence[RetrieverMetrics], measure: str) -> str:
     """Return one sentence that recommends a cheap retriever that is not worse than the best one.
 
     A retriever is worse if the confidence interval of its mean difference from the best retriever
     is below 0. Of all retrievers that are not worse, the cheapest and those that take up to a fifth
     longer, which may be noise, are considered. The one with the best quality is recommended.
     """
-    candidates = _build_candidates(measured, measure)
+    candidates = _build_candidates(retriever_metrics, measure)
     best = max(candidates, key=lambda candidate: candidate.quality.value)
     if len(candidates) == 1:
         return f"only {best.name} was measured: give --retriever again to compare it with another"
@@ -390,9 +398,11 @@ def recommend_retriever(measured: Sequence[RetrieverMetrics], measure: str) -> s
     )
 
 
-def _build_candidates(measured: Sequence[RetrieverMetrics], measure: str) -> list[_Candidate]:
-    stage_by_retriever: dict[str, StageMetrics] = {metrics.expression: metrics.final_stage for metrics in measured}
-    for metrics in measured:
+def _build_candidates(retriever_metrics: Sequence[RetrieverMetrics], measure: str) -> list[_Candidate]:
+    stage_by_retriever: dict[str, StageMetrics] = {
+        metrics.expression: metrics.final_stage for metrics in retriever_metrics
+    }
+    for metrics in retriever_metrics:
         for stage in metrics.stages[:-1]:
             stage_by_retriever.setdefault(stage.name, stage)
     return [

@@ -62,8 +62,8 @@ def build_answer_matcher(question: Question, *, patterns: bool = False) -> Calla
 
 def match_hits(question: Question, hits: Sequence[Hit], *, patterns: bool = False) -> RetrievalResult:
     """Test for each hit whether its text, without the title, contains an answer to the question."""
-    is_match = build_answer_matcher(question, patterns=patterns)
-    return RetrievalResult(question, tuple(hits), tuple(is_match(hit.passage.text) for hit in hits))
+    contains_answer = build_answer_matcher(question, patterns=patterns)
+    return RetrievalResult(question, tuple(hits), tuple(contains_answer(hit.passage.text) for hit in hits))
 
 
 def drop_own_document(question: Question, hits: Sequence[Hit]) -> list[Hit]:
@@ -79,7 +79,7 @@ def drop_own_document(question: Question, hits: Sequence[Hit]) -> list[Hit]:
 
 
 def choose_search_depth(questions: Sequence[Question], k: int, max_depth: int) -> int:
-    """Return how deep to search so that `k` hits remain if one hit is the question itself and is
+    """Return the search depth with which `k` hits remain if one hit is the question itself and is
     removed.
     """
     return min(k + 1, max_depth) if any(question.own_document for question in questions) else k
@@ -177,17 +177,17 @@ class RetrievalJudge:
 
     def list_measures(self, k: int) -> list[str]:
         """Return the names of the main measures for a search of depth `k`, with Success first."""
-        return self._list_measures(k, apart=False)
+        return self._list_measures(k, listed_apart=False)
 
     def list_rank_measures(self, k: int) -> list[str]:
         """Return the names of the measures that reports list separately, under `ranks`."""
-        return self._list_measures(k, apart=True)
+        return self._list_measures(k, listed_apart=True)
 
-    def _list_measures(self, k: int, *, apart: bool) -> list[str]:
+    def _list_measures(self, k: int, *, listed_apart: bool) -> list[str]:
         return [
             f"{name}@{cutoff}"
             for name, measure in list_ranking_measures(self.judged_by).items()
-            if (self.judged_by in measure.listed_apart) == apart
+            if (self.judged_by in measure.listed_apart) == listed_apart
             for cutoff in measure.report_cutoffs(k, self.judged_by)
         ]
 
@@ -203,7 +203,7 @@ class RetrievalJudge:
         """
         return self._parse_measure(measure)[1]
 
-    def compute_values(self, outcomes: Sequence[RetrievalResult], measures: Sequence[str]) -> dict[str, list[float]]:
+    def compute_values(self, results: Sequence[RetrievalResult], measures: Sequence[str]) -> dict[str, list[float]]:
         """Return the values of each measure, one per question in order; 0 if it has no hits.
 
         Raises:
@@ -211,7 +211,7 @@ class RetrievalJudge:
             UsageError: A measure does not apply to this kind of judgement.
         """
         parsed_measures = {name: self._parse_measure(name) for name in measures}
-        rankings = [self._rank_hits(outcome) for outcome in outcomes]
+        rankings = [self._rank_hits(result) for result in results]
         return {name: list(measure.compute(rankings, cutoff)) for name, (measure, cutoff) in parsed_measures.items()}
 
     def _parse_measure(self, measure: str) -> tuple[RankingMeasure, int]:
@@ -223,50 +223,50 @@ class RetrievalJudge:
             )
         return parsed_measure
 
-    def _rank_hits(self, outcome: RetrievalResult) -> Ranking:
+    def _rank_hits(self, result: RetrievalResult) -> Ranking:
         if self.judged_by == "answers":
-            grades = {str(rank_hits): int(has_answer) for rank_hits, has_answer in enumerate(outcome.has_answer)}
+            grades = {str(position): int(has_answer) for position, has_answer in enumerate(result.has_answer)}
             return Ranking(tuple(grades), grades)
-        rank_hits = score_pages_by_rank if self.judged_by == "pages" else _score_passages_by_rank
-        return _create_ranking(rank_hits(outcome.hits), self.qrels[outcome.question.id])
+        score_hits = score_pages_by_rank if self.judged_by == "pages" else _score_passages_by_rank
+        return _create_ranking(score_hits(result.hits), self.qrels[result.question.id])
 
-    def shares_by_kind(self, outcomes: Sequence[RetrievalResult], k: int) -> dict[str, float]:
+    def compute_shares_by_kind(self, results: Sequence[RetrievalResult], k: int) -> dict[str, float]:
         """Return, for each kind of passage, the share of questions whose first relevant hit within
         `k` is of this kind.
 
         The shares add up to Success@k. The result is empty if all hits are prose.
         """
-        kind_counts: dict[str, int] = {hit.kind: 0 for outcome in outcomes for hit in outcome.hits}
+        kind_counts: dict[str, int] = {hit.kind: 0 for result in results for hit in result.hits}
         if not kind_counts.keys() - {PROSE}:
             return {}
-        for outcome in outcomes:
-            hits = zip(outcome.hits[:k], outcome.has_answer, strict=False)
-            kind = next((hit.kind for hit, has_answer in hits if self._is_relevant(outcome, hit, has_answer)), None)
+        for result in results:
+            hits = zip(result.hits[:k], result.has_answer, strict=False)
+            kind = next((hit.kind for hit, has_answer in hits if self._is_relevant(result, hit, has_answer)), None)
             if kind is not None:
                 kind_counts[kind] += 1
-        return {kind: kind_counts[kind] / len(outcomes) for kind in PASSAGE_KINDS if kind in kind_counts}
+        return {kind: kind_counts[kind] / len(results) for kind in PASSAGE_KINDS if kind in kind_counts}
 
-    def _is_relevant(self, outcome: RetrievalResult, hit: Hit, has_answer: bool) -> bool:
+    def _is_relevant(self, result: RetrievalResult, hit: Hit, has_answer: bool) -> bool:
         if self.judged_by == "answers":
             return has_answer
         judged_id = hit.page_id if self.judged_by == "pages" else hit.id
-        return self.qrels[outcome.question.id].get(judged_id, 0) > 0
+        return self.qrels[result.question.id].get(judged_id, 0) > 0
 
-    def compute_means(self, outcomes: Sequence[RetrievalResult], k: int) -> dict[str, float]:
+    def compute_means(self, results: Sequence[RetrievalResult], k: int) -> dict[str, float]:
         """Return the mean of each of `list_measures(k)`, in [0, 1]."""
-        values_by_measure = self.compute_values(outcomes, self.list_measures(k))
+        values_by_measure = self.compute_values(results, self.list_measures(k))
         return {name: sum(column) / len(column) for name, column in values_by_measure.items()}
 
     def estimate_measures(
-        self, outcomes: Sequence[RetrievalResult], k: int, resampling: Resampling = DEFAULT_RESAMPLING
+        self, results: Sequence[RetrievalResult], k: int, resampling: Resampling = DEFAULT_RESAMPLING
     ) -> dict[str, Estimate]:
         """Return the mean of each of `list_measures(k)` and `list_rank_measures(k)`, with its interval."""
         return estimate_means(
-            self.compute_values(outcomes, [*self.list_measures(k), *self.list_rank_measures(k)]), resampling
+            self.compute_values(results, [*self.list_measures(k), *self.list_rank_measures(k)]), resampling
         )
 
 
-def rank_metrics(outcomes: Sequence[RetrievalResult], k: int) -> dict[str, float]:
+def compute_rank_metrics(results: Sequence[RetrievalResult], k: int) -> dict[str, float]:
     """Return RR@k and, if there are questions with evidence, page measures, all in [0, 1].
 
     RR@k is the mean of 1 / rank of the first passage with an answer; a question without such a
@@ -278,10 +278,10 @@ def rank_metrics(outcomes: Sequence[RetrievalResult], k: int) -> dict[str, float
     Raises:
         MissingExtraError: A question has evidence, and `ir_measures` is not installed.
     """
-    evidence_outcomes = [outcome for outcome in outcomes if outcome.question.evidence]
-    first_ranks = [outcome.first_answer_rank for outcome in outcomes]
+    evidence_results = [result for result in results if result.question.evidence]
+    first_ranks = [result.first_answer_rank for result in results]
     mean_reciprocal_rank = sum(1 / rank for rank in first_ranks if rank and rank <= k) / max(1, len(first_ranks))
-    return {f"RR@{k}": mean_reciprocal_rank, **(_measure_evidence(evidence_outcomes, k) if evidence_outcomes else {})}
+    return {f"RR@{k}": mean_reciprocal_rank, **(_measure_evidence(evidence_results, k) if evidence_results else {})}
 
 
 def list_evidence_measures() -> list[str]:
@@ -297,19 +297,17 @@ def score_pages_by_rank(hits: Sequence[Hit]) -> dict[str, float]:
     return score_by_page
 
 
-def _measure_evidence(outcomes: Sequence[RetrievalResult], k: int) -> dict[str, float]:
-    cut_outcomes = [RetrievalResult(outcome.question, outcome.hits[:k], outcome.has_answer[:k]) for outcome in outcomes]
-    page_lists = [[hit.passage.page_id for hit in outcome.hits] for outcome in cut_outcomes]
-    evidence_sets = [outcome.question.evidence for outcome in outcomes]
-    grades_by_question = {
-        outcome.question.id: dict.fromkeys(chain(*outcome.question.evidence), 1) for outcome in outcomes
-    }
-    run = {outcome.question.id: score_pages_by_rank(outcome.hits) for outcome in cut_outcomes}
+def _measure_evidence(results: Sequence[RetrievalResult], k: int) -> dict[str, float]:
+    cut_results = [RetrievalResult(result.question, result.hits[:k], result.has_answer[:k]) for result in results]
+    page_lists = [[hit.passage.page_id for hit in result.hits] for result in cut_results]
+    evidence_sets = [result.question.evidence for result in results]
+    grades_by_question = {result.question.id: dict.fromkeys(chain(*result.question.evidence), 1) for result in results}
+    run = {result.question.id: score_pages_by_rank(result.hits) for result in cut_results}
     gains = NDCG.compute([_create_ranking(run[name], grades_by_question[name]) for name in run], 10)
-    precision = sum(map(r_precision, page_lists, evidence_sets)) / len(outcomes)
+    precision = sum(map(r_precision, page_lists, evidence_sets)) / len(results)
     recall = sum(
         recall_at(page_ids, evidence, 5) for page_ids, evidence in zip(page_lists, evidence_sets, strict=True)
-    ) / len(outcomes)
+    ) / len(results)
     articles = {f"Article@{depth}": _measure_articles(page_lists, evidence_sets, depth) for depth in _ARTICLE_DEPTHS}
     return {"R-precision": precision, "recall@5": recall, "nDCG@10": sum(gains) / len(gains), **articles}
 

@@ -84,8 +84,8 @@ def time_stages(
     passage_seconds: list[list[float]] = [[] for _ in retrievers]
     n_timed, end_time = 0, time.perf_counter() + timing.seconds * len(retrievers)
     for position in np.linspace(0, len(texts) - 1, min(len(texts), timing.questions)).astype(int):
-        for retriever, stage_seconds, hit_seconds in zip(retrievers, seconds_by_stage, passage_seconds, strict=True):
-            hit_seconds.append(_time_query(retriever, texts[position], k, seconds_by_encoder, stage_seconds))
+        for retriever, stage_seconds, other_seconds in zip(retrievers, seconds_by_stage, passage_seconds, strict=True):
+            other_seconds.append(_time_query(retriever, texts[position], k, seconds_by_encoder, stage_seconds))
         n_timed += 1
         if time.perf_counter() > end_time:
             break
@@ -117,7 +117,7 @@ def _time_query(
 
 
 def _get_median_ms(seconds: Mapping[_Key, Sequence[float]]) -> dict[_Key, float]:
-    return {timer_name: 1000 * float(np.median(timings)) for timer_name, timings in seconds.items()}
+    return {key: 1000 * float(np.median(timings)) for key, timings in seconds.items()}
 
 
 class QueryBatches:
@@ -149,7 +149,7 @@ class StageRankings:
     # one value per question, by stage label and by measure
     values: Mapping[str, Mapping[str, Sequence[float]]]
     stages: tuple[RetrieverStage, ...]  # stages of the last batch; the final stage is last
-    outcomes: tuple[RetrievalResult, ...]  # results of the final stage
+    results: tuple[RetrievalResult, ...]  # results of the final stage
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +174,7 @@ class RetrieverMetrics:
     encoder_milliseconds: float  # time to encode a query; 0 without an encoder
     encoder_bytes: int
     timed: int  # number of queries that were timed one by one
-    outcomes: tuple[RetrievalResult, ...]  # results of the final stage, for run files
+    results: tuple[RetrievalResult, ...]  # results of the final stage, for run files
 
     @property
     def final_stage(self) -> StageMetrics:
@@ -199,7 +199,7 @@ def measure_stages(
     retriever.check_depth(k)
     measures = [*judge.list_measures(k), *judge.list_rank_measures(k)]
     values: dict[str, dict[str, list[float]]] = {}
-    outcomes: list[RetrievalResult] = []
+    results: list[RetrievalResult] = []
     for batch, queries in query_batches.batches:
         depth: int | None = choose_search_depth(batch, k, retriever.most)
         while depth is not None:
@@ -212,9 +212,9 @@ def measure_stages(
             values_by_measure = values.setdefault(label, {name: [] for name in measures})
             for name, measure_values in judge.compute_values(question_results, measures).items():
                 values_by_measure[name].extend(measure_values)
-        outcomes += final_results
-        on_progress(len(outcomes), query_batches.n)
-    return StageRankings(expression, retriever, values, query_batches.timer.stages, tuple(outcomes))
+        results += final_results
+        on_progress(len(results), query_batches.n)
+    return StageRankings(expression, retriever, values, query_batches.timer.stages, tuple(results))
 
 
 def _build_stage_results(
@@ -239,12 +239,12 @@ def _build_stage_results(
     stage_hits.append(retriever.build_hits(replace(candidates, passages=passages)))  # with children
     results_by_stage: list[list[RetrievalResult]] = [[] for _ in stage_hits]
     for position, question in enumerate(batch):
-        is_match, match_by_row = build_answer_matcher(question, patterns=judge.patterns), dict[int, bool]()
+        contains_answer, match_by_row = build_answer_matcher(question, patterns=judge.patterns), dict[int, bool]()
         for stage_results, hits in zip(results_by_stage, stage_hits, strict=True):
             question_hits = drop_own_document(question, hits[position])[:k]
             for hit in question_hits:
                 if hit.row not in match_by_row:
-                    match_by_row[hit.row] = is_match(hit.passage.text)
+                    match_by_row[hit.row] = contains_answer(hit.passage.text)
             stage_results.append(
                 RetrievalResult(question, tuple(question_hits), tuple(match_by_row[hit.row] for hit in question_hits))
             )
@@ -260,12 +260,12 @@ def _count_missing(candidates: RankedRows, results: Sequence[RetrievalResult], d
     return max((k - len(result.hits) for result, n in zip(results, n_candidates, strict=True) if n >= depth), default=0)
 
 
-def combine_metrics(result: StageRankings, costs: StageTimings) -> RetrieverMetrics:
+def combine_metrics(rankings: StageRankings, costs: StageTimings) -> RetrieverMetrics:
     """Combine the quality and the times of a retriever's stages.
 
     A stage that did not run for all questions is left out.
     """
-    label_by_id = dict(zip(map(id, result.stages), label_stages(result.stages), strict=True))
+    label_by_id = dict(zip(map(id, rankings.stages), label_stages(rankings.stages), strict=True))
 
     def combine(stage: RetrieverStage) -> StageMetrics:
         stages = list(stage.iter_stages())
@@ -274,7 +274,7 @@ def combine_metrics(result: StageRankings, costs: StageTimings) -> RetrieverMetr
         milliseconds = [costs.stages.get(label_by_id[id(substage)], 0.0) for substage in stages]
         return StageMetrics(
             name=label_by_id[id(stage)],
-            values=result.values[label_by_id[id(stage)]],
+            values=rankings.values[label_by_id[id(stage)]],
             milliseconds=milliseconds[-1],
             search_milliseconds=sum(milliseconds),
             total_milliseconds=sum(milliseconds) + costs.get_encoding_milliseconds(stage),
@@ -282,17 +282,19 @@ def combine_metrics(result: StageRankings, costs: StageTimings) -> RetrieverMetr
             total_bytes=sum(size_by_path.values()) + _count_encoder_bytes(stage),
         )
 
-    *_, final_stage = result.stages
+    *_, final_stage = rankings.stages
     complete_stages = [
-        stage for stage in result.stages if _count_values(result.values[label_by_id[id(stage)]]) == len(result.outcomes)
+        stage
+        for stage in rankings.stages
+        if _count_values(rankings.values[label_by_id[id(stage)]]) == len(rankings.results)
     ]
     return RetrieverMetrics(
-        result.expression,
+        rankings.expression,
         tuple(map(combine, complete_stages)),
         costs.get_encoding_milliseconds(final_stage),
         _count_encoder_bytes(final_stage),
         costs.n_queries,
-        result.outcomes,
+        rankings.results,
     )
 
 

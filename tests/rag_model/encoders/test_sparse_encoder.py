@@ -20,7 +20,7 @@ from rag_model.encoders.sparse_encoder import (
     compute_sparse_space,
     read_sparse_spec,
 )
-from rag_model.encoders.sparse_model import top_terms
+from rag_model.encoders.sparse_model import find_top_terms
 from rag_model.encoders.spec import is_sparse_encoder
 from rag_model.errors import InputError, UsageError
 from tests.fixtures.tiny import save_bert, write_json
@@ -96,9 +96,9 @@ def test_other_passages_in_a_batch_change_no_weight(encoder: SparseEncoder) -> N
 
 def test_equal_weights_are_cut_by_term_and_the_largest_are_clipped() -> None:
     weights = torch.tensor([[0.5, 9.0, 0.5, 0.0, 0.5]])
-    terms, units = top_terms(weights, 3, 64, 255)
+    terms, units = find_top_terms(weights, 3, 64, 255)
     assert (terms.tolist(), units.tolist()) == ([[1, 0, 2]], [[255, 32, 32]])
-    assert top_terms(weights, 9, 64, 255)[0].shape == (1, 5)
+    assert find_top_terms(weights, 9, 64, 255)[0].shape == (1, 5)
 
 
 def test_space_depends_on_all_that_decides_a_passage(folder: Path, tmp_path: Path) -> None:

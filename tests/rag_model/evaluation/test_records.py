@@ -136,7 +136,9 @@ def test_a_collapse_is_refused_whatever_the_metrics() -> None:
 
 
 def test_a_withdrawn_snapshot_is_refused() -> None:
-    verdict = check_release(ReleaseCriteria(), METRICS, create_difference(0.1, 0.1), "Success@20", withdrawn="latest@2")
+    verdict = check_release(
+        ReleaseCriteria(), METRICS, create_difference(0.1, 0.1), "Success@20", withdrawn_version="latest@2"
+    )
     assert verdict.reason == (
         "the candidate is a snapshot that the ref left after latest@2, wanted a snapshot that the ref never left"
     )

@@ -143,8 +143,8 @@ def test_question_counts_for_the_kind_of_its_best_relevant_passage(passages: lis
     questions = [Question("1", "pain?", ("pain",)), Question("2", "who?", ("Orwell",)), Question("3", "?", ("none",))]
     outcomes = [match_hits(question, hits) for question in questions]
     judge = RetrievalJudge("answers")
-    assert judge.shares_by_kind(outcomes, 3) == {"prose": 1 / 3, "table": 1 / 3, "infobox": 0.0}
-    assert judge.shares_by_kind(outcomes, 1) == {"prose": 1 / 3, "table": 0.0, "infobox": 0.0}
-    assert judge.shares_by_kind([match_hits(questions[0], hits[:1])], 3) == {}
+    assert judge.compute_shares_by_kind(outcomes, 3) == {"prose": 1 / 3, "table": 1 / 3, "infobox": 0.0}
+    assert judge.compute_shares_by_kind(outcomes, 1) == {"prose": 1 / 3, "table": 0.0, "infobox": 0.0}
+    assert judge.compute_shares_by_kind([match_hits(questions[0], hits[:1])], 3) == {}
     id_judge = RetrievalJudge("passages", {"1": {passages[3].id: 1}, "2": {passages[0].id: 0}, "3": {}})
-    assert id_judge.shares_by_kind(outcomes, 3) == {"prose": 0.0, "table": 0.0, "infobox": 1 / 3}
+    assert id_judge.compute_shares_by_kind(outcomes, 3) == {"prose": 0.0, "table": 0.0, "infobox": 1 / 3}

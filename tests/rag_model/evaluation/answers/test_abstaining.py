@@ -61,10 +61,10 @@ def test_the_best_signal_and_the_largest_coverage_are_chosen() -> None:
         create_answer(0, -3.0, 0.8, -3.1),
         create_answer(1, -4.0, 0.7, -1.0),
     ]
-    choice = choose_threshold(answers, "EM", risk=0.3)
+    choice = choose_threshold(answers, "EM", risk_limit=0.3)
     assert choice.threshold == Threshold("likelihood", -4.0)  # three of four right
     assert (choice.operating_point and choice.operating_point.coverage) == 1
-    strict_choice = choose_threshold(answers, "EM", risk=0.1)
+    strict_choice = choose_threshold(answers, "EM", risk_limit=0.1)
     assert strict_choice.threshold == Threshold("likelihood", -2.0)
     assert (
         describe_abstention(strict_choice)
@@ -76,7 +76,7 @@ def test_the_best_signal_and_the_largest_coverage_are_chosen() -> None:
 
 
 def test_no_threshold_is_chosen_if_none_keeps_the_risk() -> None:
-    choice = choose_threshold([create_answer(0, -1.0, 0.5), create_answer(0, -2.0, 0.4)], "EM", risk=0.5)
+    choice = choose_threshold([create_answer(0, -1.0, 0.5), create_answer(0, -2.0, 0.4)], "EM", risk_limit=0.5)
     assert choice.threshold is None
     assert set(choice.areas) == {"likelihood", "retrieval"}  # closed book was not scored
     assert describe_abstention(choice) == "No threshold keeps the risk at 0.5 or below"

@@ -83,7 +83,7 @@ def test_only_a_reader_with_one_prompt_reads_the_whole_corpus(store: Store, snap
     concat_reader = ConcatReader(retriever, Quoting())
     abstaining = AbstainingReader(concat_reader, Threshold("retrieval", 0.0))
     whole_corpus = prepare_whole_corpus({"marginal": abstaining, "concat": concat_reader}, retriever, questions)
-    assert (whole_corpus.reader, len(whole_corpus.hits), whole_corpus.missing) == ("concat", snapshot.n, "")
+    assert (whole_corpus.reader, len(whole_corpus.hits), whole_corpus.note) == ("concat", snapshot.n, "")
     first_cache = AnswerCache(store, abstaining, {"test": "places", "place": 0})
     last_cache = AnswerCache(store, concat_reader, {"test": "places", "place": 1})
     settings = EvaluationSettings(ablations=AblationSettings(sweep=(2,)), depth=3)
@@ -95,9 +95,9 @@ def test_only_a_reader_with_one_prompt_reads_the_whole_corpus(store: Store, snap
     (condition,) = (condition for condition in evaluation.list_conditions() if WHOLE_CORPUS in condition.name)
     assert (condition.name, condition.reader, condition.k) == ("concat, whole corpus", "concat", snapshot.n)
     assert evaluation.notes[0].endswith("the others (concat) answer the open book, and concat the whole corpus too")
-    assert prepare_whole_corpus({"marginal": abstaining}, retriever, questions).missing.endswith("add --reader concat")
+    assert prepare_whole_corpus({"marginal": abstaining}, retriever, questions).note.endswith("add --reader concat")
     narrow_reader = ConcatReader(retriever, Quoting(max_prompt_tokens=40))
-    assert prepare_whole_corpus({"concat": narrow_reader}, retriever, questions).missing.endswith(
+    assert prepare_whole_corpus({"concat": narrow_reader}, retriever, questions).note.endswith(
         "do not fit into a prompt of concat"
     )
 

@@ -11,8 +11,8 @@ from rag_model.evaluation.answers.scores import (
     ScoredAnswer,
     check_gold_answers,
     compare_answers,
-    deciding_measure,
     estimate_measures,
+    get_deciding_measure,
     list_measures,
     score_answer,
 )
@@ -74,7 +74,7 @@ def test_the_measures_of_a_kind_are_listed_before_any_answer(kind: AnswerKind) -
     gold = "SUPPORTS" if kind == "labels" else "the cat sat there"
     question = Question("a", "the cat", (gold,), (frozenset({"1"}),))
     metrics = estimate_measures([score_answer(question, create_reading("a", gold, "1"), kind)], kind)
-    assert deciding_measure(kind) in metrics
+    assert get_deciding_measure(kind) in metrics
     assert set(metrics) <= set(list_measures(kind, evidence=True))
     assert not [name for name in list_measures(kind, evidence=False) if name.startswith(("KILT", "R-"))]
 
@@ -99,7 +99,7 @@ def test_answers_are_compared_by_question() -> None:
 @pytest.mark.parametrize("kind", ANSWER_KINDS)
 def test_every_kind_has_a_deciding_measure(kind: str) -> None:
     golds = {"a": ("SUPPORTS",)}
-    assert deciding_measure(kind) in estimate_measures(score_answers({"a": "SUPPORTS"}, golds, kind), kind)
+    assert get_deciding_measure(kind) in estimate_measures(score_answers({"a": "SUPPORTS"}, golds, kind), kind)
     check_gold_answers([Question("a", "Q", ("SUPPORTS",))], kind)
 
 

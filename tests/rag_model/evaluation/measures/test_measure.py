@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from rag_model.errors import InputError, UsageError
 from rag_model.evaluation.answers.readings import Reading
-from rag_model.evaluation.answers.scores import deciding_measure, estimate_measures, list_measures, score_answer
+from rag_model.evaluation.answers.scores import estimate_measures, get_deciding_measure, list_measures, score_answer
 from rag_model.evaluation.bootstrap import Resampling
 from rag_model.evaluation.measures.measure import (
     ANSWER_KINDS,
@@ -201,7 +201,7 @@ def test_an_installed_measure_of_answers_is_reported(package: None) -> None:
     scored = score_answer(Question("q", "Q", ("Paris",)), Reading("q", "Parma", None, ()))
     assert scored.measures["Prefix"] == pytest.approx(3 / 5)
     assert estimate_measures([scored])["Prefix"].n == 1
-    assert deciding_measure("spans") == "EM"
+    assert get_deciding_measure("spans") == "EM"
     assert list_measures("spans", evidence=False)[:3] == ["EM", "F1", "Prefix"]
     assert "Prefix" not in list_measures("labels", evidence=False)
 

@@ -90,7 +90,9 @@ def test_the_page_fetches_and_runs_nothing(report: AnswerReport) -> None:
 
 
 def test_a_collapse_is_shown_first(report: AnswerReport) -> None:
-    page = parse_balanced(render_answer_report(replace(report, collapsed="retrieval has collapsed: 50 questions")))
+    page = parse_balanced(
+        render_answer_report(replace(report, collapse_reason="retrieval has collapsed: 50 questions"))
+    )
     assert "Retrieval has collapsed: 50 questions." in page.text
     assert ("section", {"class": "verdict no"}) in page.seen
 

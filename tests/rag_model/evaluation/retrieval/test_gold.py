@@ -4,7 +4,11 @@ import pytest
 
 from rag_model.errors import InputError
 from rag_model.evaluation.questions import Question
-from rag_model.evaluation.retrieval.comparison import count_unknown, find_low_overlap, read_gold_texts
+from rag_model.evaluation.retrieval.comparison import (
+    count_unknown_questions,
+    find_low_overlap_questions,
+    read_gold_texts,
+)
 from rag_model.evaluation.retrieval.judging import RetrievalJudge
 from rag_model.store.versions.snapshot import Snapshot
 
@@ -21,7 +25,7 @@ def test_relevant_passages_are_read_by_id_and_by_page(snapshot: Snapshot) -> Non
 
 def test_questions_without_their_passages_are_counted(snapshot: Snapshot) -> None:
     judge = RetrievalJudge("passages", {"q": {"8-0": 1}, "r": {"77-0": 1}})
-    assert count_unknown(judge, read_gold_texts(snapshot, judge)) == 1
+    assert count_unknown_questions(judge, read_gold_texts(snapshot, judge)) == 1
 
 
 def test_ids_of_another_corpus_are_refused(snapshot: Snapshot) -> None:
@@ -42,12 +46,12 @@ def test_ids_of_another_corpus_are_refused(snapshot: Snapshot) -> None:
 def test_a_question_with_up_to_two_shared_stems_has_low_overlap(question: str, is_low: bool) -> None:
     texts = {"8-0": ["Aikido Aikido is a modern Japanese martial art developed by Morihei Ueshiba."]}
     questions = [Question("q", question)]
-    assert find_low_overlap(questions, {"q": {"8-0": 1}}, texts) == ([0] if is_low else [])
+    assert find_low_overlap_questions(questions, {"q": {"8-0": 1}}, texts) == ([0] if is_low else [])
 
 
 def test_one_relevant_passage_with_many_shared_words_is_high_overlap() -> None:
     texts = {"a": ["red green blue"], "b": ["black white"]}
     questions = [Question("q", "red green blue paint"), Question("lost", "red")]
     grades = {"q": {"a": 1, "b": 1}, "lost": {"c": 1}}
-    assert find_low_overlap(questions, grades, texts) == []  # "lost" names no passage of the corpus
-    assert find_low_overlap(questions, grades | {"q": {"a": 0, "b": 1}}, texts) == [0]
+    assert find_low_overlap_questions(questions, grades, texts) == []  # "lost" names no passage of the corpus
+    assert find_low_overlap_questions(questions, grades | {"q": {"a": 0, "b": 1}}, texts) == [0]

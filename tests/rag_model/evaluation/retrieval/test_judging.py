@@ -7,7 +7,7 @@ import pytest
 from rag_model.errors import UsageError
 from rag_model.evaluation.measures.measure import JudgedBy
 from rag_model.evaluation.questions import Question, QuestionSet
-from rag_model.evaluation.retrieval.judging import RetrievalJudge, match_hits, rank_metrics, score_pages_by_rank
+from rag_model.evaluation.retrieval.judging import RetrievalJudge, compute_rank_metrics, match_hits, score_pages_by_rank
 
 PARIS = Question("a", "Q", ("Paris",))
 
@@ -101,15 +101,15 @@ def test_rank_metrics_use_answers_and_evidence(make_hits) -> None:
     hits = make_hits([("9", "a"), ("1", "Paris"), ("1", "c"), ("2", "d")])
     questions = Question("a", "Q", ("Paris",)), Question("b", "Q", ("Rome",), (frozenset({"1", "2"}),))
     outcomes = [match_hits(question, hits) for question in questions]
-    metrics = rank_metrics(outcomes, 4)
+    metrics = compute_rank_metrics(outcomes, 4)
     assert metrics["RR@4"] == pytest.approx((1 / 2 + 0) / 2)
     assert (metrics["Article@1"], metrics["Article@10"]) == (0, 1)
     assert (metrics["R-precision"], metrics["recall@5"]) == (0.5, 1)  # of the question with evidence
     ideal = sum(1 / math.log2(rank + 1) for rank in (1, 2))
     assert metrics["nDCG@10"] == pytest.approx((1 / math.log2(3) + 1 / math.log2(4)) / ideal, abs=1e-4)
-    assert rank_metrics(outcomes[:1], 4) == {"RR@4": 0.5}
-    assert rank_metrics([], 4) == {"RR@4": 0}
-    assert rank_metrics(outcomes, 1) == {  # at the first rank alone
+    assert compute_rank_metrics(outcomes[:1], 4) == {"RR@4": 0.5}
+    assert compute_rank_metrics([], 4) == {"RR@4": 0}
+    assert compute_rank_metrics(outcomes, 1) == {  # at the first rank alone
         **dict.fromkeys(("RR@1", "R-precision", "recall@5", "nDCG@10", "Article@1", "Article@10"), 0)
     }
 
@@ -141,7 +141,7 @@ def test_every_metric_is_within_its_interval(make_hits) -> None:
     ]
     answer_judge = RetrievalJudge("answers")
     for judge, ranks in (
-        (answer_judge, rank_metrics(outcomes, 2)),
+        (answer_judge, compute_rank_metrics(outcomes, 2)),
         (RetrievalJudge("pages", {name: {"0": 1} for name in texts}), {}),
     ):
         estimates = judge.estimate_measures(outcomes, 2)

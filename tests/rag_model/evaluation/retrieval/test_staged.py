@@ -65,7 +65,7 @@ def test_metrics_of_a_stage_are_those_of_the_stage_as_a_retriever(
         )
         assert list(lists.values) == ["hnsw", "ivfpq", "rrf(hnsw, ivfpq)", reranker.name]
         assert [*lists.values.values()] == [judge.compute_values(alone, measures) for alone in outcomes]
-        assert list(lists.outcomes) == outcomes[-1]
+        assert list(lists.results) == outcomes[-1]
     assert progress == [(4, 4)] * 3
 
 
@@ -79,7 +79,7 @@ def test_the_source_document_of_a_question_is_excluded(snapshot: Snapshot, encod
         [hit.page_id for hit in hits if hit.page_id != question.own_document][:3]
         for question, hits in zip(SOURCED_QUESTIONS, deep, strict=True)
     ]
-    for outcomes in (stages.outcomes, list(retrieve(retriever, SOURCED_QUESTIONS, 3))):
+    for outcomes in (stages.results, list(retrieve(retriever, SOURCED_QUESTIONS, 3))):
         assert [[hit.page_id for hit in outcome.hits] for outcome in outcomes] == expected
         assert [[hit.rank for hit in outcome.hits] for outcome in outcomes] == [[1, 2, 3]] * 3
     for stage, values in stages.values.items():
