@@ -30,11 +30,12 @@ except ModuleNotFoundError:  # only the core package is installed, without the e
 
 from flows.command.reply import Common, Reply
 from rag_model.errors import BookwheelError, format_error
+from rag_model.process import INTERRUPTED
 from rag_model.secrets import mask_secrets, refuse_url_as_path
 from rag_model.store.versions.signatures import TRUST_VARIABLE, TrustedKeys
 from rag_model.untrusted_text import escape_controls
 
-_USAGE_EXIT_CODE = 2
+_USAGE_EXIT_CODE, _INTERRUPT_EXIT_CODE = 2, 130
 # These variables are set before Prefect and transformers are imported. Values that the user has set
 # are kept.
 _ENVIRONMENT = {
@@ -161,7 +162,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     atexit.register(gc.freeze)  # otherwise freeing the imported objects at exit takes a second
     if logging.lastResort is not None:
         logging.lastResort.setLevel(logging.ERROR)  # Beam's import warns of unused Google clients
-    sys.exit(run(command_words))
+    exit_code = run(command_words)
+    if exit_code == _INTERRUPT_EXIT_CODE:
+        INTERRUPTED.set()  # Python waits for threads, which may wait for a store
+    sys.exit(exit_code)
 
 
 def run(argv: Sequence[str]) -> int:
@@ -187,7 +191,9 @@ def run(argv: Sequence[str]) -> int:
         return _report_failure(str(error), error.exit_code, as_json=common.json)
     except KeyboardInterrupt:
         return _report_failure(
-            "interrupted: finished work is recorded; run the same command again to continue", 130, as_json=common.json
+            "interrupted: finished work is recorded; run the same command again to continue",
+            _INTERRUPT_EXIT_CODE,
+            as_json=common.json,
         )
     except Exception as error:
         if common.debug:
@@ -257,9 +263,11 @@ def handle_interrupts() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, previous_handler)
+        INTERRUPTED.clear()
 
 
 def _interrupt(signal_number: int, frame: object) -> None:
+    INTERRUPTED.set()
     raise KeyboardInterrupt
 
 

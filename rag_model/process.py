@@ -48,6 +48,7 @@ from typing import Any
 
 from rag_model.errors import BookwheelError, ResourceError, UsageError, error_from_dict, error_to_dict
 
+INTERRUPTED = threading.Event()  # set after Ctrl-C: the requests that other threads wait for end
 _MIB = 1 << 20
 _TEMPORARY_PREFIX = "bookwheel-run-"
 _ABANDONED_SECONDS = 60.0  # a younger folder may not be locked yet

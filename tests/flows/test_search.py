@@ -1,13 +1,18 @@
 """The imports of `bookwheel search`, and its default depth."""
 
+import signal
 import subprocess
 import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 
 from rag_model.integrations.langchain import BookwheelRetriever
 from rag_model.store.store import Store
+from tests.fixtures.s3_proxy import FaultyServer
+from tests.fixtures.serving import until
 from tests.fixtures.tiny_snapshot import publish_tiny
 from tests.flows.conftest import Bookwheel
 
@@ -57,3 +62,25 @@ def test_default_depth_is_capped_at_corpus_size(store: Path, tmp_path: Path, boo
     for command in (["search", "who?"], ["evaluate", "--questions", questions]):
         refused = bookwheel(*command, "--store", store, "-k", 3)
         assert (refused.code, "k is 3 but the snapshot holds 2 passages" in refused.err) == (2, True)
+
+
+def test_interrupt_ends_a_command_whose_threads_wait_for_the_store(
+    store: Path,
+    tmp_path: Path,
+    faulty_server: FaultyServer,
+    s3_bucket: Callable[[str], AbstractContextManager[str]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("BOOKWHEEL_CACHE", str(tmp_path / "cache"))
+    with s3_bucket(faulty_server.url) as url:
+        remote = Store.open(url, create=True)
+        for file in Store.open(str(store)).files.iter_tree():
+            remote.files.write(file.path, (store / file.path).read_bytes())
+        faulty_server.fault = lambda request: "hold" if request.method == "GET" and request.touches("/blobs/") else None
+        with subprocess.Popen([sys.executable, "-m", "flows.cli", "verify", "--store", url]) as process:
+            until(lambda: faulty_server.held)
+            process.send_signal(signal.SIGINT)
+            try:
+                assert process.wait(60) == 130
+            finally:
+                process.kill()

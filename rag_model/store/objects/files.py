@@ -37,6 +37,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from rag_model.atomic_write import atomic_write
 from rag_model.errors import StoreError, UsageError, format_error
+from rag_model.process import INTERRUPTED
 from rag_model.ranges import RangeFile
 from rag_model.store.objects.buckets import CLOUDS, find_cloud
 from rag_model.untrusted_text import parse_json
@@ -174,6 +175,11 @@ def read_ahead(read: Callable[[Item], Output], items: Sequence[Item], n_ahead: i
                 futures.extend(pool.submit(read, item) for item in islice(remaining_items, 1))
         finally:
             pool.shutdown(cancel_futures=True)
+
+
+def _check_interrupt() -> None:
+    if INTERRUPTED.is_set():
+        raise KeyboardInterrupt
 
 
 def _start_call(fs: Any, method: str, arguments: Sequence[Any], options: Mapping[str, Any]) -> "Future[Any]":
@@ -488,15 +494,21 @@ class Files:
             return file.read(-1 if end is None else end - start)
 
     def _call_remote(self, method: str, path: str, *arguments: Any, **options: Any) -> Any:
-        """Call a method of the file system, interruptibly; see `make_interruptible`."""
+        """Call a method of the file system, interruptibly; see `make_interruptible`.
+
+        Ctrl-C interrupts only the main thread, so requests of other threads look for it.
+        """
         arguments = self._get_full_path(path), *arguments
-        if self._check is None or self.is_local:
+        check = self._check
+        if check is None and threading.current_thread() is not threading.main_thread():
+            check = _check_interrupt
+        if check is None or self.is_local:
             return getattr(self._fs, method)(*arguments, **options)
-        self._check()
+        check()
         request = _start_call(self._fs, method, arguments, options)
         try:
             while not wait([request], _CHECK_SECONDS).done:
-                self._check()
+                check()
             return request.result()
         finally:
             request.cancel()  # has no effect on a request that has ended
