@@ -62,7 +62,7 @@ class AnswerUsage:
     prompt_tokens: Annotated[int, "Number of tokens read, in all contexts if passages are marginalised."]
     new_tokens: Annotated[int, "Number of tokens written."]
     cost: Annotated[float | None, "Cost in the currency of the given prices; null: no prices are known."]
-    estimated: Annotated[bool, "Whether the service counted the tokens, because the endpoint did not."]
+    estimated: Annotated[bool, "Whether the service counted the tokens, as the endpoint did not."]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class AnswerExcerpt:
     title: str
     section: str
     url: Annotated[str, "Address of the article's revision."]
-    places: Annotated[tuple[int, ...], "Positions of its passages in the answer's `passages`, from 0."]
+    places: Annotated[tuple[int, ...], "Positions of its passages in `passages`, from 0."]
     text: Annotated[str, "The text, as the model read it."]
     revision: Annotated[int, "Id of the article's revision; 0 if the source has none."] = 0
     revised: Annotated[str | None, "Time of the revision, ISO 8601 in UTC; null: unknown."] = None
@@ -111,7 +111,7 @@ class AnswerRoute:
 class ReportedProblem:
     """The reason why a model gave no answer, or a doubtful one."""
 
-    kind: Annotated[str, "One of reasoning, refused, filtered, tool_call, empty and prompt_truncated."]
+    kind: Annotated[str, "One of reasoning, refused, filtered, tool_call, empty, prompt_truncated."]
     message: Annotated[str, "The problem, in one sentence."]
 
 
@@ -121,7 +121,7 @@ class AnsweredQuestion:
 
     question: str
     answer: Annotated[str, "The answer; it may be empty."]
-    ended: Annotated[bool, "Whether the answer is complete; false: truncated at the maximum length."]
+    ended: Annotated[bool, "Whether the answer is complete; false: cut at the maximum length."]
     log_likelihood: Annotated[float | None, "log p(y|x) in nats; null: not finite or unknown."]
     passages: tuple[ReadHit, ...]
     context: Annotated[tuple[AnswerExcerpt, ...], "The excerpts in the prompt. " + _ONE_PROMPT, _OMITTABLE] = ()
@@ -135,7 +135,7 @@ class AnsweredQuestion:
     abstained: Annotated[bool | None, "Whether the confidence is below the service's threshold.", _OMITTABLE] = None
     problem: Annotated[ReportedProblem | None, "Why the answer is empty or doubtful.", _OMITTABLE] = None
     memory: Annotated[str | None, "The answer is from `weights` or `passages`; null: no answer.", _OMITTABLE] = None
-    route: Annotated[AnswerRoute | None, "Only if the reader chooses the memory.", _OMITTABLE] = None
+    route: Annotated[AnswerRoute | None, "Only if the reader chooses a memory.", _OMITTABLE] = None
     closed_book_log_likelihood: Annotated[
         float | None, "Log-likelihood of the same answer without passages, in nats.", _OMITTABLE
     ] = None
@@ -175,7 +175,7 @@ class SnapshotReply:
     retrievers: Annotated[tuple[str, ...], "Configured retrievers; the first is the default."]
     model: str | None
     refused: RefusedVersion | None
-    store_problem: Annotated[str | None, "Why the last poll of the store failed; null: it succeeded."]
+    store_problem: Annotated[str | None, "Why the store's last poll failed; null: it succeeded."]
     explanations: Annotated[tuple[str, ...], "A description of each retriever, in one line."] = ()
     kinds: Annotated[tuple[str, ...], "Kinds of passages, for `where`; empty: only prose."] = ()
     notes: Annotated[tuple[str, ...], "Indexes that do not fit into the service's memory, with the recall lost."] = ()

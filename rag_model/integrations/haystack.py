@@ -54,7 +54,8 @@ class BookwheelRetriever:
             UsageError: Not exactly one of `store`, `folder` and `service` is given, or `top_k` is
                 below 1.
         """
-        _check_top_k(top_k)
+        if top_k is not None and top_k < 1:
+            raise UsageError(f"top_k is {top_k}: request at least 1 passage")
         token_value = None if token is None else token.resolve_value()
         self.source = LazySource(SourceSettings(store, ref, dest, folder, service, token_value, retriever, encoder))
         self.token, self.top_k, self.search_metadata = token, top_k, search_metadata
@@ -98,8 +99,3 @@ class BookwheelRetriever:
                 for hit in result.hits
             ]
         }
-
-
-def _check_top_k(top_k: int | None) -> None:
-    if top_k is not None and top_k < 1:
-        raise UsageError(f"top_k is {top_k}: request at least 1 passage")

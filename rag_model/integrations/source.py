@@ -185,7 +185,9 @@ def open_source(settings: SourceSettings) -> PassageSource:
 
         return ServiceSource(Client(settings.service, settings.token), settings.retriever)
     if settings.dest:
-        return open_following_source(settings)
+        retrievers = () if settings.retriever is None else (settings.retriever,)
+        target = FollowedRef(settings.store or "", settings.ref or "latest", Path(settings.dest))
+        return FollowingSource.open(target, ServiceSettings(retrievers=retrievers))
     return _open_snapshot_source(settings)
 
 
@@ -259,14 +261,3 @@ class FollowingSource:
         """Stop following the ref, and free all resources."""
         self.follower.stop()
         self._slot.close()
-
-
-def open_following_source(source_settings: SourceSettings) -> FollowingSource:
-    """Pull and open the snapshot of a ref, and follow the ref.
-
-    Raises:
-        BookwheelError: For the same reasons as `FollowingSource.open`.
-    """
-    retrievers = () if source_settings.retriever is None else (source_settings.retriever,)
-    target = FollowedRef(source_settings.store or "", source_settings.ref or "latest", Path(source_settings.dest or ""))
-    return FollowingSource.open(target, ServiceSettings(retrievers=retrievers))

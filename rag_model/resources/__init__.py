@@ -116,16 +116,16 @@ def choose_resources(work: WorkEstimate, limits: RunLimits, hours: float) -> Run
         for gpus in range(max_gpus + 1)
         for cores in range(max(1, gpus), limits.cores + 1)
     ]
-    candidates_in_memory = [candidate for candidate in candidates if candidate.memory <= memory_limit]
-    if not candidates_in_memory:
+    fitting_candidates = [candidate for candidate in candidates if candidate.memory <= memory_limit]
+    if not fitting_candidates:
         stage_memory = work.compute_stage_memory(1)
         largest_stage = max(stage_memory, key=stage_memory.__getitem__)
         raise ResourceError(
             f"the stage {largest_stage} needs {format_bytes(candidates[0].memory)} of memory, and a run may use "
             f"{format_bytes(memory_limit)}: raise the limit, or use smaller batches, fewer passages or a smaller model"
         )
-    fast_candidates = (candidate for candidate in candidates_in_memory if candidate.hours <= max(hours, 1 / 3600))
-    return next(fast_candidates, min(candidates_in_memory, key=lambda candidate: candidate.hours))
+    fast_candidates = (candidate for candidate in fitting_candidates if candidate.hours <= max(hours, 1 / 3600))
+    return next(fast_candidates, min(fitting_candidates, key=lambda candidate: candidate.hours))
 
 
 def estimate_weight_bytes(*models: "Architecture") -> int:

@@ -118,11 +118,7 @@ def estimate_stage_seconds(plan: IndexPlan, d: int = 0) -> dict[str, float]:
     """
     kind, tasks_by_stage = get_kind(plan.kind), {"train": 1, "scatter": 1, "shard": plan.shards, "merge": 1}
     input_bytes = plan.n * estimate_row_bytes(kind.represents, d)
-    return {
-        stage: n_tasks * kind.seconds(plan, stage, plan.n // n_tasks, input_bytes)
-        for stage, n_tasks in tasks_by_stage.items()
-        if n_tasks
-    }
+    return {stage: n * kind.seconds(plan, stage, plan.n // n, input_bytes) for stage, n in tasks_by_stage.items() if n}
 
 
 def estimate_query_seconds(tree: Node, n_passages: int, d: int, token_indexes: Collection[str]) -> float:
@@ -139,7 +135,7 @@ def estimate_query_seconds(tree: Node, n_passages: int, d: int, token_indexes: C
     Raises:
         UsageError: the number of passages of a `maxsim` call is invalid.
     """
-    n_scored_passages = 0
+    n_scored = 0
     maxsim_operations = QUESTION_TOKENS * TOKENS_PER_PASSAGE * 2.0 * DIM  # per passage
     if isinstance(tree, Word):
         name = tree.split_depth()[0]
@@ -150,9 +146,9 @@ def estimate_query_seconds(tree: Node, n_passages: int, d: int, token_indexes: C
         return 0.0
     child_nodes = tree.arguments
     if tree.name == "maxsim":
-        n_scored_passages = min(n_passages, tree.get_int(2, DEFAULT_MAXSIM_DEPTH, 1, MAX_MAXSIM_DEPTH))
+        n_scored = min(n_passages, tree.get_int(2, DEFAULT_MAXSIM_DEPTH, 1, MAX_MAXSIM_DEPTH))
         child_nodes = child_nodes[:1]
-    seconds = n_scored_passages * (maxsim_operations / _COMPARE_RATE + _DECODE_SECONDS)
+    seconds = n_scored * (maxsim_operations / _COMPARE_RATE + _DECODE_SECONDS)
     return seconds + sum(estimate_query_seconds(child_node, n_passages, d, token_indexes) for child_node in child_nodes)
 
 

@@ -150,8 +150,7 @@ class ProductRetriever(SnapshotRetriever):
 
 
 def compute_inner_products(vectors: Vectors, queries: Vectors) -> Vectors:
-    """Return the (…, k) float32 inner products of (…, k, d) vectors and (…, d) queries, summed in
-    float64.
+    """Return the (…, k) float32 inner products of (…, k, d) vectors and (…, d) queries.
 
     Readers and trainings both use this function, so that they compute the same p(z|x). The sums are
     in float64 because float32 sums depend on the order of addition, and a low temperature amplifies

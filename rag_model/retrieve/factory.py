@@ -116,10 +116,10 @@ def open_retrievers(
     Raises:
         BookwheelError: as for `open_retriever`.
     """
-    checked_expressions = [snapshot.manifest.content.default_retriever] if expressions is None else expressions
+    texts = [snapshot.manifest.content.default_retriever] if expressions is None else expressions
     store_url = snapshot.location if isinstance(snapshot.location, str) else None
     context = RetrieverContext(snapshot, _get_encoder_loader(encoder), PairScorerCache(store or store_url))
-    built_retrievers = [build_retriever(context, text, products=products) for text in checked_expressions]
+    built_retrievers = [build_retriever(context, text, products=products) for text in texts]
     if isinstance(encoder, str):
         index_names = RetrieverNeeds.merge(retriever.needs for retriever in built_retrievers).index_names
         context.use_encoder(load_question_encoder(encoder), index_names)
@@ -129,7 +129,7 @@ def open_retrievers(
     except BookwheelError as error:
         if expressions is not None:
             raise
-        message = f"the snapshot's default retriever {checked_expressions[0]} cannot be opened: {error}"
+        message = f"the snapshot's default retriever {texts[0]} cannot be opened: {error}"
         raise type(error)(message) from error
     return tuple(retriever.retriever for retriever in built_retrievers)
 

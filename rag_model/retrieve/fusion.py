@@ -51,10 +51,10 @@ class FusedRetriever(SnapshotRetriever):
 
     def find(self, queries: Queries, k: int) -> RankedRows:
         """Search every child retriever, and rank by the fused score; ties are ordered by row."""
-        child_rankings = tuple(child.find(queries, max(DEFAULT_DEPTH, k)) for child in self._children)
-        fused_rows, scores = self._fuse_lists(child_rankings)
-        passage_by_row = {row: passage for ranking in child_rankings for row, passage in ranking.passages.items()}
-        return RankedRows(self.name, fused_rows, scores, legs=child_rankings, passages=passage_by_row).truncate(k)
+        rankings = tuple(child.find(queries, max(DEFAULT_DEPTH, k)) for child in self._children)
+        fused_rows, scores = self._fuse_lists(rankings)
+        passage_by_row = {row: passage for ranking in rankings for row, passage in ranking.passages.items()}
+        return RankedRows(self.name, fused_rows, scores, legs=rankings, passages=passage_by_row).truncate(k)
 
 
 def fuse(lists: Sequence[Rows], k: int, weights: Sequence[float]) -> tuple[Rows, Scores]:

@@ -25,7 +25,7 @@ from rag_model.retrieve.indexes import get_index_sizes
 from rag_model.retrieve.models import PairScorer, list_model_files
 from rag_model.retrieve.retriever import ChildRetriever, Queries, RankedRows, SnapshotRetriever
 
-_DEFAULT_RERANK_DEPTH = 50  # passages to score; beyond 100 the quality grows little
+_DEFAULT_DEPTH = 50  # passages to score; beyond 100 the quality grows little
 _MAX_RERANK_DEPTH = 1_000
 DEFAULT_MAXSIM_DEPTH = 500  # passages to score, about 60,000 tokens
 MAX_MAXSIM_DEPTH = 10_000
@@ -36,9 +36,7 @@ _MAX_ROUNDS = 4
 class RerankedRetriever(SnapshotRetriever):
     """A `Retriever` that reranks the first `depth` hits of a child retriever with a model."""
 
-    def __init__(
-        self, child: ChildRetriever, scorer: PairScorer, model: str, depth: int = _DEFAULT_RERANK_DEPTH
-    ) -> None:
+    def __init__(self, child: ChildRetriever, scorer: PairScorer, model: str, depth: int = _DEFAULT_DEPTH) -> None:
         """Score the first `depth` hits of `child` with `scorer`, which an expression names
         `model`.
         """
@@ -83,12 +81,9 @@ class RerankedRetriever(SnapshotRetriever):
             )
         scores = np.full(candidates.rows.shape, -np.inf, np.float32)
         scores[is_hit] = pair_scores
-        sorted_columns = np.lexsort((candidates.rows, -scores), axis=1)
-        products = None if candidates.products is None else np.take_along_axis(candidates.products, sorted_columns, 1)
-        rows, scores = (
-            np.take_along_axis(candidates.rows, sorted_columns, 1),
-            np.take_along_axis(scores, sorted_columns, 1),
-        )
+        order = np.lexsort((candidates.rows, -scores), axis=1)
+        products = None if candidates.products is None else np.take_along_axis(candidates.products, order, 1)
+        rows, scores = np.take_along_axis(candidates.rows, order, 1), np.take_along_axis(scores, order, 1)
         return RankedRows(self.name, rows, scores, products, (child_ranking,), passages).truncate(k)
 
 
@@ -104,7 +99,7 @@ def build_rerank(call: Call, factory: RetrieverFactory) -> SnapshotRetriever:
             "rerank takes a retriever, a model and the number of passages to score: rerank(hnsw, MODEL, 50)"
         )
     child = factory.leg(call.arguments[0])
-    depth = call.get_int(2, _DEFAULT_RERANK_DEPTH, 1, _MAX_RERANK_DEPTH)
+    depth = call.get_int(2, _DEFAULT_DEPTH, 1, _MAX_RERANK_DEPTH)
     scorer = factory.scorer(call.arguments[1])
     return RerankedRetriever(child, scorer, str(call.arguments[1]), depth)
 
@@ -172,11 +167,7 @@ class MaxSimRetriever(SnapshotRetriever):
         return _rank_rows(self.name, scored_candidates, tuple(child_rankings)).truncate(k)
 
     def _score_candidates(self, query: Vectors, candidates: Rows) -> tuple[Rows, Vectors]:
-        """Add neighbours to the candidates of an (l, d) query, and score all of them.
-
-        Returns:
-            (rows, scores): the given candidates in their order, and then the added neighbours.
-        """
+        """Return (rows, scores) for an (l, d) query: its candidates, and then added neighbours."""
         scores = self._tokens.score(query, candidates)
         for rounds_left in range(self._rounds, 0, -1):
             max_neighbours = (self._depth - len(candidates)) // rounds_left
@@ -206,16 +197,14 @@ class MaxSimRetriever(SnapshotRetriever):
 def _rank_rows(name: str, lists: Sequence[tuple[Rows, Vectors]], inputs: tuple[RankedRows, ...] = ()) -> RankedRows:
     """Rank the scored rows of each query, best first; ties are ordered by row."""
     n_columns = max(len(query_rows) for query_rows, _ in lists)
-    rows, scores = (
-        np.full((len(lists), n_columns), -1, np.int64),
-        np.full((len(lists), n_columns), -np.inf, np.float32),
-    )
+    rows = np.full((len(lists), n_columns), -1, np.int64)
+    scores = np.full(rows.shape, -np.inf, np.float32)
     for i, (query_rows, query_scores) in enumerate(lists):
         rows[i, : len(query_rows)], scores[i, : len(query_rows)] = query_rows, query_scores
     rows[scores == -np.inf] = -1  # passages without tokens have score -inf
     scores, rows = select_top_k(scores, rows, n_columns)
-    passage_by_row = {row: passage for ranking in inputs for row, passage in ranking.passages.items()}
-    return RankedRows(name, rows, scores, legs=inputs, passages=passage_by_row)
+    passages = {row: passage for ranking in inputs for row, passage in ranking.passages.items()}
+    return RankedRows(name, rows, scores, legs=inputs, passages=passages)
 
 
 def build_maxsim(call: Call, factory: RetrieverFactory) -> SnapshotRetriever:
@@ -236,12 +225,8 @@ def build_maxsim(call: Call, factory: RetrieverFactory) -> SnapshotRetriever:
         )
     child = factory.leg(call.arguments[0])
     tokens = factory.tokens(call.arguments[1])
-    depth = call.get_int(
-        2,
-        min(DEFAULT_MAXSIM_DEPTH, factory.max_depth or DEFAULT_MAXSIM_DEPTH),
-        1,
-        factory.max_depth or MAX_MAXSIM_DEPTH,
-    )
+    max_depth = factory.max_depth or MAX_MAXSIM_DEPTH
+    depth = call.get_int(2, min(DEFAULT_MAXSIM_DEPTH, max_depth), 1, max_depth)
     n_rounds = call.get_int("rounds", _DEFAULT_ROUNDS, 0, _MAX_ROUNDS)
     graph = factory.graph(call.options.get("graph")) if n_rounds else None
     return MaxSimRetriever(child, tokens, graph, depth, n_rounds)

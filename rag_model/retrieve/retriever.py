@@ -243,15 +243,13 @@ class SnapshotRetriever(ABC):
             row: (self._attribution.build_url(passage), self._attribution.build_credit_line(passage))
             for row, passage in passages.items()
         }
-        child_ranks = (
-            [_map_rows_to_ranks(child_list) for child_list in ranked_rows.iter_lists()] if ranked_rows.legs else None
-        )
+        child_ranks = [*map(_map_to_ranks, ranked_rows.iter_lists())] if ranked_rows.legs else None
         products = None if ranked_rows.products is None else ranked_rows.products.tolist()
         hits: list[list[Hit]] = []
-        for query_number, (query_rows, scores) in enumerate(
+        for i, (query_rows, scores) in enumerate(
             zip(ranked_rows.rows.tolist(), ranked_rows.scores.tolist(), strict=True)
         ):
-            row_products = repeat(None) if products is None else products[query_number]
+            row_products = repeat(None) if products is None else products[i]
             scored_rows = [entry for entry in zip(query_rows, scores, row_products, strict=False) if entry[0] >= 0]
             hits.append(
                 [
@@ -264,7 +262,7 @@ class SnapshotRetriever(ABC):
                         product,
                         (LegHit(ranked_rows.name, rank, score),)
                         if child_ranks is None
-                        else _build_child_hits(child_ranks, query_number, row),
+                        else _build_child_hits(child_ranks, i, row),
                     )
                     for rank, (row, score, product) in enumerate(scored_rows, start=1)
                 ]
@@ -301,7 +299,7 @@ class SnapshotRetriever(ABC):
 _ChildRanks = tuple[str, list[dict[int, tuple[int, float]]]]
 
 
-def _map_rows_to_ranks(ranked_rows: RankedRows) -> _ChildRanks:
+def _map_to_ranks(ranked_rows: RankedRows) -> _ChildRanks:
     row_lists = zip(ranked_rows.rows.tolist(), ranked_rows.scores.tolist(), strict=True)
     return ranked_rows.name, [
         {row: (rank, score) for rank, (row, score) in enumerate(zip(*row_list, strict=True), start=1) if row >= 0}
@@ -391,7 +389,7 @@ class RetrieverStage:
 
     @property
     def files(self) -> Mapping[str, int]:
-        """The size in bytes, by path, of each file that the stage reads, except its inputs' files."""
+        """The sizes in bytes, by path, of the files that the stage itself reads."""
         return {} if self.retriever is None else self.retriever.files
 
     def iter_stages(self) -> Iterator["RetrieverStage"]:

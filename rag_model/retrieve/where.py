@@ -90,16 +90,14 @@ class FilteredRetriever(SnapshotRetriever):
             message += f": build it with --structures {structure_names}, or leave out the condition"
         return UsageError(message)
 
-    def _select(self, ranked_rows: RankedRows, is_match: npt.NDArray[Any], k: int) -> RankedRows:
+    def _select(self, ranking: RankedRows, is_match: npt.NDArray[Any], k: int) -> RankedRows:
         """Return the first `k` rows of each query for which `is_match` is true, in their order."""
         matches_first = np.argsort(~is_match, axis=1, kind="stable")
-        hit_rows = np.take_along_axis(np.where(is_match, ranked_rows.rows, -1), matches_first, axis=1)
-        scores = np.take_along_axis(ranked_rows.scores, matches_first, axis=1)
-        products = (
-            None if ranked_rows.products is None else np.take_along_axis(ranked_rows.products, matches_first, axis=1)
-        )
-        legs = ranked_rows.legs or (ranked_rows,)
-        return RankedRows(self.name, hit_rows, scores, products, legs, ranked_rows.passages).truncate(k)
+        hit_rows = np.take_along_axis(np.where(is_match, ranking.rows, -1), matches_first, axis=1)
+        scores = np.take_along_axis(ranking.scores, matches_first, axis=1)
+        products = None if ranking.products is None else np.take_along_axis(ranking.products, matches_first, axis=1)
+        legs = ranking.legs or (ranking,)
+        return RankedRows(self.name, hit_rows, scores, products, legs, ranking.passages).truncate(k)
 
 
 def build(call: Call, factory: RetrieverFactory) -> SnapshotRetriever:

@@ -105,7 +105,7 @@ def run(
             snapshot does not have an index that the settings name.
         RefusedError: The vector space of the model's question encoder is not the snapshot's.
     """
-    prepare_process("" if link is None else f"worker {link.worker_number}: ")
+    prepare_process("" if link is None else f"worker {link.worker_id}: ")
     logging.getLogger("uvicorn").setLevel(logging.ERROR)  # uvicorn's warnings are clients' mistakes
     _raise_file_limit()
     if ANY_HOST in settings.allowed_hosts and (link is None or link.is_leader):
@@ -194,10 +194,7 @@ def _share_state(link: WorkerLink, service: Service, metrics: ServiceMetrics) ->
 
 
 def resolve_allowed_hosts(host: str, given_hosts: Sequence[str]) -> tuple[str, ...]:
-    """Return the given host names.
-
-    If there are none, allow any host, or only names of this machine if no other can connect.
-    """
+    """Return the given host names; without any, any host, or loopback for a loopback `host`."""
     if given_hosts:
         return tuple(given_hosts)
     is_loopback = host.startswith("127.") or host in LOOPBACK or f"[{host}]" in LOOPBACK

@@ -145,8 +145,8 @@ class Service:
         # Two tasks per worker, so that the next chunk waits in the queue while one is searched.
         n_workers = count_search_workers(self.settings)
         search_tasks = [
-            asyncio.ensure_future(search_chunks(leaves_core_free=task_number >= max(1, n_workers - 1)))
-            for task_number in range(2 * n_workers)
+            asyncio.ensure_future(search_chunks(leaves_core_free=i >= max(1, n_workers - 1)))
+            for i in range(2 * n_workers)
         ]
         try:
             await asyncio.gather(*search_tasks)

@@ -86,7 +86,7 @@ class WorkerLink:
 
     def __init__(
         self,
-        worker_number: int,
+        worker_id: int,
         connection: Connection,
         listeners: tuple[socket.socket, socket.socket | None],
         shared_numbers: Any,
@@ -97,7 +97,7 @@ class WorkerLink:
         """Store the arguments, which the supervisor passes to a new worker.
 
         Args:
-            worker_number: The worker's number; worker 0 is the leader.
+            worker_id: The worker's number; worker 0 is the leader.
             connection: Connection to the supervisor.
             listeners: The listening sockets of the service and of its health port.
             shared_numbers: Array in shared memory: the switch number of the current snapshot, then
@@ -105,7 +105,7 @@ class WorkerLink:
             metrics_folder: Folder of the metrics of all workers.
             is_restarted: Whether the worker replaces one that died.
         """
-        self.worker_number, self._connection, self._shared_numbers = worker_number, connection, shared_numbers
+        self.worker_id, self._connection, self._shared_numbers = worker_id, connection, shared_numbers
         self.listener, self.health_listener = listeners
         self.metrics_folder, self.is_restarted = metrics_folder, is_restarted
 
@@ -122,7 +122,7 @@ class WorkerLink:
     @property
     def is_leader(self) -> bool:
         """Whether this worker is the leader, which follows the ref for all workers."""
-        return self.worker_number == 0
+        return self.worker_id == 0
 
     @property
     def switch_number(self) -> int:
@@ -138,7 +138,7 @@ class WorkerLink:
 
         Differences of up to an eighth are ignored, so that a busy worker need not wait for others.
         """
-        self._shared_numbers[1 + self.worker_number] = n_connections
+        self._shared_numbers[1 + self.worker_id] = n_connections
         return any(n_others + n_others // _TOLERANCE_DIVISOR < n_connections for n_others in self._shared_numbers[1:])
 
     def send(self, kind: str, **values: Any) -> None:
@@ -229,7 +229,7 @@ class Supervisor:
         self._stop_time: float | None = None
         self._first_error: BookwheelError | None = None
         self._open_number = 0  # switch number of the last `open` message
-        # an `open` message, and the numbers of the workers that have not opened its snapshot yet
+        # an `open` message, and the ids of the workers that have not opened its snapshot yet
         self._opening: tuple[Message, set[int]] | None = None
         self._current: Message | None = None  # `open` message of the current snapshot
         self._state: Message | None = None  # the last `state` message of the leader
@@ -247,8 +247,8 @@ class Supervisor:
         try:
             with temporary_folder("metrics") as folder:
                 self._metrics_folder = folder
-                for worker_number in range(self._n_workers):
-                    self._start(worker_number, is_restarted=False)
+                for worker_id in range(self._n_workers):
+                    self._start(worker_id, is_restarted=False)
                 while self._workers or (self._stop_time is None and self._restart_times):
                     self._step()
         finally:
@@ -259,27 +259,20 @@ class Supervisor:
         if self._first_error is not None:
             raise self._first_error
 
-    def _start(self, worker_number: int, *, is_restarted: bool) -> None:
+    def _start(self, number: int, *, is_restarted: bool) -> None:
         supervisor_end, worker_end = _SPAWN_CONTEXT.Pipe()
-        self._shared_numbers[1 + worker_number] = 0
+        self._shared_numbers[1 + number] = 0
         link = WorkerLink(
-            worker_number,
-            worker_end,
-            self._listeners,
-            self._shared_numbers,
-            self._metrics_folder,
-            is_restarted=is_restarted,
+            number, worker_end, self._listeners, self._shared_numbers, self._metrics_folder, is_restarted=is_restarted
         )
         cores = max(1, count_cores() // self._n_workers)
-        process = _SPAWN_CONTEXT.Process(
-            target=_run_worker, args=(self._serve, link, cores), name=f"worker {worker_number}"
-        )
+        process = _SPAWN_CONTEXT.Process(target=_run_worker, args=(self._serve, link, cores), name=f"worker {number}")
         process.start()
         worker_end.close()
-        worker = self._workers[worker_number] = _Worker(worker_number, process, supervisor_end)
-        if worker_number and self._current is not None:
+        worker = self._workers[number] = _Worker(number, process, supervisor_end)
+        if number and self._current is not None:
             worker.send({**self._current, "is_served": True})
-        if worker_number and self._state is not None:
+        if number and self._state is not None:
             worker.send(self._state)
         process_ids = [os.getpid(), *(worker.process.pid for worker in self._workers.values())]
         self._send_to(self._workers, {"kind": "processes", "ids": process_ids})
@@ -304,9 +297,9 @@ class Supervisor:
                     worker.process.kill()
             return
         due_restarts = [number for number, restart_time in self._restart_times.items() if current_time >= restart_time]
-        for worker_number in due_restarts:
-            del self._restart_times[worker_number]
-            self._start(worker_number, is_restarted=self._was_ready)
+        for worker_id in due_restarts:
+            del self._restart_times[worker_id]
+            self._start(worker_id, is_restarted=self._was_ready)
 
     def _handle_signal(self, signal_number: int, frame: FrameType | None) -> None:
         self._stop(signal_number)
@@ -315,13 +308,13 @@ class Supervisor:
         self._stop_time = self._stop_time or time.monotonic()
         self._send_to(self._workers, {"kind": "stop", "signal": signal_number})
 
-    def _send_to(self, worker_numbers: Iterable[int], message: Message) -> None:
-        for worker_number in list(worker_numbers):
-            if worker := self._workers.get(worker_number):
+    def _send_to(self, worker_ids: Iterable[int], message: Message) -> None:
+        for worker_id in list(worker_ids):
+            if worker := self._workers.get(worker_id):
                 worker.send(message)
 
     def _list_nonleaders(self) -> list[int]:
-        return [worker_number for worker_number in self._workers if worker_number]
+        return [worker_id for worker_id in self._workers if worker_id]
 
     def _handle_message(self, sender: _Worker, message: Message) -> None:
         match message["kind"]:
@@ -377,31 +370,31 @@ class Supervisor:
             self._stop(signal.SIGINT)
 
     def _handle_death(self, worker: _Worker) -> None:
-        worker_number, exit_code = worker.number, worker.process.exitcode or 0
-        del self._workers[worker_number]
-        self._shared_numbers[1 + worker_number] = 2**63  # so that no worker waits for this one
+        worker_id, exit_code = worker.number, worker.process.exitcode or 0
+        del self._workers[worker_id]
+        self._shared_numbers[1 + worker_id] = 2**63  # so that no worker waits for this one
         for file in self._metrics_folder.glob(f"gauge_live*_{worker.process.pid}.db"):
             file.unlink()
         worker.connection.close()
         worker.process.join()
-        if self._opening is not None and not worker_number:
+        if self._opening is not None and not worker_id:
             opening, self._opening = self._opening[0], None
             self._send_to(self._list_nonleaders(), {"kind": "drop", "number": opening["number"]})
-        if self._opening is not None and worker_number in self._opening[1]:
-            reason = f"worker {worker_number} {_describe_exit(exit_code)} while it opened the snapshot"
+        if self._opening is not None and worker_id in self._opening[1]:
+            reason = f"worker {worker_id} {_describe_exit(exit_code)} while it opened the snapshot"
             self._finish_opening(error_to_dict(ResourceError(reason)))
         if self._stop_time is not None:
             return
-        pause = self._restart_pauses[worker_number]
+        pause = self._restart_pauses[worker_id]
         if time.monotonic() - worker.start_time > _HEALTHY_SECONDS:
             pause = _FIRST_PAUSE
-        self._restart_pauses[worker_number] = min(2 * pause, _MAX_PAUSE)
-        self._restart_times[worker_number] = time.monotonic() + pause
-        _LOG.error("worker %d %s and is restarted", worker_number, _describe_exit(exit_code))
+        self._restart_pauses[worker_id] = min(2 * pause, _MAX_PAUSE)
+        self._restart_times[worker_id] = time.monotonic() + pause
+        _LOG.error("worker %d %s and is restarted", worker_id, _describe_exit(exit_code))
         self._failed_starts += not self._was_ready
         if self._failed_starts >= _MAX_FAILED_STARTS:
             self._first_error = ResourceError(
-                f"worker {worker_number} {_describe_exit(exit_code)} before the service could answer, as "
+                f"worker {worker_id} {_describe_exit(exit_code)} before the service could answer, as "
                 f"workers did {self._failed_starts} times: give the service more memory, or fewer "
                 "--workers"
             )

@@ -182,7 +182,7 @@ def store_sparse_encoder(
         StoreError: the store has no such model.
         UsageError: a setting is unknown or does not apply, or the model encodes no passages.
     """
-    folder, question_folder, commits = _resolve_sparse_pair(model_store or store, name, recipe, pins)
+    folder, question_folder, commits = _find_sparse_pair(model_store or store, name, recipe, pins)
     spec = read_sparse_spec(folder, recipe.spec)
     space = name_space_by_content(compute_sparse_space(folder, spec), folder)
 
@@ -207,7 +207,7 @@ def store_bag(
         StoreError: the store has no such model.
         UsageError: a setting is unknown or does not apply.
     """
-    folder, question_folder, commits = _resolve_sparse_pair(model_store or store, name, recipe, pins)
+    folder, question_folder, commits = _find_sparse_pair(model_store or store, name, recipe, pins)
     bag_encoder, question_spec = store_bag_tokenizer(store, folder, recipe), read_sparse_spec(question_folder)
     check_same_space(
         read_declared_space(question_folder) or compute_sparse_space(question_folder, question_spec), bag_encoder.space
@@ -230,7 +230,7 @@ def store_bag_tokenizer(store: Store, folder: Path, recipe: RepresentRecipe | No
     return StoredEncoder(str(folder), spec, compute_bag_space(folder, spec), passage_files, (), "sparse", scale=1)
 
 
-def _resolve_sparse_pair(
+def _find_sparse_pair(
     model_store: Store, name: str, recipe: RepresentRecipe, pins: Pins
 ) -> tuple[Path, Path, tuple[tuple[str, str], ...]]:
     if recipe.muvera:
@@ -334,12 +334,11 @@ def _store_encoder_pair(
     Raises:
         UsageError: the question encoder declares another space.
     """
-    is_shared = question_folder == passage_folder
-    if not is_shared and (question_space := read_declared_space(question_folder)) is not None:
+    if question_folder != passage_folder and (question_space := read_declared_space(question_folder)) is not None:
         check_same_space(question_space, space)
     with temporary_folder("encoder") as workdir:
         passage_files = _store_files(store, collect_files(passage_folder, workdir))
-        if is_shared:
+        if question_folder == passage_folder:
             return passage_files, passage_files
         return passage_files, _store_files(store, collect_files(question_folder, workdir))
 

@@ -426,9 +426,7 @@ def _compare_ids(ids: Sequence[str], vector_ids: Iterator[tuple[str, int, str | 
 def _write_vectors(
     task: ImportTask, vectors: VectorInput, is_live: npt.NDArray[np.bool_], out: IO[bytes]
 ) -> Iterator[bytes | memoryview]:
-    """Write the rows for which `is_live` is true to a `.npy` file; yield each block after writing
-    it.
-    """
+    """Write the live rows to a `.npy` file; yield each block after writing it."""
     dtype, n_read = np.dtype(task.dtype), 0
     source_by_path = {str(file.path): file for file in vectors.files}
     if any(file.d != task.dim for file in vectors.files):
@@ -442,8 +440,8 @@ def _write_vectors(
         vector_input = VectorInput((source_by_path[file_path],))
         error_advice = "correct it, or remove the passage and its vector"
         for _, block in iter_finite_rows(vector_input, "refuse", first_row, end_row, error_advice):
-            block_mask = is_live[n_read : n_read + len(block)]
-            live_block = np.ascontiguousarray(block if block_mask.all() else block[block_mask], dtype)
+            mask = is_live[n_read : n_read + len(block)]
+            live_block = np.ascontiguousarray(block if mask.all() else block[mask], dtype)
             out.write(live_block.data)
             yield live_block.data
             n_read += len(block)

@@ -106,7 +106,7 @@ def measure_snapshot(
         snapshot: a snapshot, published or not.
         recipe: the depth k of recall, and the floors.
         measurements: the measurement of each index, by name.
-        merge_stats: the statistics of each index's merge, by name, with the number of repaired nodes.
+        merge_stats: statistics of each index's merge, by name, with the number of repaired nodes.
 
     Raises:
         InputError: questions or a model cannot be read.
@@ -115,7 +115,9 @@ def measure_snapshot(
     return SnapshotMetrics(
         min(recipe.k, snapshot.n),
         {
-            name: IndexRecalls(_get_full_factory(indexes[name]), measurement.recalls)
+            name: IndexRecalls(
+                with_refinement(indexes[name]["factory"], indexes[name].get("refine")), measurement.recalls
+            )
             for name, measurement in measurements.items()
         },
         {name: measurement.curve for name, measurement in measurements.items() if measurement.curve},
@@ -154,10 +156,6 @@ def score_retriever(snapshot: Snapshot, floor: QuestionFloor) -> RetrieverScore:
     depth = min(judge.get_cutoff(floor.measure), retriever.most)
     outcomes = list(retrieve(retriever, question_set.questions, depth, patterns=floor.patterns))
     return RetrieverScore(expression, estimate_mean(judge.compute_values(outcomes, [floor.measure])[floor.measure]))
-
-
-def _get_full_factory(index_entry: Mapping[str, Any]) -> str:
-    return with_refinement(index_entry["factory"], index_entry.get("refine"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,9 +210,9 @@ def choose_sample_rows(
 
     `candidates` are the results of `rank_passages` for each part.
     """
-    part_starts = np.cumsum([0, *(part.rows for part in snapshot.parts)])
+    starts = np.cumsum([0, *(part.rows for part in snapshot.parts)])
     all_keys = np.concatenate([np.empty(0, np.uint64), *(part_keys for part_keys, _ in candidates)])
-    rows = [part_rows + start for (_, part_rows), start in zip(candidates, part_starts, strict=False)]
+    rows = [part_rows + start for (_, part_rows), start in zip(candidates, starts, strict=False)]
     sample_positions = np.unique(all_keys, return_index=True)[1][:n_queries]
     chosen_rows = np.concatenate([np.empty(0, np.int64), *rows])[sample_positions]
     return dict(zip(chosen_rows.tolist(), all_keys[sample_positions].tolist(), strict=True))

@@ -238,9 +238,10 @@ class PartMatch:
                     fits_buffer = _DELTA_EXPANSION * delta.size <= buffer_bytes
                     delta_file = pa.BufferReader(store.blobs.read(delta)) if fits_buffer else get_delta_path()
                     with PassageFile(delta_file) as file:
-                        parent_rows = _offset_rows(start, compute_base_rows(file, n_rows, part.rows, by_text=by_text))
+                        base_rows = compute_base_rows(file, n_rows, part.rows, by_text=by_text)
                         new_texts = list(file.iter_batches(_TEXT_COLUMNS)) if fits_buffer else []
                     buffered_texts = new_texts if _count_bytes(new_texts) <= buffer_bytes else ()
+                    parent_rows = np.where(base_rows < 0, base_rows, base_rows + start)
                     return cls(parent_rows, get_passages_path, get_delta_path, buffered_texts)
         hashes, parent_rows = read_hashes(get_passages_path()), np.full(part.rows, -1, np.int64)
         if len(hashes) != part.rows:
@@ -270,7 +271,3 @@ class PartMatch:
 
 def _count_bytes(batches: Sequence[pa.RecordBatch]) -> int:
     return sum(batch.nbytes for batch in batches)
-
-
-def _offset_rows(first_row: int, part_rows: Rows) -> Rows:
-    return np.where(part_rows < 0, part_rows, part_rows + first_row)

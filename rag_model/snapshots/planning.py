@@ -90,8 +90,8 @@ def plan_parts(
 
     The parent's page ranges are kept where possible (`rag_model.corpus.parts`). The pages of a
     MediaWiki site are kept in the store, and later only changed pages are fetched; `source_store`
-    is another store that has such pages. The first pages come from the parent's dump if that is a dump
-    of the site; a message about this is passed to `say`.
+    is another store that has such pages. The first pages come from the parent's dump if that is a
+    dump of the site; a message about this is passed to `say`.
 
     Raises:
         InputError: a file is missing, damaged, or not of the type that its name says.

@@ -50,7 +50,7 @@ class RetrievedPassages:
 class AnswerDelta:
     """New text to append to one answer."""
 
-    question_position: int  # position of the question in its request, from 0
+    position: int  # position of the question in its request, from 0
     text: str
 
 
@@ -84,7 +84,7 @@ class AnswerProgress:
         """Wait for updates and return them in order; [] after `finish`."""
         await self._change_event.wait()
         updates: list[RetrievedPassages | AnswerDelta] = [] if self._passages is None else [self._passages]
-        updates += [AnswerDelta(question_position, text) for question_position, text in self._texts.items()]
+        updates += [AnswerDelta(position, text) for position, text in self._texts.items()]
         self._passages, self._texts = None, {}
         if not self._is_finished:
             self._change_event.clear()
@@ -95,7 +95,7 @@ class AnswerProgress:
         self._change_event.set()
 
     def _store_delta(self, delta: AnswerDelta) -> None:
-        self._texts[delta.question_position] = self._texts.get(delta.question_position, "") + delta.text
+        self._texts[delta.position] = self._texts.get(delta.position, "") + delta.text
         self._change_event.set()
 
     def _call_in_loop(self, method: Callable[[Any], None], argument: object) -> None:
@@ -254,12 +254,12 @@ class Batcher(Generic[_Reply]):
         self._active_requests = 0  # requests that workers are processing
         self._worker_count = workers
         self._idle_workers = 0  # workers that wait for a batch; they share the queue evenly
-        self._sleepers: dict[int, _Sleeper] = {}  # sleeping workers by worker number
+        self._sleepers: dict[int, _Sleeper] = {}  # sleeping workers by id
         self._waking_workers = 0  # workers that were woken but do not run yet
         self._is_closing = False
         self.threads = [
-            SupervisedThread(name, partial(self._run, worker_number, init_thread), on_thread_death)
-            for worker_number in range(workers)
+            SupervisedThread(name, partial(self._run, worker_id, init_thread), on_thread_death)
+            for worker_id in range(workers)
         ]
         for thread in self.threads:
             thread.start()
@@ -355,20 +355,21 @@ class Batcher(Generic[_Reply]):
     def _expire(self, request: QueuedRequest[_Reply], seconds: float) -> None:
         self._dequeue(request)
         if not request.is_abandoned:
-            request.reply.set_exception(_create_deadline_error(seconds))
+            error = DeadlineError(f"no answer within {seconds:g} s: ask fewer questions, or ask again later")
+            request.reply.set_exception(error)
 
     def _dequeue(self, request: QueuedRequest[_Reply]) -> None:
         """Remove the request of a disconnected caller, unless a worker has already taken it."""
         with self._lock:
             self._queue.remove(request)
 
-    def _run(self, worker_number: int, init_thread: Callable[[], None]) -> None:
+    def _run(self, worker_id: int, init_thread: Callable[[], None]) -> None:
         init_thread()
         last_batch_size = 0  # requests in this thread's last batch
-        while requests := self._wait_for_batch(worker_number, last_batch_size):
+        while requests := self._wait_for_batch(worker_id, last_batch_size):
             last_batch_size = len(requests)
             try:
-                is_lone = worker_number == 0 and self._is_lone_request(requests)
+                is_lone = worker_id == 0 and self._is_lone_request(requests)
                 with self._lone_request_context() if is_lone else nullcontext():
                     replies = self._compute_replies(requests)
                 _deliver_replies(requests, replies)
@@ -384,7 +385,7 @@ class Batcher(Generic[_Reply]):
         """Return whether no other request is queued or being processed."""
         return len(requests) == self._active_requests == 1 and not self._queue
 
-    def _wait_for_batch(self, worker_number: int, last_batch_size: int) -> list[QueuedRequest[_Reply]]:
+    def _wait_for_batch(self, worker_id: int, last_batch_size: int) -> list[QueuedRequest[_Reply]]:
         """Wait for requests and return a batch; [] once the batcher is closed and empty.
 
         This worker has just answered `last_batch_size` requests, whose clients are expected to send
@@ -394,43 +395,41 @@ class Batcher(Generic[_Reply]):
             self._active_requests -= last_batch_size
             self._idle_workers += 1
             try:
-                requests = self._collect_batch(worker_number, last_batch_size)
+                requests = self._collect_batch(worker_id, last_batch_size)
                 self._active_requests += len(requests)
             finally:
                 self._idle_workers -= 1
             self._wake_worker()  # let another worker take the remaining requests
             return requests
 
-    def _collect_batch(self, worker_number: int, last_batch_size: int) -> list[QueuedRequest[_Reply]]:
+    def _collect_batch(self, worker_id: int, last_batch_size: int) -> list[QueuedRequest[_Reply]]:
         requests: list[QueuedRequest[_Reply]] = []
         # Another worker may have taken the requests in the meantime.
         while not requests and (self._queue or not self._is_closing):
             while not self._has_enough(1):
-                self._sleep(worker_number, 1)
+                self._sleep(worker_id, 1)
             # If every worker waits for an equal share, the batches stay equally large.
             min_requests = -(-(self._active_requests + last_batch_size) // self._worker_count)
             deadline = time.monotonic() + self._max_wait_seconds
             while not self._has_enough(min_requests) and (remaining_seconds := deadline - time.monotonic()) > 0:
-                self._sleep(worker_number, min_requests, remaining_seconds)
+                self._sleep(worker_id, min_requests, remaining_seconds)
             requests = self._pop_batch(min(self._batch_limit, -(-self._queue.question_count // self._idle_workers)))
         return requests
 
-    def _sleep(self, worker_number: int, min_requests: int, seconds: float | None = None) -> None:
+    def _sleep(self, worker_id: int, min_requests: int, seconds: float | None = None) -> None:
         self._wake_worker()  # enough requests may wait for another worker
-        self._sleepers[worker_number] = sleeper = _Sleeper(min_requests, threading.Condition(self._lock))
+        self._sleepers[worker_id] = sleeper = _Sleeper(min_requests, threading.Condition(self._lock))
         try:
             sleeper.condition.wait(seconds)
         finally:
-            if self._sleepers.pop(worker_number, None) is None:
+            if self._sleepers.pop(worker_id, None) is None:
                 self._waking_workers -= 1
 
     def _wake_worker(self) -> None:
         """Wake only the first sleeping worker for which enough requests wait."""
-        wakeable_workers = [
-            number for number, sleeper in self._sleepers.items() if self._has_enough(sleeper.min_requests)
-        ]
-        if len(self._queue) > self._waking_workers and wakeable_workers:
-            self._sleepers.pop(min(wakeable_workers)).condition.notify()
+        workers = [number for number, sleeper in self._sleepers.items() if self._has_enough(sleeper.min_requests)]
+        if len(self._queue) > self._waking_workers and workers:
+            self._sleepers.pop(min(workers)).condition.notify()
             self._waking_workers += 1
 
     def _pop_batch(self, max_questions: int) -> list[QueuedRequest[_Reply]]:
@@ -458,18 +457,14 @@ class Batcher(Generic[_Reply]):
         return [reply for request in requests for reply in self._compute_replies([request])]
 
 
-def _create_deadline_error(seconds: float) -> DeadlineError:
-    return DeadlineError(f"no answer within {seconds:g} s: ask fewer questions, or ask again later")
-
-
 def _create_crash_error(failure: BaseException) -> LibraryCrashError:
     return LibraryCrashError(f"a library failed on this request ({type(failure).__name__}): ask in other words")
 
 
 def _deliver_replies(requests: Sequence[QueuedRequest[_Reply]], replies: Sequence[_Reply | Exception]) -> None:
     for reply in replies:
-        # The frames of a traceback refer to the requests and the snapshot, and the requests to their
-        # replies. This cycle would keep a replaced snapshot in memory.
+        # The frames of a traceback refer to the requests and the snapshot, and the requests to
+        # their replies. This cycle would keep a replaced snapshot in memory.
         if isinstance(reply, Exception):
             reply.with_traceback(None)
     for loop in {request.loop for request in requests}:

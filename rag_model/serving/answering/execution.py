@@ -45,9 +45,7 @@ class _ProgressReporter:
 
     def __init__(self, snapshot: str, model_id: str, requests: Sequence[QueuedRequest[AnswerResult]]) -> None:
         self._snapshot, self._model = snapshot, model_id
-        recipients = [
-            (request.progress, position) for request in requests for position in range(len(request.questions))
-        ]
+        recipients = [(request.progress, i) for request in requests for i in range(len(request.questions))]
         # for each question of the batch: the progress of its request, and its position there
         self._recipients = recipients
         self.has_listeners = any(progress is not None for progress, _ in recipients)

@@ -697,9 +697,7 @@ def _open_retriever(context: RetrieverContext, expression: str, *, products: boo
 
 
 def _open_for_model(context: RetrieverContext, model: ServedModel | None) -> RetrieverContext | None:
-    """Return a context with the model's question encoder, or `context` itself if the model has no
-    encoder; None without a model.
-    """
+    """Return a context for a model, with its question encoder if it has one; None without model."""
     if model is None:
         return None
     return context if model.question_encoder is None else context.with_encoder(model.question_encoder)

@@ -597,7 +597,7 @@ class PulledFolder:
     model: None = None  # passages only
 
     def check(self, check_stop: Callable[[], None] | None = None) -> None:
-        """Check that the folder contains a snapshot; `check_stop` is not used, as the check is quick.
+        """Check that the folder contains a snapshot; this is quick, so `check_stop` is not used.
 
         Raises:
             StoreError: Nothing was pulled there, or the manifest is damaged.
@@ -639,30 +639,30 @@ class FolderFollower(FollowerThread):
     def poll(self) -> None:
         """Poll the folder once, and switch to a new snapshot."""
         self._pins.update(_refuse_pin, frozenset())
-        snapshot_folder = (self._folder / CURRENT if (self._folder / CURRENT).exists() else self._folder).resolve()
+        folder = (self._folder / CURRENT if (self._folder / CURRENT).exists() else self._folder).resolve()
         current = self._slot.current
-        if snapshot_folder == self._rejected_folder or (current is not None and current.id == snapshot_folder.name):
+        if folder == self._rejected_folder or (current is not None and current.id == folder.name):
             return
         try:
-            self._slot.swap(self._open_snapshot(snapshot_folder, current))
+            self._slot.swap(self._open_snapshot(folder, current))
             self._rejected_folder, self.problem = None, ""
         except FollowerStoppedError:
             raise
         except BookwheelError as error:
-            self._rejected_folder, self.problem = snapshot_folder, mask_secrets(str(error))
-            _LOG.error("%s is not served: %s", snapshot_folder, self.problem)
+            self._rejected_folder, self.problem = folder, mask_secrets(str(error))
+            _LOG.error("%s is not served: %s", folder, self.problem)
             if current is None:
                 self._on_fatal(error)
 
-    def _open_snapshot(self, snapshot_folder: Path, current: LoadedSnapshot | None) -> LoadedSnapshot:
-        with closing(Snapshot.from_folder(snapshot_folder)) as snapshot:
+    def _open_snapshot(self, folder: Path, current: LoadedSnapshot | None) -> LoadedSnapshot:
+        with closing(Snapshot.from_folder(folder)) as snapshot:
             content, snapshot_id = snapshot.manifest.content, snapshot.id
             available = AvailableRetrievers.plan(snapshot, self._settings, uses_inner_products=False)
             check_memory(content, available.indexes, self._settings)
             if self._settings.run_trials:
-                try_snapshot(snapshot_folder, content, available.indexes)
+                try_snapshot(folder, content, available.indexes)
         served_ref = ServedRef(CURRENT, 0, snapshot_id, "")
-        loaded_snapshot = LoadedSnapshot.open(snapshot_folder, served_ref, self._settings, None, current).warm_up()
+        loaded_snapshot = LoadedSnapshot.open(folder, served_ref, self._settings, None, current).warm_up()
         self._slot.prepare(loaded_snapshot)
         notify(self._observer.on_swap, loaded_snapshot, 0.0)
         return loaded_snapshot

@@ -88,7 +88,7 @@ class SnapshotSlot:
         return loaded_snapshot
 
     def prepare(self, loaded_snapshot: LoadedSnapshot) -> None:
-        """Prepare the swap to `loaded_snapshot`; with several workers, wait until all have opened it.
+        """Prepare the swap to `loaded_snapshot`; wait until all workers have opened it.
 
         Raises:
             BookwheelError: Another worker cannot open it; `loaded_snapshot` is closed.
@@ -123,10 +123,8 @@ class SnapshotSlot:
     def release(
         self, loaded_snapshot: LoadedSnapshot, run: Callable[[Callable[[], None]], object] = lambda free: free()
     ) -> None:
-        """Release a snapshot that was held.
-
-        The last release passes a function that frees the snapshot to `run`, which calls it, for
-        example in another thread.
+        """Release a snapshot that was held; the last release calls `run` with a function that frees
+        it, for example in another thread.
         """
         with self._lock:
             self._reader_counts[id(loaded_snapshot)] -= 1

@@ -95,7 +95,8 @@ def run_trial(
         BookwheelError: The files are unusable; the message is the child's.
         RefusedError: The child died, now or in an earlier trial.
     """
-    verdict_file = dest / _VERDICTS_FOLDER / f"{_digest_trial_inputs(trial_inputs)}.json"
+    digest = digest_json([version("bookwheel"), format_versions(*_ENGINES), trial_inputs]).partition(":")[2]
+    verdict_file = dest / _VERDICTS_FOLDER / f"{digest}.json"
     failure = _read_verdict(verdict_file)
     if failure is None:
         try:
@@ -106,10 +107,6 @@ def run_trial(
             _write_verdict(verdict_file, failure or "")
     if failure:
         raise RefusedError(f"{action} {failure}: {advice}, or delete {verdict_file} to try again")
-
-
-def _digest_trial_inputs(trial_inputs: Any) -> str:
-    return digest_json([version("bookwheel"), format_versions(*_ENGINES), trial_inputs]).partition(":")[2]
 
 
 def _read_verdict(verdict_file: Path) -> str | None:

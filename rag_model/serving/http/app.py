@@ -231,7 +231,7 @@ def format_event(name: str, data: bytes) -> bytes:
 
 def _format_update(questions: Sequence[str], update: RetrievedPassages | AnswerDelta) -> bytes:
     if isinstance(update, AnswerDelta):
-        return format_event("text", to_json({"answer": update.question_position, "text": update.text}))
+        return format_event("text", to_json({"answer": update.position, "text": update.text}))
     answers = [
         {"question": question, "passages": [hit.to_json() for hit in hits]}
         for question, hits in zip(questions, update.hits, strict=True)

@@ -58,7 +58,7 @@ CONTENT_TYPE = CONTENT_TYPE_LATEST
 _STATE_FILE = "state.prom"  # file of the leader's gauges in `WorkerLink.metrics_folder`
 _MAX_STATE_SECONDS = 60.0  # older gauges are not exported, because then the leader is not running
 # upper bounds of the buckets of histograms, in seconds for times
-_REQUEST_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+_TIME_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 _SWAP_BUCKETS = (0.1, 1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0)
 _SHARE_BUCKETS = (0.05, 0.1, 0.25, 0.5, 0.7, 0.8, 0.9, 1.0)
 _BATCH_SIZE_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -109,26 +109,22 @@ class ScrapeState:
 
     def iter_metrics(self) -> Iterator[Metric]:
         """Yield the metric families of the state."""
-        if self.served_snapshot is not None:
-            names = {
-                "snapshot": self.served_snapshot.snapshot,
-                "ref": self.served_snapshot.ref,
-                "index": self.served_snapshot.index,
-            }
+        if (info := self.served_snapshot) is not None:
+            names = {"snapshot": info.snapshot, "ref": info.ref, "index": info.index}
             yield InfoMetricFamily("bookwheel_snapshot", "The served snapshot.", value=names)
         if self.refusal is not None:
             refusal = self.refusal
             names = {"snapshot": refusal.snapshot, "ref": refusal.ref, "number": str(refusal.number)}
             yield InfoMetricFamily("bookwheel_snapshot_refused", "The refused version that the ref names.", value=names)
-        for name, help_text, gauge_value in self._iter_gauges():
+        for name, doc, gauge_value in self._iter_gauges():
             if gauge_value is not None:
-                yield GaugeMetricFamily(f"bookwheel_{name}", help_text, value=gauge_value)
+                yield GaugeMetricFamily(f"bookwheel_{name}", doc, value=gauge_value)
         yield from _build_trend_metrics(self.served_snapshot.trends if self.served_snapshot else ())
         yield from _build_collapse_metrics(self.quality.collapse)
 
     def _iter_gauges(self) -> Iterator[_Gauge]:
-        help_text = "Time since the last successful poll of the ref."
-        yield "ref_seen_age_seconds", help_text, _compute_age(self.now, self.store_seen_at)
+        doc = "Time since the last successful poll of the ref."
+        yield "ref_seen_age_seconds", doc, _compute_age(self.now, self.store_seen_at)
         if (served_snapshot := self.served_snapshot) is not None:
             yield "ref_number", "Number of the served move of the ref.", served_snapshot.number
             yield (
@@ -138,21 +134,21 @@ class ScrapeState:
             )
             yield "gate_recall_mean_ratio", "Recall in the gate, mean.", served_snapshot.recall_mean
             yield "gate_recall_p5_ratio", "Recall in the gate, 5th percentile.", served_snapshot.recall_p5
-        help_text = "Recall of sampled questions against exact search,"
-        yield "recall_mean_ratio", f"{help_text} mean.", self.quality.recall_mean
-        yield "recall_p5_ratio", f"{help_text} 5th percentile.", self.quality.recall_p5
-        help_text = "Drift of live questions from the evaluation's: squared MMD over its variance."
-        yield "question_drift_ratio", help_text, self.quality.drift
+        doc = "Recall of sampled questions against exact search,"
+        yield "recall_mean_ratio", f"{doc} mean.", self.quality.recall_mean
+        yield "recall_p5_ratio", f"{doc} 5th percentile.", self.quality.recall_p5
+        doc = "Drift of live questions from the evaluation's: squared MMD over its variance."
+        yield "question_drift_ratio", doc, self.quality.drift
         if (probe_metrics := self.probes) is not None:
-            help_text = "Share of probe questions that the model answers as recorded, without passages."
-            yield "probe_same_ratio", help_text, probe_metrics.same
-            help_text = "Change of the recorded answers' log-likelihood under the served model, mean nats a token."
-            yield "probe_likelihood_difference_nats", help_text, probe_metrics.difference
+            doc = "Share of probe questions that the model answers as recorded, without passages."
+            yield "probe_same_ratio", doc, probe_metrics.same
+            doc = "Change of the recorded answers' log-likelihood under the served model, mean nats a token."
+            yield "probe_likelihood_difference_nats", doc, probe_metrics.difference
 
 
 def _build_trend_metrics(trends: Iterable[Trend]) -> Iterator[Metric]:
-    help_text = "Median of the last builds over that of earlier ones: recall, distances per query, or cost."
-    gauge = GaugeMetricFamily("bookwheel_builds_trend_ratio", help_text, labels=["measure", "index"])
+    doc = "Median of the last builds over that of earlier ones: recall, distances per query, or cost."
+    gauge = GaugeMetricFamily("bookwheel_builds_trend_ratio", doc, labels=["measure", "index"])
     for trend in trends:
         gauge.add_metric([trend.measure, trend.index], trend.ratio)
     if gauge.samples:
@@ -160,10 +156,10 @@ def _build_trend_metrics(trends: Iterable[Trend]) -> Iterator[Metric]:
 
 
 def _build_collapse_metrics(collapse_by_verb: Mapping[str, CollapseStats]) -> Iterator[Metric]:
-    help_text = "Distinct passages among all hits of the window's distinct questions."
-    distinct_metric = GaugeMetricFamily("bookwheel_retrieval_distinct_ratio", help_text, labels=["verb"])
-    help_text = "Entropy of the hits over passages: 0 = all questions share their passages, 1 = uniform."
-    spread_metric = GaugeMetricFamily("bookwheel_retrieval_spread_ratio", help_text, labels=["verb"])
+    doc = "Distinct passages among all hits of the window's distinct questions."
+    distinct_metric = GaugeMetricFamily("bookwheel_retrieval_distinct_ratio", doc, labels=["verb"])
+    doc = "Entropy of the hits over passages: 0 = all questions share their passages, 1 = uniform."
+    spread_metric = GaugeMetricFamily("bookwheel_retrieval_spread_ratio", doc, labels=["verb"])
     for verb, collapse in collapse_by_verb.items():
         distinct_metric.add_metric([verb], collapse.distinct / (collapse.questions * collapse.k) if collapse.k else 0.0)
         spread_metric.add_metric([verb], collapse.spread)
@@ -209,26 +205,20 @@ class ServiceMetrics(Observer):
         self._registry = CollectorRegistry()
         self._queue_limits = {"search": settings.queue_questions, "answer": settings.queue_answers}
         self._requests = self._create_histogram(
-            "request_seconds", "Time of a request.", _REQUEST_BUCKETS, "verb", "status"
+            "request_seconds", "Time of a request.", _TIME_BUCKETS, "verb", "status"
         )
-        help_text = "Share of the queue in use when a request entered it."
-        self._queue = self._create_histogram("queue_filled_ratio", help_text, _SHARE_BUCKETS, "verb")
+        doc = "Share of the queue in use when a request entered it."
+        self._queue = self._create_histogram("queue_filled_ratio", doc, _SHARE_BUCKETS, "verb")
         self._batch_sizes = self._create_histogram("batch_questions", "Questions in a batch.", _BATCH_SIZE_BUCKETS)
-        self._encode_seconds = self._create_histogram(
-            "batch_encode_seconds", "Time to encode a batch.", _REQUEST_BUCKETS
-        )
-        self._search_seconds = self._create_histogram(
-            "batch_search_seconds", "Time to search a batch.", _REQUEST_BUCKETS
-        )
-        help_text = "Time of an answer by stage, as its share of the batch's time; stages add up to the answer."
-        self._stages = self._create_histogram("answer_stage_seconds", help_text, (*_REQUEST_BUCKETS, 60.0), "stage")
+        self._encode_seconds = self._create_histogram("batch_encode_seconds", "Time to encode a batch.", _TIME_BUCKETS)
+        self._search_seconds = self._create_histogram("batch_search_seconds", "Time to search a batch.", _TIME_BUCKETS)
+        doc = "Time of an answer by stage, as its share of the batch's time; stages add up to the answer."
+        self._stages = self._create_histogram("answer_stage_seconds", doc, (*_TIME_BUCKETS, 60.0), "stage")
         self._swap_seconds = self._create_histogram(
             "swap_seconds", "Time to pull, check and open a new snapshot.", _SWAP_BUCKETS
         )
-        help_text = "Loaded snapshots: the current one, those that requests named, and those being drained."
-        self._loaded_snapshots = Gauge(
-            "bookwheel_editions", help_text, registry=self._registry, multiprocess_mode="livemax"
-        )
+        doc = "Loaded snapshots: the current one, those that requests named, and those being drained."
+        self._loaded_snapshots = Gauge("bookwheel_editions", doc, registry=self._registry, multiprocess_mode="livemax")
         self._swaps = self._create_counter("swaps", "Attempts to swap to a new snapshot: ok or refused.", "outcome")
         self._polls = self._create_counter("looks", "Polls of the ref: ok or failed.", "outcome")
         self._deaths = self._create_counter("thread_deaths", "Threads that died and were restarted.", "thread")
@@ -236,16 +226,16 @@ class ServiceMetrics(Observer):
             self._deaths.labels(thread)
         if link is not None and link.is_restarted:
             self._deaths.labels("worker").inc()
-        help_text = "Answers: given, empty (the model wrote nothing), or abstained (below the threshold)."
-        self._answers = self._create_counter("answers", help_text, "outcome")
-        help_text = "Answers given whose words, numbers and names are in none of their passages."
-        self._unsupported = self._create_counter("answers_unsupported", help_text)
-        help_text = "Answers given from numbered passages, with or without a citation."
-        self._numbered_answers = self._create_counter("answers_numbered", help_text, "cited")
-        help_text = "Tokens that models read and wrote, for answers, override checks and probes."
-        self._tokens = self._create_counter("tokens", help_text, "use", "kind")
-        help_text = "Answers given, by the memory that they are from: weights or passages."
-        self._memories = self._create_counter("answers_memory", help_text, "memory")
+        doc = "Answers: given, empty (the model wrote nothing), or abstained (below the threshold)."
+        self._answers = self._create_counter("answers", doc, "outcome")
+        doc = "Answers given whose words, numbers and names are in none of their passages."
+        self._unsupported = self._create_counter("answers_unsupported", doc)
+        doc = "Answers given from numbered passages, with or without a citation."
+        self._numbered_answers = self._create_counter("answers_numbered", doc, "cited")
+        doc = "Tokens that models read and wrote, for answers, override checks and probes."
+        self._tokens = self._create_counter("tokens", doc, "use", "kind")
+        doc = "Answers given, by the memory that they are from: weights or passages."
+        self._memories = self._create_counter("answers_memory", doc, "memory")
         for counter, outcomes in (
             (self._answers, OUTCOMES),
             (self._numbered_answers, ("yes", "no")),
@@ -353,10 +343,10 @@ class ServiceMetrics(Observer):
             self._sampled_answers = self._create_counter(
                 "answers_sampled", "Answers given from passages that were checked."
             )
-            help_text = "Sampled answers that no passage supports and that the model also gives without passages."
-            self._override_answers = self._create_counter("answers_override", help_text)
-            help_text = "Sampled answers whose check failed; they are not among the checked ones."
-            self._unchecked_answers = self._create_counter("answers_unchecked", help_text)
+            doc = "Sampled answers that no passage supports and that the model also gives without passages."
+            self._override_answers = self._create_counter("answers_override", doc)
+            doc = "Sampled answers whose check failed; they are not among the checked ones."
+            self._unchecked_answers = self._create_counter("answers_unchecked", doc)
         if loaded_snapshot.model is not None:
             # The first call takes half a second; it is made here, so that the first answer does not
             # wait.
@@ -445,11 +435,11 @@ class ServiceMetrics(Observer):
             self._tokens.labels(use, "read").inc(usage.prompt_tokens)
             self._tokens.labels(use, "written").inc(usage.new_tokens)
 
-    def _create_histogram(self, name: str, help_text: str, buckets: Iterable[float], *labels: str) -> Histogram:
-        return Histogram(f"bookwheel_{name}", help_text, labels, buckets=tuple(buckets), registry=self._registry)
+    def _create_histogram(self, name: str, doc: str, buckets: Iterable[float], *labels: str) -> Histogram:
+        return Histogram(f"bookwheel_{name}", doc, labels, buckets=tuple(buckets), registry=self._registry)
 
-    def _create_counter(self, name: str, help_text: str, *labels: str) -> Counter:
-        return Counter(f"bookwheel_{name}", help_text, labels, registry=self._registry)
+    def _create_counter(self, name: str, doc: str, *labels: str) -> Counter:
+        return Counter(f"bookwheel_{name}", doc, labels, registry=self._registry)
 
 
 class _ProcessesCollector(Collector):

@@ -140,8 +140,8 @@ class ClosedBookChecker:
 
     def check(self, answer: Answer, stop: StopCheck) -> OverrideCheck:
         """Check the answer with `is_repeated`, and return the tokens of the closed-book answer."""
-        (closed_book_answer,) = self.reader.answer_from([answer.question], [()], AnswerCallbacks(stop))
-        return OverrideCheck(is_repeated(answer, closed_book_answer), closed_book_answer.usage)
+        (closed_book,) = self.reader.answer_from([answer.question], [()], AnswerCallbacks(stop))
+        return OverrideCheck(is_repeated(answer, closed_book), closed_book.usage)
 
 
 def can_check_overrides(model: ServedModel | None) -> bool:
@@ -186,12 +186,8 @@ class OverrideMonitor:
         """
         with self._condition:
             self._n_answers += 1
-            if (
-                not self._sample_every
-                or self._n_answers % self._sample_every
-                or self._is_closed
-                or len(self._queue) >= _QUEUE_LIMIT
-            ):
+            is_sampled = self._sample_every and self._n_answers % self._sample_every == 0
+            if not is_sampled or self._is_closed or len(self._queue) >= _QUEUE_LIMIT:
                 return
             self._queue.append((create_checker(), answer, unsupported))
             if not self._is_started:
