@@ -95,7 +95,7 @@ def build_index(
             order.
         out: the file to write; it is replaced atomically.
         recipe: the index to build.
-        column: column of Parquet files; None uses the only column of float lists.
+        column: the vector column of Parquet files; None uses the only column of float lists.
         invalid: `refuse` vectors that hold a NaN or an infinity, or `drop` these rows. With `drop`,
             `out` + `.rows.npy` holds the original row of each id of the index.
 
@@ -143,7 +143,7 @@ def install_index(index: Path, out: Path, search: Mapping[str, int], kept_rows: 
     Args:
         index: the file to move; it is copied if `out` is on another disk.
         out: the destination.
-        search: efSearch, or nprobe and refine.
+        search: default search parameters: efSearch, or nprobe and refine.
         kept_rows: the original row of each id; None if ids are the row numbers, in which case no
             `.rows.npy` file is written.
 
@@ -159,7 +159,7 @@ def install_index(index: Path, out: Path, search: Mapping[str, int], kept_rows: 
         with atomic_write(out) as temporary:
             try:
                 index.rename(temporary)
-            except OSError:  # on another disk
+            except OSError:  # `out` is on another disk
                 shutil.copyfile(index, temporary)
             write_default_search(temporary, search)
     except OSError as error:

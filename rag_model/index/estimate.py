@@ -15,11 +15,11 @@ from rag_model.index.files.engine import FaissIndex, faiss, to_faiss_metric
 from rag_model.index.files.intake import PART_BYTES
 from rag_model.index.files.vectors import BLOCK_BYTES
 from rag_model.index.graphs.cells import count_cell_sample
-from rag_model.index.lists.list_file import BLOCK_BYTES as LIST_BLOCK
+from rag_model.index.lists.list_file import BLOCK_BYTES as LIST_BLOCK_BYTES
 from rag_model.index.lists.training import get_inverted_lists
 from rag_model.index.quality.results import PROCESS_BYTES, ResourceEstimate
 from rag_model.index.recipe import (
-    LINKS,
+    DEFAULT_LINKS,
     MERGE_THREADS,
     PQ_SAMPLE,
     IndexRecipe,
@@ -32,11 +32,11 @@ from rag_model.process import format_bytes
 
 _LINK_BYTES = 8  # bytes of a link with its similarity in a shard
 _MAX_CELL_RATIO = 2.0  # assumed ratio of the largest cell to the mean; splitting keeps it lower
-_MIN_POINTS_PER_CENTROID = 10  # with fewer training points per list, some lists are random
+_MIN_POINTS_PER_CENTROID = 10  # with fewer training points, some centroids are arbitrary
 
-# Recall@20 over 60,000 passages when every list is searched, or with 512 candidates of a graph:
-# more lists or candidates do not recover what codes lose. For longer vectors and larger corpora it
-# is an estimate.
+# The largest recall@20 with each codec: measured over 60,000 passages by searching every list, or
+# with 512 candidates of a graph. More lists or candidates do not find what the codes lose. For
+# longer vectors and larger corpora these values are estimates.
 _MAX_RECALL_BY_CODES = {
     **{"HNSW Flat": 0.999, "HNSW SQfp16": 0.999, "HNSW SQ8": 0.992, "HNSW SQ6": 0.958, "HNSW SQ4": 0.84},
     "HNSW Refine(vectors)": 0.998,
@@ -44,8 +44,8 @@ _MAX_RECALL_BY_CODES = {
     **{"PQ by 4": 0.87, "PQ by 8": 0.81, "PQ by 16": 0.60, "RaBitQ": 0.65},
     "Refine(vectors)": 0.99,
 }
-# With 1 bit per dimension, 200 candidates miss .0027 of the 20 nearest among 60,000 passages, .006
-# among 250,000 and .008 among 946,599: about a * n**b with these a and b.
+# (a, b): with 1 bit per dimension, 200 candidates miss about a * n**b of the 20 nearest among n
+# passages. Measured: .0027 among 60,000, .006 among 250,000, and .008 among 946,599.
 _LOSS_OF_ONE_BIT = (3.7e-5, 0.396)
 
 # Bytes of the index, bytes of the pieces on disk, and bytes of memory by stage.
@@ -66,13 +66,15 @@ def estimate_resources(plan: VectorPlan, part_rows: int | None = None) -> Resour
     return ResourceEstimate(stage_memory, size + PROCESS_BYTES, size, round(piece_bytes) + 2 * size)
 
 
-def _estimate_graph_size(plan: VectorPlan, empty: FaissIndex, part_rows: int) -> SizeEstimate:
-    vector_bytes, n_links = 4 * plan.d, int(empty.hnsw.nb_neighbors(1))
+def _estimate_graph_size(plan: VectorPlan, empty_index: FaissIndex, part_rows: int) -> SizeEstimate:
+    vector_bytes, n_links = 4 * plan.d, int(empty_index.hnsw.nb_neighbors(1))
     n_copies = 1 + plan.border + plan.linked  # mean number of copies of a vector in all cells
     # bytes per vector in a shard
     shard_bytes = 2 * vector_bytes + _count_graph_node_bytes(n_links) + 2 * n_links * _LINK_BYTES
     bytes_by_stage = {
-        "train": 3 * vector_bytes * max(count_cell_sample(plan), 0 if empty.storage.is_trained else plan.train_sample),
+        "train": 3
+        * vector_bytes
+        * max(count_cell_sample(plan), 0 if empty_index.storage.is_trained else plan.train_sample),
         # Memory holds four copies of each vector (mapped, read, compared, stored) and those in the
         # slices.
         "scatter": part_rows * vector_bytes * (4 + n_copies),
@@ -81,18 +83,20 @@ def _estimate_graph_size(plan: VectorPlan, empty: FaissIndex, part_rows: int) ->
         # position in each cell, and one byte per thread that says whether the row was visited.
         "merge": plan.n * (12 + 8 * n_copies + MERGE_THREADS) + plan.n / n_links * shard_bytes + 2 * BLOCK_BYTES,
     }
-    size = round(plan.n * (int(empty.storage.sa_code_size()) + _count_graph_node_bytes(n_links)))
+    size = round(plan.n * (int(empty_index.storage.sa_code_size()) + _count_graph_node_bytes(n_links)))
     return size, plan.n * n_copies * (vector_bytes + 4 + 2 * n_links * _LINK_BYTES), bytes_by_stage
 
 
-def _estimate_ivf_size(plan: VectorPlan, empty: FaissIndex, part_rows: int) -> SizeEstimate:
+def _estimate_ivf_size(plan: VectorPlan, empty_index: FaissIndex, part_rows: int) -> SizeEstimate:
     spec, vector_bytes = parse_factory(plan.factory), 4 * plan.d
     trained_bytes, code_bytes, row_bytes = 0.0, 0, vector_bytes
     if isinstance(spec, IvfSpec):
-        ivf_index: FaissIndex = get_inverted_lists(empty)
+        ivf_index: FaissIndex = get_inverted_lists(empty_index)
         # The id of a code takes 8 bytes.
         centroid_bytes, code_bytes = 4 * int(ivf_index.d), int(ivf_index.code_size) + 8
-        row_bytes = code_bytes + (int(empty.refine_index.sa_code_size()) if isinstance(empty, faiss.IndexRefine) else 0)
+        row_bytes = code_bytes + (
+            int(empty_index.refine_index.sa_code_size()) if isinstance(empty_index, faiss.IndexRefine) else 0
+        )
         trained_bytes += int(ivf_index.nlist) * (
             centroid_bytes + 8 + (_count_graph_node_bytes(spec.coarse) if spec.coarse else 0)
         )
@@ -103,22 +107,22 @@ def _estimate_ivf_size(plan: VectorPlan, empty: FaissIndex, part_rows: int) -> S
         # memory holds the sample, the rotated sample and its residuals
         "train": 3 * vector_bytes * plan.train_sample + trained_bytes,
         "scatter": trained_bytes + 3 * BLOCK_BYTES + 3 * part_rows * code_bytes,
-        "merge": 2 * trained_bytes + 3 * LIST_BLOCK + BLOCK_BYTES,
+        "merge": 2 * trained_bytes + 3 * LIST_BLOCK_BYTES + BLOCK_BYTES,
     }
     return round(trained_bytes) + plan.n * row_bytes, plan.n * (code_bytes + 4) + trained_bytes, bytes_by_stage
 
 
 def _count_graph_node_bytes(n_links: int) -> float:
-    """Return the bytes of a graph node.
+    """Return the mean bytes of a graph node: its links, its level and its offset.
 
-    A node has 2M links at the bottom level, M links on 1/(M-1) further levels, its level and its
-    offset.
+    A node has 2M links at the bottom level, and M on each further level, of which a node has
+    1/(M-1) on average.
     """
     return 4 * (2 * n_links + n_links / (n_links - 1)) + 4 + 8
 
 
 def estimate_recall(plan: VectorPlan) -> float | None:
-    """Return the recall@20 of inverted lists with reranked candidates; None for other plans.
+    """Estimate the recall@20 of inverted lists with reranked candidates; None for other plans.
 
     A search of `count_needed_lists` lists misses .02 of the nearest passages, and a search of twice
     as many lists misses .005.
@@ -186,10 +190,11 @@ def fit_into_memory(
         recipes: one recipe, or the result of `list_alternatives` for it.
         n: number of vectors.
         d: dimensions.
-        memory: bytes of one machine, for the largest stage of the build.
+        memory: bytes of memory that one machine has for the largest stage of the build.
         part_rows: rows of the largest part; None assumes the default size of a part.
         serving: whether the finished index must fit as well, because the same machine searches it.
-        disk: maximum bytes of the index and of the vectors that rerank its candidates, if limited.
+        disk: maximum bytes on disk of the index and of the vectors that rerank its candidates;
+            None sets no limit.
 
     Raises:
         ResourceError: no recipe fits. The message gives the memory needed, and for a single recipe
@@ -240,7 +245,7 @@ def list_alternatives(recipe: IndexRecipe, d: int, *, with_vectors: bool = False
     alternatives include a graph and inverted lists whose candidates are reranked by the snapshot's
     vectors.
     """
-    n_links = getattr(parse_factory(recipe.factory), "links", None) or LINKS
+    n_links = getattr(parse_factory(recipe.factory), "links", None) or DEFAULT_LINKS
     graph_factories = [f"HNSW{n_links}{storage}" for storage in ("", "_SQfp16", "_SQ8")]
     pq_factories = [f"OPQ{d // dims}_{d // dims * 4},IVF,PQ{d // dims}np" for dims in (8, 16) if d // dims]
     # Bytes per vector of these structures, in order: d/2 plus the links, d/4, d/8 (2 bits for each

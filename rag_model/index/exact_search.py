@@ -111,15 +111,15 @@ class ExactIndex:
 
 @dataclass(frozen=True, slots=True)
 class NeighborLists:
-    """The best rows of a part for each query, from which the lists of the part's next version are
-    derived.
+    """For each query the best rows of a part; the lists of the part's next version are derived from
+    them.
 
-    Every row with a score above a query's `floor` is in its list.
+    Every row with a score above a query's `floor` is in the query's list.
     """
 
     scores: Vectors  # (q, w), best first; -inf where a list is shorter
     rows: Rows  # (q, w); -1 where a list is shorter
-    floor: Vectors  # (q,) score above which a list is complete
+    floor: Vectors  # (q,) score above which a list contains all rows of the part
 
     def select(self, queries: Rows) -> "NeighborLists":
         """Return the lists of these queries, (m,); query -1 gets an empty list with an infinite

@@ -51,8 +51,8 @@ class TransformSpec:
     """A transform before the lists: `OPQ<m>_<out>`, `PCA<out>` or `RR<out>` (random rotation)."""
 
     name: str  # OPQ, PCA, PCAR, RR
-    pieces: int | None  # number of sub-vectors of OPQ; None: that of the codec
-    out: int | None  # output dimensions; None: those of the input
+    pieces: int | None  # number of sub-vectors of OPQ; None for the same number as the codec's
+    out: int | None  # number of output dimensions; None for the number of input dimensions
 
     def __str__(self) -> str:
         """Return this part of a factory string."""

@@ -73,7 +73,7 @@ class IndexFiles:
 
         Raises:
             ResourceError: the disk of the cache is full.
-            StoreError: a range cannot be read, is damaged, or is not one of this file.
+            StoreError: a range cannot be read, is damaged, or is outside the file.
         """
         if self.ranges is not None:
             whole_file = [[0, self.ranges.size]]
@@ -101,16 +101,16 @@ class TextQuerySet:
 class TokenQuerySet:
     """Token-vector queries, and a sample of passages small enough for exact MaxSim."""
 
-    queries: Vectors  # (q, l, d)
+    queries: Vectors  # (q, l, d): l token vectors per query
     k: int  # depth of recall
-    rows: Rows  # (m,) ascending rows of the sample, which has the source of each query
+    rows: Rows  # (m,) ascending rows of the sample, including the passage of each query
 
 
 @dataclass(frozen=True, slots=True)
 class SparseQuerySet:
     """Weighted-term queries with known answers: each query is a sentence of one passage."""
 
-    queries: Vectors  # (q, l, 2)
+    queries: Vectors  # (q, l, 2): l pairs of term and weight per query
     k: int  # depth of recall
     rows: Rows  # (q,): the row of the passage that each query was taken from
 
@@ -122,10 +122,10 @@ class IndexMeasurement:
     # (q,) in [0, 1]: recall@k of each query against exhaustive search, with the default search
     # setting
     recalls: Recalls
-    curve: Sequence[OperatingPoint] = ()  # operating points: recall against work
+    curve: Sequence[OperatingPoint] = ()  # recall and cost of several search settings
     setting: OperatingPoint | None = None  # the default search setting, as a point of the curve
     health: IndexHealth | None = None  # statistics of a faiss file
-    metrics: Mapping[str, float | int] = field(default_factory=dict)  # further metrics
+    metrics: Mapping[str, float | int] = field(default_factory=dict)  # the kind's own metrics
 
 
 class TextIndex(Protocol):
@@ -348,8 +348,8 @@ class IndexPlanner(Protocol[PlanT]):
         plan: PlanT,
         trained: Path,
         losses: Mapping[str, float],
-        changed: Sequence[tuple[Path, Sequence[Path]]],
-        same: Sequence[Path],
+        changed_files: Sequence[tuple[Path, Sequence[Path]]],
+        unchanged_files: Sequence[Path],
     ) -> FitResult:
         """Measure how well the parent's trained file fits the rows of a changed corpus.
 
@@ -359,8 +359,8 @@ class IndexPlanner(Protocol[PlanT]):
             plan: the plan of the index.
             trained: the parent's trained file.
             losses: the losses of the training vectors, from `train`.
-            changed: each changed row file, with the parent's row files of the same range.
-            same: the unchanged row files.
+            changed_files: each changed row file, with the parent's row files of the same range.
+            unchanged_files: the unchanged row files.
         """
         return FitResult(0, {})
 
@@ -540,22 +540,22 @@ class DerivingKind(Protocol):
 
     def derive(
         self,
-        earlier: IndexEntry,
+        previous_entry: IndexEntry,
         entry: IndexEntry,
-        before: Path,
-        kept: Rows,
-        texts: Callable[[Rows], Iterator[Any]],
+        previous_path: Path,
+        previous_rows: Rows,
+        read_passages: Callable[[Rows], Iterator[Any]],
         out: Path,
     ) -> IndexStats | None:
         """Derive the index file; a full build writes the same bytes.
 
         Args:
-            earlier: the manifest entry of the previous index.
+            previous_entry: the manifest entry of the previous index.
             entry: the manifest entry of the new index.
-            before: the file of the previous index.
-            kept: (n,) the previous row of each passage; -1 if the passage is new.
-            texts: function of ascending rows that yields their passages: as record batches of title
-                and text, or as `SparseVectors` for an index over weighted terms.
+            previous_path: the file of the previous index.
+            previous_rows: (n,) the previous row of each passage; -1 if the passage is new.
+            read_passages: a function that yields the passages at ascending rows: as record batches
+                of title and text, or as `SparseVectors` for an index over weighted terms.
             out: the file to write.
 
         Returns:

@@ -37,11 +37,13 @@ _SCALAR_NAMES = {
     faiss.ScalarQuantizer.QT_fp16: "SQfp16",
     faiss.ScalarQuantizer.QT_bf16: "SQbf16",
 }
-_UNSET = {"efSearch": 16, "nprobe": 1, "refine": 1}  # faiss's own defaults
-# maximum error of vectors stored unchanged or as scalar codes; 4 bits lose about .02
+_FAISS_DEFAULTS = {"efSearch": 16, "nprobe": 1, "refine": 1}
+# Errors of stored vectors are shares of their squared length. This is the maximum for vectors
+# stored unchanged or as scalar codes; 4 bits per dimension lose about .02.
 _MAX_ERROR = 0.05
 _ACCEPTED_ERROR = 1e-3  # error that is always accepted; rounding to float16 causes less
-# "PQ" includes OPQ. These codecs may lose most of a vector, by few codes or dropped dimensions.
+# Names in factory strings; "PQ" also matches OPQ. Short codes or dropped dimensions may lose most
+# of a vector.
 _LOSSY_CODECS = ("PQ", "PCA")
 # maximum error relative to the error against unrelated rows; wrong rows have a ratio of about 1
 _MAX_ERROR_RATIO = 0.99
@@ -49,7 +51,7 @@ _MAX_ERROR_RATIO = 0.99
 
 @dataclass(frozen=True, slots=True)
 class ReadyIndex:
-    """A faiss file that becomes the index `name`."""
+    """A faiss file of another program that becomes the snapshot's index `name`."""
 
     name: str
     path: Path
@@ -76,7 +78,7 @@ class ReadyIndex:
             _check_ids(path, ivf_index, file.n)
         defaults = choose_search(factory)
         search = {
-            parameter: setting if _UNSET[parameter] < setting <= file.n else defaults[parameter]
+            parameter: setting if _FAISS_DEFAULTS[parameter] < setting <= file.n else defaults[parameter]
             for parameter, setting in file.defaults.items()
         }
         return cls(name, path, factory, file.metric, file.n, file.dim, search)

@@ -1,8 +1,8 @@
 """The requested index (`IndexRecipe`) and the index resolved for n vectors (`VectorPlan`).
 
-A recipe may leave numbers open: `HNSW`, `IVF,PQ`, `cells = None`. `resolve` chooses them from n and
-d, so that one recipe suits a demo of a thousand passages as well as all of Wikipedia. Plans note
-every setting that had to be changed.
+A recipe may leave numbers open, as in `HNSW`, `IVF,PQ` and `cells = None`. `resolve` chooses them
+from n and d, so that one recipe suits a demo of a thousand passages as well as all of Wikipedia.
+Plans note every setting that had to be changed.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,18 +27,20 @@ from rag_model.index.files.engine import Metric
 from rag_model.index.kind import get_kind_for_factory
 from rag_model.index.plan import IndexPlan
 
-LINKS = 32  # M of HNSW, as in faiss and most papers; 16 halves the graph and loses about 1 point
-ONE_CELL = 100_000  # up to this many vectors, one core builds the graph in minutes
+# M of HNSW, as in faiss and most papers; 16 halves the graph and loses about 1 point of recall
+DEFAULT_LINKS = 32
+MAX_SINGLE_CELL_ROWS = 100_000  # up to this many vectors, one core builds the graph in minutes
 CELL_ROWS = 62_500  # vectors per cell of a larger corpus; 16 cells cost less than one of 1M
 POINTS_PER_LIST = 39  # faiss warns about centroids with fewer training points
-EMBEDDINGS = "embeddings"  # the default representation of indexes over vectors
-MANY_LISTS = 8_192  # from this number on, a graph over the centroids is cheaper than comparing all
-# rerank 10 * k candidates: with 1 bit per dimension, 4 * k lost 7 points and 10 * k lost 2
-REFINE = 10
+DEFAULT_REPRESENTATION = "embeddings"  # name of the representation of indexes over vectors
+# from this number of lists on, a graph over the centroids is cheaper than comparing all of them
+MIN_LISTS_FOR_GRAPH = 8_192
+# rerank 10 * k candidates: with 1 bit per dimension, 4 * k lost 7 points of recall, 10 * k lost 2
+REFINE_FACTOR = 10
 # Number of lists to search if candidates are reranked: passages are then lost only if their list is
 # not searched. Over 21,581 passages, a search of 32 of 512 lists lost 6.6 points of Success@20
 # against exact search, a search of 128 lost 1.9, and a search of 256 lost 0.5.
-REFINED_LISTS = 256
+MIN_REFINED_LISTS = 256
 # Number of lists to search if the codes lose nothing after reranking. A recall@20 of .98 needs 92
 # of 512 lists over 60,000 passages, 144 of 1,024 over 250,000 and 216 of 2,048 over 946,599. The
 # number of compared codes is about 1.51 n^.807, so the number of lists to search is about
@@ -46,10 +48,10 @@ REFINED_LISTS = 256
 _LISTS_FACTOR, _LISTS_POWER = 0.912, 0.717
 # Rerank 5 * k candidates of a graph: with 4 bits per dimension, the first 100 candidates include
 # the best 20.
-GRAPH_REFINE = 5
-# fewer vectors cannot train 256 centroids per sub-quantizer, and need no compression
-FEW_VECTORS = 1_024
-MERGE_THREADS = 8  # upper bound for the merge of a graph: each thread holds a byte per vector
+GRAPH_REFINE_FACTOR = 5
+# with fewer vectors, 256 centroids per sub-quantizer cannot be trained, and no codes are needed
+MIN_TRAINING_VECTORS = 1_024
+MERGE_THREADS = 8  # maximum threads that merge a graph; each holds a byte per vector
 PQ_SAMPLE = 65_536  # training points of a product quantizer: 256 for each of 256 centroids
 
 
@@ -59,7 +61,7 @@ class IndexRecipe:
 
     factory: str  # a faiss factory string (`HNSW`, `IVF,PQ`), or the string of another kind
     metric: Metric = "ip"  # inner product: cosine for encoders that normalise, else DPR's score
-    # candidates per inserted node; 200 takes twice the time for < 1 point
+    # candidates per inserted node; 200 takes twice the time for less than 1 point of recall
     ef_construction: int = 100
     cells: int | None = None  # HNSW shards; default: 1 up to 100,000 vectors, then one per 62,500
     # mean number of further cells whose graph a vector joins; `linked` costs less
@@ -110,7 +112,7 @@ def check_vector_recipe(recipe: IndexRecipe) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VectorPlan(IndexPlan):
-    """A recipe resolved for n vectors of d dimensions."""
+    """A recipe resolved for n vectors of d dimensions; see `IndexRecipe` for the fields."""
 
     metric: Metric
     d: int
@@ -134,7 +136,7 @@ class VectorPlan(IndexPlan):
         """
         manifest_entry: dict[str, Any] = {
             "kind": self.kind,
-            "over": self.over or EMBEDDINGS,
+            "over": self.over or DEFAULT_REPRESENTATION,
             "factory": self.factory,
             "metric": self.metric,
         }
@@ -163,7 +165,7 @@ def list_search_parameters(factory: FactorySpec) -> tuple[str, ...]:
 def representation_of(recipe: IndexRecipe) -> str:
     """Return the name of the representation that an index is built over."""
     representation_type = get_kind_for_factory(recipe.factory).represents
-    return recipe.over or (EMBEDDINGS if representation_type == "vectors" else representation_type)
+    return recipe.over or (DEFAULT_REPRESENTATION if representation_type == "vectors" else representation_type)
 
 
 def count_lists(plan: VectorPlan) -> int:
@@ -237,7 +239,7 @@ def _resolve_search(recipe: IndexRecipe, factory: FactorySpec) -> dict[str, int]
 
 def _complete_factory(factory: FactorySpec, n: int, d: int, notes: list[str]) -> FactorySpec:
     if isinstance(factory, HnswSpec):
-        return replace(factory, links=factory.links or LINKS)
+        return replace(factory, links=factory.links or DEFAULT_LINKS)
     if isinstance(factory, IvfSpec):
         return _complete_lists(factory, n, d, notes)
     return factory
@@ -245,7 +247,7 @@ def _complete_factory(factory: FactorySpec, n: int, d: int, notes: list[str]) ->
 
 def _complete_lists(factory: IvfSpec, n: int, d: int, notes: list[str]) -> IvfSpec:
     check_dimensions(factory, d)  # checked even if a small n replaces the numbers
-    if n < FEW_VECTORS and (factory.codes.name == "PQ" or factory.rotation is not None):
+    if n < MIN_TRAINING_VECTORS and (factory.codes.name == "PQ" or factory.rotation is not None):
         notes.append(f"{n} vectors are too few to train {factory}: the lists keep the vectors themselves")
         factory = replace(factory, rotation=None, codes=CodecSpec("Flat"), refine=None)
     return _choose_lists(_choose_codec(factory, d), n, notes)
@@ -275,21 +277,26 @@ def _choose_codec(factory: IvfSpec, d: int) -> IvfSpec:
 
 
 def _choose_lists(factory: IvfSpec, n: int, notes: list[str]) -> IvfSpec:
-    """Choose about 4 sqrt(n) lists, a power of two; finding and reading them then cost the same."""
+    """Choose about 4 sqrt(n) lists, a power of two.
+
+    Finding the nearest lists then costs about as much as reading them.
+    """
     max_lists = max(1, n // POINTS_PER_LIST)
     n_lists = factory.lists or 1 << (min(4 * isqrt(n), max_lists).bit_length() - 1)
     if n_lists > n:
         notes.append(f"{n} vectors cannot train {n_lists} lists: there are {max_lists}")
         n_lists = max_lists
-    quantizer_links = factory.coarse or (LINKS if factory.lists is None and n_lists >= MANY_LISTS else None)
+    quantizer_links = factory.coarse or (
+        DEFAULT_LINKS if factory.lists is None and n_lists >= MIN_LISTS_FOR_GRAPH else None
+    )
     return replace(factory, lists=n_lists, coarse=quantizer_links)
 
 
 def _choose_cells(recipe: IndexRecipe, factory: FactorySpec, n: int, notes: list[str]) -> int:
     if not isinstance(factory, HnswSpec):
         return 1
-    n_cells = recipe.cells or (1 if n <= ONE_CELL else -(-n // CELL_ROWS))
-    max_cells = max(1, n // (4 * (factory.links or LINKS)))  # a smaller cell has too few nodes
+    n_cells = recipe.cells or (1 if n <= MAX_SINGLE_CELL_ROWS else -(-n // CELL_ROWS))
+    max_cells = max(1, n // (4 * (factory.links or DEFAULT_LINKS)))  # a smaller cell has too few nodes
     if n_cells > max_cells:
         notes.append(f"{n} vectors are too few for {n_cells} cells: there are {max_cells}")
     return min(n_cells, max_cells)
@@ -319,16 +326,19 @@ def choose_search(text: str) -> dict[str, int]:
     """Return the default search parameters of a complete factory string.
 
     efSearch is 128 (recall@20 of .99 at a million vectors). nprobe is a sixteenth of the lists, but
-    at least 16 and at most 128, because more lists would find less than the codes lose. With a
+    at least 16 and at most 128, because further lists have fewer neighbours than codes lose. With a
     refinement, nprobe is 256, or more if there are many lists, and refine is 10: 10 k candidates
     are reranked. A graph with a refinement reranks 5 k candidates.
     """
     factory = parse_factory(text)
     if isinstance(factory, HnswSpec):
-        return {"efSearch": 128} | ({"refine": GRAPH_REFINE} if factory.refine else {})
+        return {"efSearch": 128} | ({"refine": GRAPH_REFINE_FACTOR} if factory.refine else {})
     if isinstance(factory, IvfSpec):
         n_lists = factory.lists or 1
         if factory.refine:
-            return {"nprobe": min(n_lists, max(REFINED_LISTS, count_needed_lists(n_lists))), "refine": REFINE}
+            return {
+                "nprobe": min(n_lists, max(MIN_REFINED_LISTS, count_needed_lists(n_lists))),
+                "refine": REFINE_FACTOR,
+            }
         return {"nprobe": min(n_lists, max(16, min(128, n_lists // 16)))}
     return {}

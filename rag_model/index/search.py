@@ -23,12 +23,13 @@ from rag_model.index.files.layout import find_row_lists
 from rag_model.index.files.vectors import open_vectors
 from rag_model.index.graphs.graph_file import GraphFile
 from rag_model.index.kind import IndexEntry, IndexFiles, IndexOpener, RepresentationType, get_kind_of_entry
-from rag_model.index.lists.training import get_inverted_lists
-from rag_model.index.recipe import REFINE, check_search_parameters, list_search_parameters
+from rag_model.index.lists.training import apply_transforms, get_inverted_lists
+from rag_model.index.recipe import REFINE_FACTOR, check_search_parameters, list_search_parameters
 from rag_model.ranges import CachedFile
 
-# d, n, two unused fields, is trained, metric, lists; nprobe follows
-_LISTS = struct.Struct("<iqqq?iQ")
+# header of inverted lists: d, n, two unused fields, is_trained, metric, number of lists; nprobe
+# follows
+_LISTS_HEADER = struct.Struct("<iqqq?iQ")
 # If only byte ranges of the file are read, a search reads the ids of its hits in an additional
 # round of requests, instead of all ids of the probed lists, if this saves more bytes.
 _MIN_SAVED_BYTES = 256 << 10
@@ -83,7 +84,7 @@ def _find_nprobe(data: mmap.mmap, index: FaissIndex) -> int | None:
     layouts.
     """
     ivf = faiss.extract_index_ivf(index)
-    header = _LISTS.pack(ivf.d, ivf.ntotal, UNUSED, UNUSED, ivf.is_trained, ivf.metric_type, ivf.nlist)
+    header = _LISTS_HEADER.pack(ivf.d, ivf.ntotal, UNUSED, UNUSED, ivf.is_trained, ivf.metric_type, ivf.nlist)
     header_offset = data.find(header)
     return None if header_offset < 0 else header_offset + len(header)
 
@@ -155,11 +156,11 @@ class FaissFileIndex:
             self._code_starts, self._id_ends = list_offsets[:-1], list_offsets[1:]
             self._id_starts = self._id_ends - _ID_BYTES * (np.diff(list_offsets) // entry_bytes)
         self.structure = _detect_structure(path, self._index)
-        self.lists = 0 if self._lists is None else int(self._lists.nlist)  # 0: not an IVF index
+        self.lists = 0 if self._lists is None else int(self._lists.nlist)  # 0 if not an IVF index
         self.n, self.dim = int(self._index.ntotal), int(self._index.d)
         self.metric: Metric = engine.get_metric(self._index)
         self._vector_files = open_vectors(vectors, self.n, self.dim) if vectors else None
-        file_settings = _read_settings(self._index, self._lists) | ({"refine": REFINE} if vectors else {})
+        file_settings = _read_settings(self._index, self._lists) | ({"refine": REFINE_FACTOR} if vectors else {})
         check_search_parameters(defaults or {}, tuple(file_settings))
         self.defaults = {**file_settings, **(defaults or {})}
         self._parameter_cache: dict[tuple[int, ...], Any] = {}  # creating faiss's objects is slow
@@ -188,14 +189,14 @@ class FaissFileIndex:
                 break
             was_widened, effective_parameters = True, wider_parameters
             scores[is_too_short], hit_rows[is_too_short] = self._search_faiss(
-                vectors[is_too_short], n_candidates, effective_parameters, from_entry=True
+                vectors[is_too_short], n_candidates, effective_parameters, from_entry_point=True
             )
         if self._vector_files is None:
             return scores, hit_rows
         return rerank(self._vector_files, self.metric, vectors, hit_rows, k)
 
     def _search_faiss(
-        self, vectors: Vectors, k: int, parameters: Mapping[str, int], *, from_entry: bool = False
+        self, vectors: Vectors, k: int, parameters: Mapping[str, int], *, from_entry_point: bool = False
     ) -> tuple[Vectors, Rows]:
         cache_key = tuple(parameters.values())
         faiss_parameters = self._parameter_cache.get(cache_key)
@@ -209,7 +210,7 @@ class FaissFileIndex:
         with engine.translate_errors(InputError, damage_message):
             if self._ranges is not None:
                 scores, rows = self._search_ranges(self._ranges, vectors, k, faiss_parameters)
-            elif from_entry and self.structure == "hnsw":
+            elif from_entry_point and self.structure == "hnsw":
                 scores, rows = engine.search_bottom_level(self._index, vectors, k, faiss_parameters)
             else:
                 scores, rows = self._index.search(vectors, k, params=faiss_parameters)
@@ -219,14 +220,14 @@ class FaissFileIndex:
         return (np.where(rows < 0, np.float32(-np.inf), scores) if rows.min(initial=0) < 0 else scores), rows
 
     def _search_ranges(self, ranges: CachedFile, vectors: Vectors, k: int, settings: Any) -> tuple[Vectors, Rows]:
-        """Search inverted lists, of which the nearest ones are loaded first, in one or two
-        rounds.
+        """Search inverted lists of which only byte ranges are on this disk.
+
+        The nearest lists are loaded first, with all their ids or, in a second round of requests,
+        the ids of the hits.
         """
         assert self._lists is not None
         assert self._quantizer is not None
-        if isinstance(self._index, faiss.IndexPreTransform):
-            for i in range(self._index.chain.size()):
-                vectors = faiss.downcast_VectorTransform(self._index.chain.at(i)).apply(vectors)
+        vectors = apply_transforms(self._index, vectors)
         distances, list_numbers = self._quantizer.search(vectors, settings.nprobe, params=settings.quantizer_params)
         probed_lists = list_numbers[list_numbers >= 0]
         if len(vectors) > 1:
@@ -263,6 +264,7 @@ class FaissFileIndex:
 
     @property
     def _max_widths(self) -> dict[str, int]:
+        """The maxima of the parameters that widen a search."""
         return {"efSearch": self.n, "nprobe": self.lists}
 
     def _double_width(self, parameters: Mapping[str, int]) -> dict[str, int]:

@@ -21,7 +21,7 @@ from rag_model.index.search import FaissFileIndex, VectorOpener, open_index
 # AVX512).
 PRODUCTS_PER_SECOND = 5.4e10  # multiply-adds per second while vectors are compared with centroids
 BYTES_PER_SECOND = 5e7  # bytes of vectors per second that are read, sorted and written
-# number of queries for settings other than the index's own, some of which are slower
+# number of queries with which settings other than the index's own are measured; some are slower
 _CURVE_QUERIES = 64
 KMEANS_ROUNDS = 10
 
@@ -54,10 +54,14 @@ class VectorKind(VectorOpener, UnshardedKind[VectorPlan], ABC):
 
     @abstractmethod
     def losses(self, plan: VectorPlan, trained: Path, vectors: Vectors) -> dict[str, float]:
-        """Return the error of vectors under the trained values, by name."""
+        """Return the loss of vectors by trained component, such as `cells` or `codes`."""
 
-    def recalls(self, plan: VectorPlan, trained: Path, new: Vectors, old: Vectors) -> tuple[float, float] | None:
-        """Return the recall of new and of old vectors with a trained file; None if not measured."""
+    def recalls(
+        self, plan: VectorPlan, trained: Path, new_vectors: Vectors, old_vectors: Vectors
+    ) -> tuple[float, float] | None:
+        """Return the recall of new and of old vectors with a trained file; None if it is not
+        measured.
+        """
         return None
 
     def fit(
@@ -65,11 +69,11 @@ class VectorKind(VectorOpener, UnshardedKind[VectorPlan], ABC):
         plan: VectorPlan,
         trained: Path,
         losses: Mapping[str, float],
-        changed: Sequence[tuple[Path, Sequence[Path]]],
-        same: Sequence[Path],
+        changed_files: Sequence[tuple[Path, Sequence[Path]]],
+        unchanged_files: Sequence[Path],
     ) -> FitResult:
         """Measure the fit with samples of new and old vectors."""
-        return self.fit_samples(plan, trained, losses, sample_changes(changed, same, plan.seed))
+        return self.fit_samples(plan, trained, losses, sample_changes(changed_files, unchanged_files, plan.seed))
 
     def fit_samples(
         self, plan: VectorPlan, trained: Path, losses: Mapping[str, float], fit_sample: FitSample
@@ -82,8 +86,10 @@ class VectorKind(VectorOpener, UnshardedKind[VectorPlan], ABC):
         recall = self.recalls(plan, trained, fit_sample.new_vectors, fit_sample.old_vectors)
         return FitResult(len(fit_sample.new_vectors), loss_pair_by_name, recall)
 
-    def _open_sampled(self, files: IndexFiles, entry: IndexEntry) -> FaissFileIndex:
-        """Open a faiss file for few queries; of remote vectors, only candidates are read."""
+    def _open_for_few_queries(self, files: IndexFiles, entry: IndexEntry) -> FaissFileIndex:
+        """Open a faiss file for few queries: of vectors in an object store, which may rerank, only
+        the candidates are read.
+        """
         row_files = files.rows() if entry.get("refine") == "vectors" else []
         return open_index(files.index, defaults=entry["search"], vectors=row_files)
 
@@ -92,7 +98,7 @@ class VectorKind(VectorOpener, UnshardedKind[VectorPlan], ABC):
 
         Settings near the index's own are measured too, with fewer queries.
         """
-        index = self._open_sampled(files, entry)
+        index = self._open_for_few_queries(files, entry)
         own_setting, settings = index.defaults, list_near_settings(index, query_set.k)
         few_queries = query_set.take_first(_CURVE_QUERIES)
         # The cheapest setting is searched first, so that the others find the file in memory.
@@ -111,7 +117,7 @@ class VectorKind(VectorOpener, UnshardedKind[VectorPlan], ABC):
 
     def tune(self, files: IndexFiles, entry: IndexEntry, query_set: VectorQuerySet, target: float) -> TuningResult:
         """Return the smallest efSearch or nprobe that reaches the target."""
-        return tune_search(self._open_sampled(files, entry), query_set, target)
+        return tune_search(self._open_for_few_queries(files, entry), query_set, target)
 
     def estimate(self, plan: VectorPlan, part_rows: int | None = None) -> ResourceEstimate:
         """Estimate memory by stage, and bytes on disk."""

@@ -48,7 +48,7 @@ Metric = Literal["ip", "l2"]
 Vectors = npt.NDArray[np.float32]
 Rows = npt.NDArray[np.int64]
 
-# begins every index file: fourcc, d, n, two unused fields, is trained, metric
+# header of every index file: fourcc, d, n, two unused fields, is_trained, metric
 HEADER = struct.Struct("<4siqqq?i")
 UNUSED = 1 << 20  # faiss's value of the unused fields
 
@@ -81,21 +81,21 @@ class translate_errors:  # noqa: N801 - used like a statement; a generator would
         ResourceError: memory ran out inside the block.
     """
 
-    __slots__ = ("_error", "_sentence")
+    __slots__ = ("_error", "_message")
 
     def __init__(self, error: type[BookwheelError], message: str) -> None:
         """Set the error class and the message."""
-        self._error, self._sentence = error, message
+        self._error, self._message = error, message
 
     def __enter__(self) -> None:
         """Enter the block."""
 
-    def __exit__(self, kind: type[BaseException] | None, cause: BaseException | None, trace: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, cause: BaseException | None, traceback: object) -> None:
         """If the block raised a faiss exception, raise the error from it."""
         if isinstance(cause, MemoryError):
-            raise ResourceError(f"memory ran out ({self._sentence}): use a smaller factory or more memory") from cause
+            raise ResourceError(f"memory ran out ({self._message}): use a smaller factory or more memory") from cause
         if isinstance(cause, _FAISS_ERRORS):
-            raise self._error(self._sentence) from cause
+            raise self._error(self._message) from cause
 
 
 def to_faiss_metric(metric: Metric) -> int:
@@ -226,7 +226,7 @@ def has_gpu() -> bool:
 
 
 @cache
-def _get_gpu(process: int) -> tuple[Any, int]:
+def _get_gpu(process_id: int) -> tuple[Any, int]:
     """Return faiss's resources on the GPU of a process, and the GPU's number.
 
     The resources reserve memory of the GPU, so a process creates them once, on one GPU.

@@ -24,7 +24,7 @@ from rag_model.arrays import map_npy, read_npy_header
 from rag_model.digest import digest_file
 from rag_model.errors import InputError, UsageError, format_error
 from rag_model.index.files.engine import Metric, Rows
-from rag_model.index.files.layout import FLAT_KINDS, MAX_DIM, UnsupportedIndexError, check_layout
+from rag_model.index.files.layout import FLAT_FOURCCS, MAX_DIM, UnsupportedIndexError, check_layout
 from rag_model.parquet_pages import ParquetError, check_row_groups, iter_row_range, open_parquet
 
 Block = npt.NDArray[Any]
@@ -110,7 +110,7 @@ class FaissFlatSource:
         except ValueError as error:
             raise InputError(f"{path} is not a complete faiss index ({error}): copy it again") from error
         fourcc, d, n = struct.unpack_from("<4siq", header)
-        if fourcc not in FLAT_KINDS or not 0 < d <= MAX_DIM:
+        if fourcc not in FLAT_FOURCCS or not 0 < d <= MAX_DIM:
             raise InputError(f"{path} is a faiss index of another type than Flat: give a Flat index, or the vectors")
         source = cls(path, n, d, "l2" if fourcc == b"IxF2" else "ip", np.dtype("<f4"))
         if source.id_file.exists():
@@ -131,7 +131,7 @@ class FaissFlatSource:
         yield from _slice_rows(vectors, max_rows, first, end)
 
     def iter_ids(self, first: int, end: int) -> Iterator[str] | None:
-        """Return the lines of `docid`."""
+        """Return the lines of `docid`; None without such a file."""
         return self._iter_lines(first, end) if self.id_file.exists() else None
 
     def _iter_lines(self, first_row: int, end_row: int) -> Iterator[str]:
@@ -202,7 +202,7 @@ class ParquetSource:
             raise InputError(message) from error
 
     def iter_ids(self, first: int, end: int) -> Iterator[str] | None:
-        """Return the values of the column `id`, `_id` or `docid`, as strings.
+        """Return the values of the column `id`, `_id` or `docid`, as strings; None without one.
 
         Raises:
             InputError: the column is damaged.
@@ -222,8 +222,8 @@ class ParquetSource:
             message = f"the column {column} of {self.path} cannot be read ({format_error(error)}): write it again"
             raise InputError(message) from error
 
-    def _to_matrix(self, lists: Any, first_row: int) -> Block:
-        lengths = lists.value_lengths().to_numpy(zero_copy_only=False)  # NaN for a missing row
+    def _to_matrix(self, list_array: Any, first_row: int) -> Block:
+        lengths = list_array.value_lengths().to_numpy(zero_copy_only=False)  # NaN for a missing row
         bad_rows = np.flatnonzero(lengths != self.d)
         if len(bad_rows):
             length = lengths[bad_rows[0]]
@@ -231,7 +231,7 @@ class ParquetSource:
             raise InputError(
                 f"row {first_row + bad_rows[0]} of {self.path} {problem}: correct it, or remove it from the file"
             )
-        components = lists.flatten()
+        components = list_array.flatten()
         # (rows d,) -> (rows, d)
         block: Block = components.to_numpy(zero_copy_only=False).astype(self.dtype, copy=False).reshape(-1, self.d)
         return block
@@ -344,7 +344,7 @@ def inspect_vectors(paths: Sequence[Path], column: str | None = None) -> VectorI
 
     Args:
         paths: `.npy` and Parquet files, or folders of them.
-        column: column of Parquet files; None uses the only column of float lists.
+        column: the vector column of Parquet files; None uses the only column of float lists.
 
     Raises:
         InputError: a file is missing or damaged, has no vectors, or differs from the first in

@@ -32,22 +32,23 @@ from rag_model.arrays import RowLists
 _BLOCK_NODES = 1 << 18  # number of nodes that are checked at once; they take a few megabytes
 _MAX_LINKS = 1 << 12  # maximum slots of a node at one level; bookwheel's graphs have up to 256
 
-Require = Callable[[object], None]
-_HEADER = "iqqqBi"  # fields after the fourcc: d, n, two unused fields, is trained, metric
+Require = Callable[[object], None]  # raises an error if its argument is false
+_HEADER = "iqqqBi"  # fields after the fourcc: d, n, two unused fields, is_trained, metric
 MAX_DIM = 1 << 20  # faiss's own limit
 _MAX_TRANSFORMS = 16  # maximum transforms in a chain; bookwheel writes one
-FLAT_KINDS = (b"IxFI", b"IxF2", b"IxFl")
-_GRAPHS = (b"IHNf", b"IHNs")  # graphs over vectors, and over scalar codes
-_LISTS = (b"IwFl", b"IwSQ", b"IwSq", b"IwPQ", b"Iwrq", b"Iwrr")
-_ALLOWED = (*FLAT_KINDS, *_GRAPHS, *_LISTS, b"IxPT", b"IxRF", b"IxSQ")
-_TRANSFORMS = (b"LTra", b"rrot", b"PcAm", b"Pcam")
+FLAT_FOURCCS = (b"IxFI", b"IxF2", b"IxFl")
+_GRAPH_FOURCCS = (b"IHNf", b"IHNs")  # graphs over vectors, and over scalar codes
+_IVF_FOURCCS = (b"IwFl", b"IwSQ", b"IwSq", b"IwPQ", b"Iwrq", b"Iwrr")
+_INDEX_FOURCCS = (*FLAT_FOURCCS, *_GRAPH_FOURCCS, *_IVF_FOURCCS, b"IxPT", b"IxRF", b"IxSQ")
+_TRANSFORM_FOURCCS = (b"LTra", b"rrot", b"PcAm", b"Pcam")
 # Bits per component, by faiss's number of the scalar type.
 _SCALAR_BITS = {0: 8, 1: 4, 2: 8, 3: 4, 4: 16, 5: 8, 6: 6, 7: 16, 8: 8}
 
 
 def check_slots(slots: npt.NDArray[np.int32], require: Require) -> None:
-    """Require plausible numbers of slots; `slots[i]`, (levels + 1,), is the number below level
-    i.
+    """Require plausible numbers of slots for links.
+
+    `slots`, (levels + 1,): `slots[i]` is the number of a node's slots on the levels below i.
     """
     require(len(slots) > 1 and slots[0] == 0)
     slot_counts = np.diff(slots.astype(np.int64))
@@ -71,7 +72,7 @@ def check_levels(
         levels: (n,) counted from 1, possibly mapped.
         offsets: (n + 1,) the start of each node's slots.
         links: the links of all nodes and levels, -1 where empty.
-        slots: (levels + 1,) counted from the bottom.
+        slots: (levels + 1,) number of a node's slots below each level, as for `check_slots`.
         walk_from: the entry point and its level, counted from 0.
         require: raises an error if its argument is false.
     """
@@ -121,7 +122,7 @@ def check_layout(file: BinaryIO, size: int) -> None:
         ValueError: the file is truncated, too long, or not a faiss index.
     """
     reader = _LayoutReader(file, size)
-    reader.read_index(_ALLOWED)
+    reader.read_index(_INDEX_FOURCCS)
     reader.require(reader.offset == size)
 
 
@@ -132,7 +133,7 @@ def find_row_lists(path: Path) -> RowLists | None:
     """
     with path.open("rb") as file, suppress(ValueError, struct.error):
         reader = _LayoutReader(file, path.stat().st_size)
-        reader.read_index(_ALLOWED)
+        reader.read_index(_INDEX_FOURCCS)
         return reader.locate_lists() if reader.locate_lists else None
     return None
 
@@ -152,7 +153,7 @@ class _LayoutReader:
 
     def __init__(self, file: BinaryIO, size: int) -> None:
         self._file, self._size, self.offset = file, size, 0
-        # A function that returns the row lists of the outermost index that was read.
+        # Returns the row lists of the outermost index that was read; None if it has none.
         self.locate_lists: Callable[[], RowLists] | None = None
 
     def require(self, condition: object) -> None:
@@ -169,16 +170,16 @@ class _LayoutReader:
         self._get_reader(fourcc)(fourcc, d, n)
         return d, n
 
-    def _get_reader(self, kind: bytes) -> Callable[[bytes, int, int], None]:
-        if kind in _GRAPHS:
+    def _get_reader(self, fourcc: bytes) -> Callable[[bytes, int, int], None]:
+        if fourcc in _GRAPH_FOURCCS:
             return self._read_graph_index
-        if kind in _LISTS:
+        if fourcc in _IVF_FOURCCS:
             return self._read_ivf_index
         return {
             b"IxPT": self._read_pretransform_index,
             b"IxRF": self._read_refine_index,
             b"IxSQ": self._read_scalar_index,
-        }.get(kind, self._read_flat_index)
+        }.get(fourcc, self._read_flat_index)
 
     def _read_index_header(self) -> tuple[int, int]:
         d, n, _, _, is_trained, metric_code = self._read_struct(_HEADER)
@@ -187,38 +188,38 @@ class _LayoutReader:
             raise UnsupportedIndexError(f"metric {metric_code}")
         return d, n
 
-    def _read_flat_index(self, kind: bytes, d: int, n: int) -> None:
+    def _read_flat_index(self, fourcc: bytes, d: int, n: int) -> None:
         self.require(self._skip_array(4) == n * d)
 
-    def _read_scalar_index(self, kind: bytes, d: int, n: int) -> None:
+    def _read_scalar_index(self, fourcc: bytes, d: int, n: int) -> None:
         code_bytes = self._read_scalar_codec(d)
         self.require(self._skip_array(1) == n * code_bytes)
 
-    def _read_graph_index(self, kind: bytes, d: int, n: int) -> None:
+    def _read_graph_index(self, fourcc: bytes, d: int, n: int) -> None:
         self._skip_array(8)
         slots = self._read_array("<i4", max_count=1 << 10)
         check_slots(slots, self.require)
         levels, offsets, links = self._map_array("<i4"), self._map_array("<i8"), self._map_array("<i4")
         self.require(len(levels) == n and len(offsets) == n + 1)
         self.locate_lists = partial(_locate_links, self.offset - links.nbytes, int(slots[1]), offsets)
-        entry, top, _, _, _ = self._read_struct("iiiii")
-        self.require(-1 <= entry < max(n, 1) and -1 <= top < len(slots) and (n == 0) == (entry < 0))
-        check_levels(levels, offsets, links, slots, (entry, top), self.require)
-        self.require(self.read_index(FLAT_KINDS if kind == b"IHNf" else (b"IxSQ",)) == (d, n))
+        entry_point, top_level, _, _, _ = self._read_struct("iiiii")
+        self.require(-1 <= entry_point < max(n, 1) and -1 <= top_level < len(slots) and (n == 0) == (entry_point < 0))
+        check_levels(levels, offsets, links, slots, (entry_point, top_level), self.require)
+        self.require(self.read_index(FLAT_FOURCCS if fourcc == b"IHNf" else (b"IxSQ",)) == (d, n))
 
-    def _read_pretransform_index(self, kind: bytes, d: int, n: int) -> None:
+    def _read_pretransform_index(self, fourcc: bytes, d: int, n: int) -> None:
         (n_transforms,) = self._read_struct("i")
         self.require(0 <= n_transforms <= _MAX_TRANSFORMS)
         for _ in range(n_transforms):
             in_dim, out_dim = self._read_transform()
             self.require(in_dim == d)
             d = out_dim
-        self.require(self.read_index(_LISTS) == (d, n))
+        self.require(self.read_index(_IVF_FOURCCS) == (d, n))
 
     def _read_transform(self) -> tuple[int, int]:
         """Read past a linear transform; return its input and output dimensions."""
         (fourcc,) = self._read_struct("4s")
-        if fourcc not in _TRANSFORMS:
+        if fourcc not in _TRANSFORM_FOURCCS:
             raise UnsupportedIndexError(fourcc.decode("latin-1"))
         if fourcc in (b"PcAm", b"Pcam"):
             self._read_struct("f?i" if fourcc == b"PcAm" else "ff?i")
@@ -231,20 +232,20 @@ class _LayoutReader:
         self.require(bias_size == out_dim if has_bias else bias_size in (0, out_dim))
         return int(in_dim), int(out_dim)
 
-    def _read_refine_index(self, kind: bytes, d: int, n: int) -> None:
-        self.require(self.read_index((*_LISTS, b"IxPT")) == (d, n))
-        self.require(self.read_index((*FLAT_KINDS, b"IxSQ")) == (d, n))
+    def _read_refine_index(self, fourcc: bytes, d: int, n: int) -> None:
+        self.require(self.read_index((*_IVF_FOURCCS, b"IxPT")) == (d, n))
+        self.require(self.read_index((*FLAT_FOURCCS, b"IxSQ")) == (d, n))
         (refine_factor,) = self._read_struct("f")
         self.require(1 <= refine_factor < 1 << 20)
 
-    def _read_ivf_index(self, kind: bytes, d: int, n: int) -> None:
+    def _read_ivf_index(self, fourcc: bytes, d: int, n: int) -> None:
         n_lists, _ = self._read_struct("QQ")
-        self.require(self.read_index((*FLAT_KINDS, b"IHNf")) == (d, n_lists))
+        self.require(self.read_index((*FLAT_FOURCCS, b"IHNf")) == (d, n_lists))
         (direct_map_type,) = self._read_struct("b")
         if direct_map_type in (1, 2):
-            raise UnsupportedIndexError(f"{kind.decode()} with a direct map")
+            raise UnsupportedIndexError(f"{fourcc.decode()} with a direct map")
         self.require(direct_map_type == 0 and self._skip_array(8) == 0)
-        code_bytes = self._read_codec(kind, d)
+        code_bytes = self._read_codec(fourcc, d)
         (storage_fourcc,) = self._read_struct("4s")
         if storage_fourcc != b"ilar":
             raise UnsupportedIndexError(f"lists {storage_fourcc.decode('latin-1')!r}")
@@ -254,23 +255,24 @@ class _LayoutReader:
         self.locate_lists = partial(_locate_inverted_lists, self.offset, code_bytes, n_lists, list_numbers, list_sizes)
         self._skip_bytes(n * (code_bytes + 8))
 
-    def _read_codec(self, kind: bytes, d: int) -> int:
+    def _read_codec(self, fourcc: bytes, d: int) -> int:
         """Read past the codec of lists; return the bytes per code."""
-        if kind == b"IwFl":
+        if fourcc == b"IwFl":
             return 4 * d
-        if kind in (b"IwSQ", b"IwSq"):
+        if fourcc in (b"IwSQ", b"IwSq"):
             code_bytes = self._read_scalar_codec(d)
             self.require(self._read_struct("Q") == (code_bytes,))
-            if kind == b"IwSq":
+            if fourcc == b"IwSq":
                 self._read_struct("?")
             return code_bytes
-        return self._read_product_codec(d) if kind == b"IwPQ" else self._read_rabitq_codec(kind, d)
+        return self._read_product_codec(d) if fourcc == b"IwPQ" else self._read_rabitq_codec(fourcc, d)
 
     def _read_scalar_codec(self, d: int) -> int:
-        scalar_type, _, _, code_dim, width = self._read_struct("iifQQ")
-        self.require(scalar_type in _SCALAR_BITS and code_dim == d and width == -(-_SCALAR_BITS[scalar_type] * d // 8))
+        scalar_type, _, _, code_dim, code_bytes = self._read_struct("iifQQ")
+        self.require(scalar_type in _SCALAR_BITS and code_dim == d)
+        self.require(code_bytes == -(-_SCALAR_BITS[scalar_type] * d // 8))
         self._skip_array(4)
-        return int(width)
+        return int(code_bytes)
 
     def _read_product_codec(self, d: int) -> int:
         _, code_bytes = self._read_struct("?Q")
@@ -279,14 +281,13 @@ class _LayoutReader:
         self.require(self._skip_array(4) == d << bits)
         return int(code_bytes)
 
-    def _read_rabitq_codec(self, kind: bytes, d: int) -> int:
-        code_dim, width, _ = self._read_struct("QQi")
-        (bits,) = self._read_struct("Q") if kind == b"Iwrr" else (1,)
-        (code_size, _, query_bits) = self._read_struct("Q?B")
-        self.require(
-            code_dim == d and width == code_size and 0 < bits <= 9 and query_bits <= 8 and 0 < width <= 8 * d + 64
-        )
-        return int(width)
+    def _read_rabitq_codec(self, fourcc: bytes, d: int) -> int:
+        code_dim, code_bytes, _ = self._read_struct("QQi")
+        (bits,) = self._read_struct("Q") if fourcc == b"Iwrr" else (1,)
+        list_code_bytes, _, query_bits = self._read_struct("Q?B")
+        self.require(code_dim == d and 0 < bits <= 9 and query_bits <= 8)
+        self.require(code_bytes == list_code_bytes and 0 < code_bytes <= 8 * d + 64)
+        return int(code_bytes)
 
     def _read_sizes(self, n_lists: int) -> tuple[Any, Any]:
         """Read past the sizes of inverted lists; return the numbers of lists, and their sizes."""

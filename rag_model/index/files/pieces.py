@@ -1,8 +1,9 @@
 """Pieces: the files that one build stage hands to the next.
 
-A piece is a sequence of `.npy` images in one file, beginning with the stamp of the build. A piece
-is read in ranges of rows, from disk or from object storage. A truncated piece, or one of another
-build, is detected before any number in it is used.
+A piece is a sequence of `.npy` images in one file. The first one is the piece's *stamp*, a digest
+of the plan, the trained file, and the piece's role and number. A piece is read in ranges of rows,
+from disk or from object storage. A truncated piece, or one of another build, is detected before any
+number in it is used.
 
 If the index kind has shards, a piece has one *slice* per shard. There are shards x parts slices, so
 each must be cheap. The layout of such a piece is a head, which the merge reads; all slices; a table
@@ -30,8 +31,8 @@ Opener = Callable[[], BinaryIO]  # opens a local file or a blob for reading at a
 Array = npt.NDArray[Any]
 SliceTable = npt.NDArray[np.void]  # records of `SLICE_LOCATION_DTYPE`
 RangeReader = Callable[[int, int], bytes]  # reads the bytes [start, end), or fewer at the end
-_DIGEST = 16  # number of bytes of a digest that are stored
-SLICE_LOCATION_DTYPE = np.dtype([("start", "<i8"), ("size", "<i8"), ("rows", "<i8"), ("digest", f"V{_DIGEST}")])
+_DIGEST_BYTES = 16  # number of bytes of a digest that are stored
+SLICE_LOCATION_DTYPE = np.dtype([("start", "<i8"), ("size", "<i8"), ("rows", "<i8"), ("digest", f"V{_DIGEST_BYTES}")])
 
 
 def path_opener(path: Path) -> Opener:
@@ -44,7 +45,14 @@ def _open(path: Path) -> BinaryIO:
 
 
 def compute_stamp(plan: IndexPlan, trained: Path, role: str, number: int) -> str:
-    """Return the stamp of a piece: a digest of plan, trained file, role and number."""
+    """Return the stamp of a piece.
+
+    Args:
+        plan: the plan of the index.
+        trained: the trained file.
+        role: the name of the files of the stage, such as `scattered`.
+        number: the number of the piece's part.
+    """
     file_stat = trained.stat()
     return digest_json(
         [plan.piece_inputs(), _digest_trained_file(trained, file_stat.st_size, file_stat.st_mtime_ns), role, number]
@@ -140,7 +148,7 @@ class PieceReader:
         """Close the file."""
         self.close()
 
-    _end = 0  # where the data of the last header ends
+    _end = 0  # offset of the end of the array whose header was read last
 
     def _read_header(self) -> tuple[tuple[int, ...], np.dtype[Any], int]:
         self._file.seek(self._end)
@@ -202,14 +210,14 @@ def write_sliced_piece(
         table["size"] = [len(slice_bytes) for slice_bytes in sections]
         table["rows"][:-1] = rows
         table["start"][:-1] = len(sections[-1]) + np.cumsum(table["size"][:-1]) - table["size"][:-1]
-        table["digest"] = np.frombuffer(b"".join(map(_digest_slice, sections)), f"V{_DIGEST}")
+        table["digest"] = np.frombuffer(b"".join(map(_digest_slice, sections)), f"V{_DIGEST_BYTES}")
         with path.open("ab") as file:
             file.writelines([*slices, table.tobytes(), _digest_slice(table.tobytes())])
     except OSError as error:
         raise ResourceError(f"cannot write {path}: {error.strerror or error}") from error
 
 
-def read_slice_table(read: RangeReader, size: int, n_shards: int, name: str) -> SliceTable:
+def read_slice_table(read_range: RangeReader, size: int, n_shards: int, name: str) -> SliceTable:
     """Return the slice table of a piece of `size` bytes, (shards + 1,); the head comes last.
 
     `name` names the piece in errors.
@@ -218,8 +226,8 @@ def read_slice_table(read: RangeReader, size: int, n_shards: int, name: str) -> 
         InputError: the piece is truncated or damaged.
     """
     table_bytes = (n_shards + 1) * SLICE_LOCATION_DTYPE.itemsize
-    tail = read(size - table_bytes - _DIGEST, size) if table_bytes + _DIGEST <= size else b""
-    if len(tail) != table_bytes + _DIGEST or _digest_slice(tail[:table_bytes]) != tail[table_bytes:]:
+    tail = read_range(size - table_bytes - _DIGEST_BYTES, size) if table_bytes + _DIGEST_BYTES <= size else b""
+    if len(tail) != table_bytes + _DIGEST_BYTES or _digest_slice(tail[:table_bytes]) != tail[table_bytes:]:
         raise _create_damage_error(name)
     table = np.frombuffer(tail, SLICE_LOCATION_DTYPE, n_shards + 1)
     starts, ends = table["start"], table["start"] + table["size"]
@@ -253,9 +261,9 @@ def open_piece_head(opener: Opener, n_shards: int, stamp: str, n_arrays: int, na
     return PieceReader(io.BytesIO(head_bytes), stamp, n_arrays, name)
 
 
-def digest_slices(column: SliceTable) -> str:
+def digest_slices(locations: SliceTable) -> str:
     """Return one digest of a shard's (parts,) slices, in order and without the empty slices."""
-    return digest_bytes(column["digest"][column["size"] > 0].tobytes())
+    return digest_bytes(locations["digest"][locations["size"] > 0].tobytes())
 
 
 def _create_damage_error(name: str) -> InputError:
@@ -263,4 +271,4 @@ def _create_damage_error(name: str) -> InputError:
 
 
 def _digest_slice(slice_bytes: bytes) -> bytes:
-    return bytes.fromhex(digest_bytes(slice_bytes)[-2 * _DIGEST :])
+    return bytes.fromhex(digest_bytes(slice_bytes)[-2 * _DIGEST_BYTES :])

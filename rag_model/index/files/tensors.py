@@ -121,14 +121,14 @@ def find_row_stretches(
         return None
     starts, counts = find_runs(base_rows)
     starts, counts = starts[base_rows[starts] >= 0], counts[base_rows[starts] >= 0]
-    runs = offsets[starts], base_offsets[base_rows[starts]], offsets[starts + counts] - offsets[starts]
+    run_columns = offsets[starts], base_offsets[base_rows[starts]], offsets[starts + counts] - offsets[starts]
     tensor_ranges = []
     for name, array in target_arrays.items():
         base_array = base_arrays.get(name, array[:0])
         if array.nbytes and base_array.nbytes and array.shape[1:] == base_array.shape[1:]:
             array_offsets, value_bytes = (array.offset, base_array.offset), array.nbytes // len(array)  # type: ignore[attr-defined]
             if name != "offsets" and len(array) == offsets[-1]:
-                first, base_first, length = (run_values * value_bytes for run_values in runs)
+                first, base_first, length = (run_values * value_bytes for run_values in run_columns)
                 columns = (first + array_offsets[0], base_first + array_offsets[1], length)
                 tensor_ranges += list(zip(*(column.tolist() for column in columns), strict=True))
             else:

@@ -31,7 +31,9 @@ _MAX_GAP_BYTES = 64 << 10  # maximum gap between rows that are read by one reque
 _MAX_RANGE_BYTES = 4 << 20  # maximum bytes of one request
 NameT = TypeVar("NameT")
 FileT = TypeVar("FileT")
-PartRows = tuple[int, slice, Rows]  # an item of `RowPartition.split`
+# An item of `RowPartition.split`: a part's number, the positions of its rows among the requested
+# ones, and the rows within the part.
+PartRows = tuple[int, slice, Rows]
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,11 +193,11 @@ class VectorFiles:
             InputError: a row holds a NaN or an infinity; the message names it.
         """
         vectors, parts = np.empty((len(rows), self.dim), np.float32), [*self._partition.split(rows)]
-        for file_index, _, local_rows in parts:
-            _prefetch_rows(self._arrays[file_index], local_rows)
-        for file_index, positions, local_rows in parts:
-            vectors[positions] = self._arrays[file_index][local_rows]
-            _check_rows(vectors[positions], self.paths[file_index], local_rows)
+        for file_number, _, local_rows in parts:
+            _prefetch_rows(self._arrays[file_number], local_rows)
+        for file_number, positions, local_rows in parts:
+            vectors[positions] = self._arrays[file_number][local_rows]
+            _check_rows(vectors[positions], self.paths[file_number], local_rows)
         return vectors
 
     def read_all(self) -> Vectors:
@@ -289,8 +291,8 @@ class RemoteVectorFiles:
             for (i, *_), vectors in zip(parts, range_bytes[len(unchecked_files) :], strict=True)
         ]
 
-    def _read_part(self, file_rows: PartRows) -> npt.NDArray[Any]:
-        i, _, local_rows = file_rows
+    def _read_part(self, part_rows: PartRows) -> npt.NDArray[Any]:
+        i, _, local_rows = part_rows
         name, (_, dim, dtype, offset) = self._files.names[i], self._headers[i]
         row_bytes, vectors = dim * dtype.itemsize, list[npt.NDArray[Any]]()
         row_starts = offset + local_rows * row_bytes

@@ -6,6 +6,6 @@ graph         arrays of a graph: links, levels, slots
 stitch        links across the borders of cells, and the candidates for the merged graph
 reach         links to nodes that a search cannot reach
 update        a cell's graph, updated from the previous one
-history       what became of each cell of a graph over the builds
+history       the changes of a cell's graph since it was built, and when it is built again
 graph_file    faiss's file layout of a graph
 """

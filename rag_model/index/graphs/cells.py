@@ -45,9 +45,10 @@ MAX_CELL_RATIO = 2
 
 CellIds = npt.NDArray[np.int64]
 Digests = npt.NDArray[np.uint64]  # 8 bytes of the digest of a vector's bytes
-Pairs = tuple[npt.NDArray[np.int64], CellIds]  # vector numbers and their cells
-_BEGINS, _ROWS, _COUNT = range(3)  # numbers of the arrays in a piece's head
-_COUNTS = np.dtype([("members", "<i8"), ("linked", "<i8"), ("width", "<i8")])  # a slice's header
+Pairs = tuple[npt.NDArray[np.int64], CellIds]  # (p,) vector numbers, and (p,) cells
+_GROUP_STARTS, _ROWS, _PART_ROWS = range(3)  # numbers of the arrays in a piece's head
+# sizes of both groups of a slice, and the bytes per component of its vectors
+_SLICE_HEADER = np.dtype([("members", "<i8"), ("linked", "<i8"), ("width", "<i8")])
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,8 +136,9 @@ def count_cell_sample(plan: VectorPlan) -> int:
 def split_large_cells(plan: VectorPlan, cells: Cells, sample: Vectors) -> Cells:
     """Split the cells that have grown beyond the limit.
 
-    If there are enough cells, each split removes the smallest cell, and one half gets its number.
-    All other cells keep their numbers, and only those near a change get or lose vectors.
+    If there are enough cells, each split removes the smallest cell, whose number goes to one half
+    of the split cell. All other cells keep their numbers, and only those near a change get or lose
+    vectors.
 
     Raises:
         ResourceError: memory ran out.
@@ -158,10 +160,16 @@ def merge_small_cells(plan: VectorPlan, cells: Cells, sample: Vectors) -> tuple[
     with engine.translate_errors(ResourceError, f"the cells of {plan.factory} could not be merged: use more"):
         cell_numbers = _assign_nearest(plan, centroids, sample)
         while len(centroids) > plan.cells:
-            smallest, last_cell = int(np.bincount(cell_numbers, minlength=len(centroids)).argmin()), len(centroids) - 1
-            orphans = np.flatnonzero(cell_numbers == smallest)
-            centroids[smallest], previous_numbers[smallest] = centroids[last_cell], previous_numbers[last_cell]
-            cell_numbers[cell_numbers == last_cell] = smallest
+            smallest_cell, last_cell = (
+                int(np.bincount(cell_numbers, minlength=len(centroids)).argmin()),
+                len(centroids) - 1,
+            )
+            orphans = np.flatnonzero(cell_numbers == smallest_cell)
+            centroids[smallest_cell], previous_numbers[smallest_cell] = (
+                centroids[last_cell],
+                previous_numbers[last_cell],
+            )
+            cell_numbers[cell_numbers == last_cell] = smallest_cell
             centroids, previous_numbers = centroids[:last_cell], previous_numbers[:last_cell]
             cell_numbers[orphans] = _assign_nearest(plan, centroids, sample[orphans])
     return Cells(np.ascontiguousarray(centroids), cells.border, cells.linked), previous_numbers
@@ -206,8 +214,8 @@ def _learn_balanced_centroids(plan: VectorPlan, points: Vectors) -> Vectors:
     would wait for it.
     """
     centroids = _run_kmeans(plan, points, max(2, round(_KMEANS_SHARE * plan.cells)))
-    centroids, cell = _split_largest(plan, centroids, points)
-    return np.ascontiguousarray(centroids[np.bincount(cell, minlength=len(centroids)) > 0])
+    centroids, cell_numbers = _split_largest(plan, centroids, points)
+    return np.ascontiguousarray(centroids[np.bincount(cell_numbers, minlength=len(centroids)) > 0])
 
 
 def _split_largest(plan: VectorPlan, centroids: Vectors, points: Vectors) -> tuple[Vectors, CellIds]:
@@ -292,7 +300,7 @@ def write_cell_slices(plan: VectorPlan, trained: Path, cells: Cells, part: Vecto
 def _pack_slice(vectors: Vectors, digests: Digests, n_members: int) -> bytes:
     if not len(vectors):
         return b""
-    header = np.array((n_members, len(vectors) - n_members, vectors.itemsize), _COUNTS)
+    header = np.array((n_members, len(vectors) - n_members, vectors.itemsize), _SLICE_HEADER)
     return b"".join((header.tobytes(), vectors.data.cast("B"), digests.astype("<u8").tobytes()))
 
 
@@ -319,10 +327,10 @@ def unpack_slices(slices: Iterable[bytes], dim: int) -> tuple[CellVectors, CellV
     """
     members, linked = ([np.empty((0, dim), np.float32)] for _ in range(2))
     member_digests, linked_digests = ([np.empty(0, np.uint64)] for _ in range(2))
-    header_bytes, digest_size = _COUNTS.itemsize, 8
+    header_bytes, digest_size = _SLICE_HEADER.itemsize, 8
     for data in slices:
         member_count, linked_count, value_bytes = (
-            np.frombuffer(data, _COUNTS, 1)[0].tolist() if len(data) >= header_bytes else (0, 0, 0)
+            np.frombuffer(data, _SLICE_HEADER, 1)[0].tolist() if len(data) >= header_bytes else (0, 0, 0)
         )
         n_vectors = member_count + linked_count
         if (
@@ -360,10 +368,10 @@ def read_group_rows(plan: VectorPlan, trained: Path, scattered: Sequence[Opener]
     rows_by_part, first_row = list[Links](), 0
     for i, opener in enumerate(scattered):
         stamp = compute_stamp(plan, trained, "scattered", i)
-        with open_piece_head(opener, plan.shards, stamp, _COUNT + 1, f"the scattered piece of part {i}") as piece:
-            group_starts[i] = piece.read(_BEGINS)
+        with open_piece_head(opener, plan.shards, stamp, _PART_ROWS + 1, f"the scattered piece of part {i}") as piece:
+            group_starts[i] = piece.read(_GROUP_STARTS)
             rows_by_part.append(piece.read(_ROWS) + np.int32(first_row))
-            first_row += int(piece.read(_COUNT)[0])
+            first_row += int(piece.read(_PART_ROWS)[0])
     # (groups,)
     ends = np.cumsum(group_starts[:, 1:].sum(0, np.int64) - group_starts[:, :-1].sum(0, np.int64))
     next_positions, group_rows = np.concatenate([[0], ends[:-1]]), np.empty(int(ends[-1]), np.int32)

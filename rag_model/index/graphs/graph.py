@@ -29,7 +29,7 @@ Links = npt.NDArray[np.int32]
 # sorted links are nearest first, and the node in its lower half. Such numbers are called keys.
 ScoredLinks = npt.NDArray[np.uint64]
 
-BLOCK = 8_192  # number of nodes that are processed at a time
+BLOCK_NODES = 8_192  # number of nodes that are processed at a time
 NO_LINK = np.uint64(0xFFFF_FFFF_FFFF_FFFF)  # larger than the key of every link
 SIMILARITY_BITS = np.uint64(0xFFFF_FFFF_0000_0000)  # the half of a key with the similarity
 # Candidates for an inserted node of the upper levels. 40 are enough, because upper levels only
@@ -183,9 +183,9 @@ def draw_levels(n: int, n_links: int) -> Links:
     """Return the levels that faiss draws for `n` nodes added at once: (n,) int32, from 1."""
     hnsw = faiss.HNSW(n_links)
     levels = np.empty(n, np.int32)
-    for first_node in range(0, n, BLOCK):
+    for first_node in range(0, n, BLOCK_NODES):
         hnsw.reset()  # keeps the state of the random generator
-        n_nodes = min(BLOCK, n - first_node)
+        n_nodes = min(BLOCK_NODES, n - first_node)
         hnsw.prepare_level_tab(n_nodes)
         levels[first_node : first_node + n_nodes] = engine.copy_array(hnsw.levels)
     return levels
@@ -196,7 +196,7 @@ class UpperLevels:
     """The levels above the bottom: an HNSW graph of their nodes."""
 
     nodes: Rows  # nodes of level > 1, ascending
-    begins: Rows  # (len(nodes) + 1,): where the links of each node begin
+    link_starts: Rows  # (len(nodes) + 1,): where the links of each node begin
     links: Links  # lists of all upper levels, concatenated by node, lowest level first
     entry: int  # the node at which every search starts
     top: int  # the highest level, counted from 0
@@ -229,7 +229,7 @@ class UpperLevels:
     def slice_nodes(self, start: int, end: int) -> tuple[Rows, Links, Rows]:
         """Return the upper nodes in [start, end), their links, and each node's number of links."""
         first_upper, end_upper = np.searchsorted(self.nodes, (start, end))
-        starts = self.begins[first_upper : end_upper + 1]
+        starts = self.link_starts[first_upper : end_upper + 1]
         return self.nodes[first_upper:end_upper], self.links[starts[0] : starts[-1]], np.diff(starts)
 
 
@@ -238,7 +238,7 @@ def count_slots(levels: Links, n_links: int) -> Rows:
     return (np.int64(2 * n_links) + np.int64(n_links) * (levels.astype(np.int64) - 1)).astype(np.int64)
 
 
-def iter_ranges(n: int, size: int = BLOCK) -> Iterator[tuple[int, int]]:
+def iter_ranges(n: int, size: int = BLOCK_NODES) -> Iterator[tuple[int, int]]:
     """Yield ranges [start, end) that cover `n` nodes."""
     for first_item in range(0, n, size):
         yield first_item, min(n, first_item + size)

@@ -26,36 +26,39 @@ from rag_model.index.files.layout import check_layout
 from rag_model.index.graphs.graph import Links, UpperLevels, count_slots, iter_ranges
 
 _TAIL = struct.Struct("<iiiii")  # entry point, top level, efConstruction, efSearch, 1
-_COUNT = struct.Struct("<Q")
+_ARRAY_LENGTH = struct.Struct("<Q")  # precedes each array
 
 
-def write_head(file: BinaryIO, empty: FaissIndex, levels: Links) -> None:
+def write_head(file: BinaryIO, empty_index: FaissIndex, levels: Links) -> None:
     """Write everything before the links.
 
     Args:
         file: positioned at the beginning.
-        empty: an HNSW index without vectors, with trained storage.
+        empty_index: an HNSW index without vectors, with trained storage.
         levels: (n,) int32, counted from 1.
     """
-    n_links, n = int(empty.hnsw.nb_neighbors(1)), len(levels)
-    fourcc, d, _, unused, unused2, trained, metric = HEADER.unpack(_serialize(empty)[: HEADER.size])
-    file.write(HEADER.pack(fourcc, d, n, unused, unused2, trained, metric))
-    for table in (engine.copy_array(empty.hnsw.assign_probas), engine.copy_array(empty.hnsw.cum_nneighbor_per_level)):
-        file.write(_COUNT.pack(len(table)) + table.tobytes())
-    file.write(_COUNT.pack(n) + levels.tobytes())
-    file.write(_COUNT.pack(n + 1) + bytes(8))
+    n_links, n = int(empty_index.hnsw.nb_neighbors(1)), len(levels)
+    fourcc, d, _, unused1, unused2, is_trained, metric = HEADER.unpack(_serialize(empty_index)[: HEADER.size])
+    file.write(HEADER.pack(fourcc, d, n, unused1, unused2, is_trained, metric))
+    for table in (
+        engine.copy_array(empty_index.hnsw.assign_probas),
+        engine.copy_array(empty_index.hnsw.cum_nneighbor_per_level),
+    ):
+        file.write(_ARRAY_LENGTH.pack(len(table)) + table.tobytes())
+    file.write(_ARRAY_LENGTH.pack(n) + levels.tobytes())
+    file.write(_ARRAY_LENGTH.pack(n + 1) + bytes(8))
     n_slots = 0
     # in blocks, because all offsets take 8 bytes per node
     for first_node, end_node in iter_ranges(n):
         slot_ends = n_slots + np.cumsum(count_slots(levels[first_node:end_node], n_links))
         file.write(slot_ends.astype("<u8").tobytes())
         n_slots = int(slot_ends[-1])
-    file.write(_COUNT.pack(n_slots))
+    file.write(_ARRAY_LENGTH.pack(n_slots))
 
 
-def write_tail(file: BinaryIO, empty: FaissIndex, upper: UpperLevels, ef_search: int) -> None:
+def write_tail(file: BinaryIO, empty_index: FaissIndex, upper_levels: UpperLevels, ef_search: int) -> None:
     """Write everything between the links and the storage."""
-    file.write(_TAIL.pack(upper.entry, upper.top, empty.hnsw.efConstruction, ef_search, 1))
+    file.write(_TAIL.pack(upper_levels.entry, upper_levels.top, empty_index.hnsw.efConstruction, ef_search, 1))
 
 
 def write_storage(file: BinaryIO, storage: FaissIndex, n: int, vectors: Iterable[npt.NDArray[np.float32]]) -> None:
@@ -68,12 +71,12 @@ def write_storage(file: BinaryIO, storage: FaissIndex, n: int, vectors: Iterable
         vectors: blocks of (m, d) float32, in row order.
     """
     # without the number of codes, which is 0
-    storage_head = bytearray(_serialize(storage)[: -_COUNT.size])
+    storage_head = bytearray(_serialize(storage)[: -_ARRAY_LENGTH.size])
     storage_head[8:16] = struct.pack("<q", n)
     file.write(storage_head)
     # flat storage is counted in floats, and codes in bytes
     values_per_vector = int(storage.d) if isinstance(storage, faiss.IndexFlat) else int(storage.sa_code_size())
-    file.write(_COUNT.pack(n * values_per_vector))
+    file.write(_ARRAY_LENGTH.pack(n * values_per_vector))
     for vector_block in vectors:
         file.write(storage.sa_encode(vector_block).data)
 
@@ -116,7 +119,7 @@ class GraphFile:
         if fourcc[:3] != b"IHN":
             raise ValueError(f"{fourcc} is not the fourcc of an HNSW index")
         _skip_array(file, 8)
-        (n_levels,) = _COUNT.unpack(file.read(8))
+        (n_levels,) = _ARRAY_LENGTH.unpack(file.read(8))
         level_slots = np.frombuffer(file.read(4 * n_levels), "<i4")
         _skip_array(file, 4)
         offsets = _map_array(file, path, "<i8", "r")
@@ -131,8 +134,8 @@ class GraphFile:
         """Return a copy of the nodes' bottom lists: (m, 2M) int32, -1 where empty.
 
         Raises:
-            InputError: a node is not in the graph; it belongs to another index, or the file is
-                damaged.
+            InputError: a node is not in the graph, because its number is from another index, or the
+                file is damaged.
         """
         if len(unknown_nodes := nodes[(nodes < 0) | (nodes >= self.n)]):
             raise InputError(
@@ -147,12 +150,12 @@ class GraphFile:
 
 
 def _skip_array(file: BinaryIO, value_bytes: int) -> None:
-    (n_values,) = _COUNT.unpack(file.read(8))
+    (n_values,) = _ARRAY_LENGTH.unpack(file.read(8))
     file.seek(n_values * value_bytes, 1)
 
 
 def _map_array(file: BinaryIO, path: Path, dtype: str, mode: Any) -> npt.NDArray[Any]:
-    (n_values,) = _COUNT.unpack(file.read(8))
+    (n_values,) = _ARRAY_LENGTH.unpack(file.read(8))
     offset = file.tell()
     # The subclass `memmap` costs microseconds at each access.
     array: npt.NDArray[Any] = np.asarray(np.memmap(path, dtype, mode, offset, (n_values,)))

@@ -22,17 +22,18 @@ from rag_model.index.graphs.graph import CellGraph, Links, unpack_links
 from rag_model.index.quality.results import compute_recall
 
 # A cell is built again when this share of its vectors was replaced since its build.
-MAX_REPLACED = 0.75
-_MAX_INSERTED = 0.5  # with a larger share of new members, a build is cheaper than an update
-# Minimum degree of an updated cell, as a share of its degree when it was built: 100 updates of 2 %
-# leave .97.
+MAX_REPLACED_SHARE = 0.75
+_MAX_INSERTED_SHARE = 0.5  # with a larger share of new members, a build is cheaper than an update
+# Minimum degree of an updated cell, as a share of its degree when it was built. After 100 updates,
+# each of 2 % of the members, .97 of the links are left.
 _MIN_DEGREE = 0.65
 _MAX_UNREACHABLE = 0.01  # maximum increase of the share of unreachable members since the build
-_MAX_RECALL_LOSS = 0.02  # twice the random error of a difference between two recalls
+# Maximum loss of recall since the build: twice the random error of a difference of two recalls.
+_MAX_RECALL_LOSS = 0.02
 _QUERIES, _DEPTH, _EF_SEARCH = 512, 20, 64  # settings of the recall measurement
 _FIRST_QUERIES = 64  # if these show no loss of recall, no more queries are searched
 
-ARRAYS = 4  # the number of arrays that `CellHistory.to_arrays` returns
+HISTORY_ARRAYS = 4  # the number of arrays that `CellHistory.to_arrays` returns
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +109,7 @@ class CellHistory:
 
     generation: int  # number of updates since the build
     built_members: int  # number of members at the build
-    built: CellQuality
+    built: CellQuality  # quality of the graph at the build
     # (m,): whether a member has been in the cell since the build
     is_original: npt.NDArray[np.bool_]
     members: Digests  # (m,) digests of the members
@@ -144,9 +145,9 @@ class CellHistory:
         """
         if not len(self.members):
             return "it has no vectors"
-        if n_inserted >= _MAX_INSERTED * len(self.members):
+        if n_inserted >= _MAX_INSERTED_SHARE * len(self.members):
             return "most of its vectors are new"
-        if self.replaced_share >= MAX_REPLACED:
+        if self.replaced_share >= MAX_REPLACED_SHARE:
             return f"{self.replaced_share:.0%} of its vectors were replaced since it was built"
         return None
 

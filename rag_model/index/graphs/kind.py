@@ -48,7 +48,7 @@ from rag_model.index.graphs.cells import (
     write_cell_slices,
 )
 from rag_model.index.graphs.graph import (
-    BLOCK,
+    BLOCK_NODES,
     UPPER_EF_CONSTRUCTION,
     CellGraph,
     Links,
@@ -81,17 +81,19 @@ from rag_model.index.vector_kind import (
 )
 from rag_model.process import count_cores
 
-_THREAD_NODES = 8_192  # number of nodes per thread that links upper levels
-_MAX_BLOCKS = 8  # blocks with candidates in memory at once, 6 MB each
+_THREAD_NODES = 8_192  # number of upper nodes for each thread that links upper levels
+_MAX_BLOCKS = 8  # maximum blocks whose candidates are collected at once; 6 MB each
 LOSS_SAMPLE = 4_096  # vectors with which `losses` are measured; up to twice as many may be used
 # Seconds of one core, per dimension and candidate, to insert a vector into a graph of
 # `_REFERENCE_NODES`.
 _INSERT_SECONDS = 4.3e-9  # fitted to builds of 20,000 to 200,000 vectors (`bench_plan.py`)
-_INSERT_OVERHEAD_DIMS = 140  # time of an insertion besides products, in dimensions
+# Time of an insertion besides its products, as the number of dimensions that take the same time.
+_INSERT_OVERHEAD_DIMS = 140
 _REFERENCE_NODES = 20_000
-# exponent of the cost over the nodes: measured .31 at 96 dimensions, .55 at 768
+# Inserting a vector costs this power of the number of nodes: .31 at 96 dimensions, .55 at 768.
 _GROWTH_EXPONENT = 0.35
-_MERGE_OVERHEAD_DIMS = 300  # time to write a node's links, in dimensions of a copied vector
+# Time to write a node's links, as the number of dimensions of a vector copied in the same time.
+_MERGE_OVERHEAD_DIMS = 300
 _UPDATE_SHARE = 0.1  # time to update a cell with 2 % new vectors, as a share of its build time
 _MAX_CELL_GROWTH = 1.25  # maximum ratio of planned to parent cells at which no cell is added
 _MIN_NODES_PER_LINK = 4  # minimum nodes per cell, as a multiple of the links per node
@@ -125,8 +127,8 @@ class GraphKind(VectorKind):
         """Return whether the plan differs from the parent's only in the number of cells, by at most
         a factor of `MAX_CELL_RATIO`.
         """
-        cells = parent_inputs.get("cells", 0)
-        min_cells, max_cells = sorted((cells, plan.cells)) if isinstance(cells, int) else (0, 0)
+        parent_cells = parent_inputs.get("cells", 0)
+        min_cells, max_cells = sorted((parent_cells, plan.cells)) if isinstance(parent_cells, int) else (0, 0)
         is_close = 1 < min_cells < max_cells <= MAX_CELL_RATIO * min_cells
         return is_close and {**parent_inputs, "cells": plan.cells} == plan.piece_inputs()
 
@@ -285,12 +287,12 @@ class GraphKind(VectorKind):
             ),
         ):
             levels = draw_levels(plan.n, count_node_links(plan))
-            upper = _build_upper_levels(plan, levels, files)
+            upper_levels = _build_upper_levels(plan, levels, files)
             try:
                 with out.open("wb", buffering=1 << 20) as file:
                     write_head(file, empty_index, levels)
-                    _write_links(plan, file, graph_shards, levels, upper)
-                    write_tail(file, empty_index, upper, choose_search(plan.factory)["efSearch"])
+                    _write_links(plan, file, graph_shards, levels, upper_levels)
+                    write_tail(file, empty_index, upper_levels, choose_search(plan.factory)["efSearch"])
                     write_storage(
                         file, faiss.downcast_index(empty_index.storage), plan.n, (block for _, block in files.blocks())
                     )
@@ -336,7 +338,7 @@ def _build_shard(plan: VectorPlan, members: CellVectors, sources: CellVectors) -
 
 def _update_shard(
     plan: VectorPlan,
-    earlier: CellShard,
+    earlier_shard: CellShard,
     history: CellHistory,
     old_members: Rows,
     members: CellVectors,
@@ -346,14 +348,14 @@ def _update_shard(
     # Imports numba, which takes half a second.
     from rag_model.index.graphs.update import SEARCH_TURNS, update_cell_graph, update_cross_links  # noqa: PLC0415
 
-    old_sources = match_digests(earlier.history.sources, sources.digests)
-    graph = update_cell_graph(plan, earlier.lists, old_members, members.vectors)
+    old_sources = match_digests(earlier_shard.history.sources, sources.digests)
+    graph = update_cell_graph(plan, earlier_shard.lists, old_members, members.vectors)
     quality = CellQuality.measure(graph, members.vectors, plan.metric, history.built)
     reason = quality.explain_decay(history.built)
     cross_links = update_cross_links(
         plan,
-        earlier.crossings,
-        earlier.lists,
+        earlier_shard.crossings,
+        earlier_shard.lists,
         old_members,
         old_sources,
         graph,
@@ -396,22 +398,24 @@ def _read_sample(plan: VectorPlan, passage_rows: Sequence[Path]) -> Vectors:
     return sample_vectors(passage_rows, plan.n, plan.d, n_sampled, plan.seed)
 
 
-def _compute_losses(plan: VectorPlan, cells: Cells, empty: FaissIndex, vectors: Vectors) -> dict[str, float]:
+def _compute_losses(plan: VectorPlan, cells: Cells, empty_index: FaissIndex, vectors: Vectors) -> dict[str, float]:
     losses_by_name = {}
     if plan.cells > 1:
         cell_numbers, join_pairs, link_pairs = cells.assign(plan.metric, vectors)
         losses_by_name["cells"] = compute_centroid_distance(vectors, cells.centroids[cell_numbers], plan.metric)
         n_planned, n_actual = plan.border + plan.linked, (len(join_pairs[0]) + len(link_pairs[0])) / len(vectors)
         losses_by_name["links"] = n_planned / max(n_actual, n_planned / 100) if n_planned else 0.0
-    storage = faiss.downcast_index(empty.storage)
+    storage = faiss.downcast_index(empty_index.storage)
     if not isinstance(storage, faiss.IndexFlat):
         losses_by_name["codes"] = measure_error(vectors, storage.sa_decode(storage.sa_encode(vectors)))
     return {name: float(f"{loss:.4g}") for name, loss in losses_by_name.items()}
 
 
-def _write_trained_file(plan: VectorPlan, cells: Cells, empty: FaissIndex, sample: Vectors, out: Path) -> IndexStats:
-    write_piece(out, _compute_trained_stamp(plan), [*cells.to_arrays(), faiss.serialize_index(empty)])
-    sample_losses = _compute_losses(plan, cells, empty, sample[:: -(-len(sample) // LOSS_SAMPLE)])
+def _write_trained_file(
+    plan: VectorPlan, cells: Cells, empty_index: FaissIndex, sample: Vectors, out: Path
+) -> IndexStats:
+    write_piece(out, _compute_trained_stamp(plan), [*cells.to_arrays(), faiss.serialize_index(empty_index)])
+    sample_losses = _compute_losses(plan, cells, empty_index, sample[:: -(-len(sample) // LOSS_SAMPLE)])
     return {"sample": len(sample), "cells": len(cells.centroids), "losses": sample_losses}
 
 
@@ -453,7 +457,7 @@ def _build_upper_levels(plan: VectorPlan, levels: Links, files: VectorFiles) -> 
 
 
 def _write_links(
-    plan: VectorPlan, file: BinaryIO, cells: Sequence[GraphShard], levels: Links, upper: UpperLevels
+    plan: VectorPlan, file: BinaryIO, cells: Sequence[GraphShard], levels: Links, upper_levels: UpperLevels
 ) -> None:
     """Write the lists of every node; the bottom list holds the best candidates of its cells."""
     n_links = count_node_links(plan)
@@ -461,7 +465,9 @@ def _write_links(
         for start_row, end_row in iter_ranges(len(keys)):
             first, end = block_start + start_row, block_start + end_row
             bottom = select_best_links(keys[start_row:end_row], 2 * n_links)
-            file.write(lay_out_slots(bottom, levels[first:end], n_links, upper.slice_nodes(first, end), first).data)
+            file.write(
+                lay_out_slots(bottom, levels[first:end], n_links, upper_levels.slice_nodes(first, end), first).data
+            )
 
 
 def _iter_candidates(plan: VectorPlan, cells: Sequence[GraphShard], width: int) -> Iterator[tuple[int, ScoredLinks]]:
@@ -488,9 +494,9 @@ def _choose_block_rows(n_cells: int) -> int:
 
     Every block has a few rows of each cell, and opening a cell takes the time of a hundred rows.
     With a fixed number of rows, the time of the merge would be quadratic in the size of the corpus.
-    More than eight times `BLOCK` rows would need too much memory.
+    More than eight times `BLOCK_NODES` rows would need too much memory.
     """
-    return BLOCK * min(_MAX_BLOCKS, max(1, n_cells // 16))
+    return BLOCK_NODES * min(_MAX_BLOCKS, max(1, n_cells // 16))
 
 
 KIND = GraphKind()

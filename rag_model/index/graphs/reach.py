@@ -13,7 +13,7 @@ import numpy.typing as npt
 from rag_model.index.files import engine
 from rag_model.index.files.engine import FaissIndex, Rows, Vectors, faiss
 from rag_model.index.files.vectors import VectorFiles
-from rag_model.index.graphs.graph import BLOCK, Links
+from rag_model.index.graphs.graph import BLOCK_NODES, Links
 from rag_model.index.graphs.graph_file import GraphFile
 
 _MAX_SOURCES = 16  # maximum number of reachable nodes to try as the source of a new link
@@ -75,21 +75,21 @@ class ReachabilityTree:
         self._queue[front_start] = start_node
         self._n_reached = front_end
         while front_start < front_end:
-            for position in range(front_start, front_end, BLOCK):
-                nodes = self._expand_front(self._queue[position : min(position + BLOCK, front_end)])
+            for position in range(front_start, front_end, BLOCK_NODES):
+                nodes = self._expand_front(self._queue[position : min(position + BLOCK_NODES, front_end)])
                 self._queue[self._n_reached : self._n_reached + len(nodes)] = nodes
                 self._n_reached += len(nodes)
             front_start, front_end = front_end, self._n_reached
             self._last_node = int(self._queue[front_end - 1])
 
-    def _expand_front(self, front: Links) -> Links:
-        """Mark the unreached nodes that the nodes of `front` link to; return them, ascending."""
-        targets = self._graph.read_links(front).ravel()  # (f, 2M) -> (f 2M,)
+    def _expand_front(self, front_nodes: Links) -> Links:
+        """Mark the unreached nodes that `front_nodes` link to; return them, ascending."""
+        targets = self._graph.read_links(front_nodes).ravel()  # (f, 2M) -> (f 2M,)
         new_slots = np.flatnonzero((targets >= 0) & (self._parent.take(targets) < 0))[::-1]
         new_targets = targets[new_slots]
-        # Of several values for a target, numpy keeps the last one. Because `slots` descends, that
-        # is the first node of `front` that links to the target.
-        self._parent[new_targets] = front[new_slots // self._graph.width]
+        # Of several values for a target, numpy keeps the last one. Because `new_slots` descends,
+        # that is the first of the `front_nodes` that links to the target.
+        self._parent[new_targets] = front_nodes[new_slots // self._graph.width]
         return np.unique(new_targets)
 
 
@@ -108,8 +108,8 @@ def link_unreachable_nodes(path: Path, vectors: VectorFiles) -> int:
     if not len(unreachable_nodes):
         return 0
     l2_index = _open_for_l2(path)
-    for batch_start in range(0, len(unreachable_nodes), BLOCK):
-        nodes = unreachable_nodes[batch_start : batch_start + BLOCK]
+    for batch_start in range(0, len(unreachable_nodes), BLOCK_NODES):
+        nodes = unreachable_nodes[batch_start : batch_start + BLOCK_NODES]
         for node, neighbors in zip(nodes.tolist(), _search_neighbors(l2_index, vectors.read_rows(nodes)), strict=True):
             if not tree.is_reachable(node):  # a previous link may have made it reachable
                 near_sources = neighbors[neighbors >= 0]

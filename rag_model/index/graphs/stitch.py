@@ -33,8 +33,7 @@ from rag_model.index.graphs.graph import (
     score_targets,
     unpack_links,
 )
-from rag_model.index.graphs.history import ARRAYS as HISTORY_ARRAYS
-from rag_model.index.graphs.history import CellHistory
+from rag_model.index.graphs.history import HISTORY_ARRAYS, CellHistory
 from rag_model.index.recipe import VectorPlan
 
 OUT_LINKS = 8  # number of links of a vector into another cell
@@ -43,10 +42,11 @@ IN_LINKS = 8  # maximum links of a member to sources whose search returned it, n
 # nearest 8, recall is .002 lower.
 CANDIDATES = 16
 _EF_SEARCH = 32  # efSearch of the search for these members
-_BLOCK = 512  # vectors whose links are selected at a time: 24 MiB of members at 768 dimensions
+# Sources whose links are selected at a time: 24 MiB of members at 768 dimensions.
+_BLOCK_SOURCES = 512
 # positions of a shard's arrays; the arrays of the cell's history follow
-_LISTS, _OUT, _BEGINS, _INTO = range(4)
-_COUNT = 4 + HISTORY_ARRAYS
+_LISTS, _OUT, _INTO_STARTS, _INTO = range(4)
+_N_ARRAYS = 4 + HISTORY_ARRAYS
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class CrossLinks:
     """The links of one cell across its border; members and sources are numbered within the cell."""
 
     out: ScoredLinks  # (sources, OUT_LINKS): members of each source, nearest first
-    begins: Rows  # (members + 1,): the start of each member's sources in `into`
+    into_starts: Rows  # (members + 1,): the start of each member's sources in `into`
     into: ScoredLinks  # sources by member, nearest first, at most IN_LINKS each
 
 
@@ -69,7 +69,7 @@ def search_members(graph: CellGraph, members: Vectors, sources: Vectors, metric:
     """
     out_links: ScoredLinks = np.full((len(sources), OUT_LINKS), NO_LINK)
     if len(members):
-        for start, end in iter_ranges(len(sources), _BLOCK):
+        for start, end in iter_ranges(len(sources), _BLOCK_SOURCES):
             candidates = graph.search(sources[start:end], CANDIDATES, _EF_SEARCH)  # (b, f)
             out_links[start:end] = select_diverse(sources[start:end], members, candidates, metric)
     return out_links
@@ -145,7 +145,7 @@ class CellShard:
         Raises:
             ResourceError: the file cannot be written.
         """
-        arrays = [self.lists, self.crossings.out, self.crossings.begins, self.crossings.into]
+        arrays = [self.lists, self.crossings.out, self.crossings.into_starts, self.crossings.into]
         write_piece(out, _compute_shard_stamp(plan, number), [*arrays, *self.history.to_arrays()])
 
     @classmethod
@@ -156,9 +156,11 @@ class CellShard:
             InputError: the shard is missing, truncated, or of another build.
         """
         stamps = [_compute_shard_stamp(plan, cell_number) for cell_number in range(MAX_CELL_RATIO * plan.cells)]
-        with PieceReader.open(opener, stamps, _COUNT, f"a shard of {plan.factory}") as piece:
+        with PieceReader.open(opener, stamps, _N_ARRAYS, f"a shard of {plan.factory}") as piece:
             link_lists, *cross_links = map(piece.read, range(_LISTS, _INTO + 1))
-            history = CellHistory.from_arrays([piece.read(array_number) for array_number in range(_INTO + 1, _COUNT)])
+            history = CellHistory.from_arrays(
+                [piece.read(array_number) for array_number in range(_INTO + 1, _N_ARRAYS)]
+            )
         return cls(link_lists, CrossLinks(*cross_links), history)
 
 
@@ -197,7 +199,7 @@ class GraphShard:
             InputError: the shard is missing, truncated, of another build, or of other rows.
         """
         piece = PieceReader.open(
-            opener, _compute_shard_stamp(plan, number), _COUNT, f"shard {number} of {plan.factory}"
+            opener, _compute_shard_stamp(plan, number), _N_ARRAYS, f"shard {number} of {plan.factory}"
         )
         if (piece.count_rows(_LISTS), piece.count_rows(_OUT)) != (len(members), len(sources)):
             piece.close()
@@ -212,7 +214,7 @@ class GraphShard:
             lists, rows = self.piece.read(_LISTS, first, last), self.members[first:last] - start
             # (r, 2M) -> (r 2M,)
             yield CandidateLinks(rows, np.full(len(rows), lists.shape[1]), _to_global_rows(lists, self.members).ravel())
-            into_starts = self.piece.read(_BEGINS, first, last + 1)
+            into_starts = self.piece.read(_INTO_STARTS, first, last + 1)
             into = self.piece.read(_INTO, int(into_starts[0]), int(into_starts[-1]))
             yield CandidateLinks(rows, np.diff(into_starts), _to_global_rows(into, self.sources))
         first, last = np.searchsorted(self.sources, (start, end))

@@ -68,11 +68,11 @@ _REPAIR_BLOCK = 1_024  # number of members whose links are repaired at a time
 # updates of 2 % of 20,000 weak vectors (see above), a cell has 1.02 times as many links as when it
 # was built; with 64 candidates, it has .95 times as many.
 _REPAIR_CANDIDATES = 128
-_NO_CODE = np.int32(2**31 - 1)  # code of an empty slot, larger than twice any member's number
+
 _OWN_LINKS = 4  # number of a member's nearest remaining links whose neighbours are candidates too
-_NEAR_MEMBERS = 32  # the sources of this many members near a new one consider it as a link
+_NEAR_MEMBERS = 32  # a new member is offered as a link to the sources of this many near members
 _NEAR_LINKS = 2  # number of a source's nearest links whose neighbours are candidates for its links
-SEARCH_TURNS = 32  # updates in which each source searches for its links once
+SEARCH_TURNS = 32  # number of successive updates in which each source searches for links once
 
 
 def update_cell_graph(
@@ -122,7 +122,7 @@ def _map_members(old_members: Rows, n_old: int) -> Links:
     return new_numbers
 
 
-def _renumber(keys: ScoredLinks, targets: Links) -> ScoredLinks:
+def _replace_targets(keys: ScoredLinks, targets: Links) -> ScoredLinks:
     """Replace the targets of keys; -1 removes the link."""
     return join_links(keys & SIMILARITY_BITS, targets)
 
@@ -144,18 +144,18 @@ def _drop_members(
         old_lists = lists[old_members[members]]
         old_targets = unpack_links(old_lists)  # (b, 2M)
         targets = new_numbers.take(old_targets)
-        new_lists[members] = np.sort(_renumber(old_lists, targets), axis=1)
+        new_lists[members] = np.sort(_replace_targets(old_lists, targets), axis=1)
         lost_slots = np.flatnonzero((targets < 0) & (old_targets >= 0))
         lost_links.append((members[lost_slots // lists.shape[1]], old_targets.ravel()[lost_slots]))
     losing_members, lost_targets = map(np.concatenate, zip(*lost_links, strict=True))
     affected_members, starts = np.unique(losing_members, return_index=True)
     starts = np.append(starts, len(losing_members))
-    reverse_links = []  # reverse links: the members that get one, and its key
+    reverse_links = []  # members that get a reverse link, and the links' keys
     for start, end in iter_ranges(len(affected_members), _REPAIR_BLOCK):
         members = affected_members[start:end]
         links = new_lists[members]
         candidates = _list_candidates(members, starts[start : end + 1], lost_targets, new_numbers, lists, new_lists)
-        added_keys = _select_directions(plan, vectors, members, links, candidates)
+        added_keys = _select_repair_links(plan, vectors, members, links, candidates)
         new_lists[members] = np.sort(np.concatenate([links, added_keys], axis=1), axis=1)[:, : links.shape[1]]
         member_rows, lost_slots = np.nonzero(added_keys != NO_LINK)
         keys = added_keys[member_rows, lost_slots]
@@ -166,18 +166,20 @@ def _drop_members(
 
 
 @compiled
-def _list_candidates(members: Any, begins: Any, lost_targets: Any, new_numbers: Any, lists: Any, new_lists: Any) -> Any:
+def _list_candidates(
+    members: Any, target_starts: Any, lost_targets: Any, new_numbers: Any, lists: Any, new_lists: Any
+) -> Any:
     """Return (a, c) distinct candidates of each member, then -1, without itself and its links.
 
     Args:
         members: (a,) members that lost links.
-        begins: (a + 1,) where the lost targets of each member begin.
+        target_starts: (a + 1,) where the lost targets of each member begin.
         lost_targets: old numbers.
         new_numbers: (o + 1,) the result of `_map_members`.
         lists: (o, 2M) lists by old numbers.
         new_lists: (m, 2M) lists by new numbers, without the lost links.
     """
-    n_lists = np.diff(begins).max() + _OWN_LINKS
+    n_lists = np.diff(target_starts).max() + _OWN_LINKS
     candidates = np.full((len(members), n_lists * lists.shape[1]), -1, np.int32)
     identity = np.arange(len(new_lists)).astype(np.int32)
     # the last member to which each candidate was offered
@@ -189,7 +191,7 @@ def _list_candidates(members: Any, begins: Any, lost_targets: Any, new_numbers: 
         for key in new_lists[member]:
             if key != NO_LINK:
                 offered_to[np.uint32(key)] = member
-        for target in lost_targets[begins[i] : begins[i + 1]]:
+        for target in lost_targets[target_starts[i] : target_starts[i + 1]]:
             n_candidates = _add_candidates(lists[target], new_numbers, member, offered_to, candidates[i], n_candidates)
         for key in new_lists[member, :_OWN_LINKS]:
             if key != NO_LINK:
@@ -213,7 +215,7 @@ def _add_candidates(keys: Any, new_numbers: Any, member: Any, offered_to: Any, c
     return count
 
 
-def _select_directions(
+def _select_repair_links(
     plan: VectorPlan,
     vectors: Vectors,
     members: Rows,
@@ -247,9 +249,9 @@ def _select_directions(
 
 @compiled
 def _list_next_pairs(links: Any, keys: Any, to_member: Any, between: Any, state: Any, pairs: Any) -> Any:
-    """Exclude candidates by the last similarities, and list the next pairs to compare.
+    """Exclude candidates by the similarities of the last pairs, and list the next pairs to compare.
 
-    Return the number of these pairs.
+    Return the number of the new pairs.
 
     For each member, its nearest unprocessed node is paired with all other pending candidates. That
     node is the next one of its links, or the next pending candidate, which is then selected.
@@ -427,8 +429,8 @@ def update_cross_links(
 ) -> CrossLinks:
     """Return the links of a cell across its border after a change of its members and sources.
 
-    A source searches for its links if it is new, lost the nearest one, or has its turn: without
-    turns, fewer sources would find the members nearest to them after each update. For any other
+    A source searches for its links if it is new, lost its nearest link, or has its turn: without
+    turns, fewer sources would have links to their nearest members after each update. For any other
     source that lost a link or has a new member near it, links are selected again from its remaining
     links, the new members, and the neighbours of lost members and of its nearest links. All other
     sources keep their links.
@@ -453,20 +455,20 @@ def update_cross_links(
     old_targets = unpack_links(old_out_links)
     targets = new_numbers[old_targets]
     out: ScoredLinks = np.full((len(sources), links.out.shape[1]), NO_LINK)
-    out[staying_sources] = np.sort(_renumber(old_out_links, targets), axis=1)
+    out[staying_sources] = np.sort(_replace_targets(old_out_links, targets), axis=1)
     must_search = has_turn | (old_sources < 0)
     must_search[staying_sources] |= targets[:, 0] < 0
     losing_sources, slots = np.nonzero((targets < 0) & (old_targets >= 0) & ~must_search[staying_sources, None])
     # (p, f)
-    near_lost = new_numbers[unpack_links(old_lists[old_targets[losing_sources, slots], :CANDIDATES])]
+    lost_neighbors = new_numbers[unpack_links(old_lists[old_targets[losing_sources, slots], :CANDIDATES])]
     losing_sources = staying_sources[losing_sources]
-    near_keys = pack_links(score_targets(sources[losing_sources], vectors, near_lost, plan.metric), near_lost)
-    source_rows, offers = _offer_new_members(plan, old_members, graph, out, vectors, sources)
-    source_rows, offers = source_rows[~must_search[source_rows]], offers[~must_search[source_rows]]
+    near_keys = pack_links(score_targets(sources[losing_sources], vectors, lost_neighbors, plan.metric), lost_neighbors)
+    source_rows, offer_keys = _offer_new_members(plan, old_members, graph, out, vectors, sources)
+    source_rows, offer_keys = source_rows[~must_search[source_rows]], offer_keys[~must_search[source_rows]]
     changed_sources = np.union1d(losing_sources, source_rows)
     source_rows = np.concatenate([source_rows, np.repeat(losing_sources, near_keys.shape[1])])
-    offers = np.concatenate([offers, near_keys.ravel()])
-    offered_keys = _group_keys(np.searchsorted(changed_sources, source_rows), offers[:, None], len(changed_sources))
+    offer_keys = np.concatenate([offer_keys, near_keys.ravel()])
+    offered_keys = _group_keys(np.searchsorted(changed_sources, source_rows), offer_keys[:, None], len(changed_sources))
     for start, end in iter_ranges(len(changed_sources), _REPAIR_BLOCK):
         block = changed_sources[start:end]
         best_keys = _select_distinct(np.concatenate([out[block], offered_keys[start:end]], axis=1))

@@ -4,7 +4,8 @@ Lists are trained once on a sample, encoded by part, and merged exactly. The cod
 sorted by list. The merge writes the index in faiss's layout, list by list, each with its slice of
 every part in row order. This order gives the same codes and ids at the same offsets as adding all
 parts in turn to one index, so distances, ids and bytes are the same. Neither the index nor a list
-is held in memory as a whole. `Flat` is built in the same way: a header and the vectors.
+is held in memory as a whole. `Flat` is built in the same way; its file has only a header and the
+vectors.
 
 Reference: Jégou, Douze, Schmid. Product quantization for nearest neighbor search. PAMI 2011.
 """
@@ -40,7 +41,7 @@ from rag_model.index.lists.list_file import (
     write_refine_head,
     write_refine_tail,
 )
-from rag_model.index.lists.training import continue_training, get_inverted_lists, train_index
+from rag_model.index.lists.training import apply_transforms, continue_training, get_inverted_lists, train_index
 from rag_model.index.plan import IndexStats
 from rag_model.index.quality.health import compute_centroid_distance, measure_error
 from rag_model.index.quality.results import DEFAULT_FLOOR, RecallFloor, compute_recall
@@ -54,21 +55,24 @@ from rag_model.ranges import pack_bounds
 _MIN_BLOCK_BYTES, _MAX_CODE_BLOCK_BYTES, _MAX_ID_BLOCK_BYTES = 1 << 10, 32 << 10, 8 << 10
 # Number of vectors from which a loss by codes is measured; at most twice as many are used.
 LOSS_SAMPLE = 4_096
-_TILE_ROWS = 4096  # rows per BLAS call of faiss, so that results equal one `add` of all rows
+# Number of rows that faiss compares in one BLAS call. Blocks of a multiple of it give the same
+# results as one `add` of all rows.
+_TILE_ROWS = 4096
 # Codes alone change the order of near neighbours even if every list is searched: recall is .90 (p5
 # .80) over 5,227 passages of Wikipedia at 1 byte per 4 dimensions, .79 (p5 .60) at 1 byte per 8,
 # and lower in a large corpus. Codes trained on other data find almost nothing. Reranked candidates
 # (`Refine`) have the order of exact search, so `DEFAULT_FLOOR` applies to them.
 QUANTISED_FLOOR = RecallFloor(mean=0.60, p5=0.30)
 _QUANTISERS = ("PQ", "RaBitQ")  # lossy codecs in factory strings; scalar quantisers lose little
-# Number of new vectors, and of old ones, to search for; the recall is exact to about .03.
+# Number of new and of old vectors that are the queries of `recalls`, which are exact to about .03.
 _RECALL_QUERIES = 256
 _MIN_VECTORS = 32  # with fewer new or old vectors, a recall is too uncertain
 _NEIGHBORS = 10  # depth of the recall
 # Multiply-adds per second of one core while sub-vectors are compared with the centroids of codes.
 _CODE_PRODUCTS_PER_SECOND = 1.4e10
 _CODE_KMEANS_ROUNDS = 25
-_OPQ_FACTOR = 4.8  # OPQ trains codes repeatedly: 4.7 to 5.0 times as long at 96 and 384 dimensions
+# With OPQ, codes are trained repeatedly: 4.7 to 5.0 times as long at 96 and 384 dimensions.
+_OPQ_FACTOR = 4.8
 _NEW_SHARE = 0.1  # assumed share of new vectors in a changed part; a month brings a few hundredths
 # Comparing a vector with this number of centroids takes as long as reading its stored code.
 _MIN_LISTS_TO_REUSE = 1_024
@@ -127,16 +131,18 @@ class ListKind(VectorKind):
         """
         return _compute_losses(plan, engine.read_index(trained), vectors)
 
-    def recalls(self, plan: VectorPlan, trained: Path, new: Vectors, old: Vectors) -> tuple[float, float] | None:
+    def recalls(
+        self, plan: VectorPlan, trained: Path, new_vectors: Vectors, old_vectors: Vectors
+    ) -> tuple[float, float] | None:
         """Return recall@10 of new and of old vectors with the trained lists; None if there are too
         few.
         """
-        if min(len(new), len(old)) < _MIN_VECTORS:
+        if min(len(new_vectors), len(old_vectors)) < _MIN_VECTORS:
             return None
-        index, all_vectors, recalls = engine.read_index(trained), np.concatenate([new, old]), []
+        index, all_vectors, recalls = engine.read_index(trained), np.concatenate([new_vectors, old_vectors]), []
         with engine.translate_errors(InputError, f"{trained} could not be searched: build it again"):
             index.add(all_vectors)
-            for queries in (new[:_RECALL_QUERIES], old[:_RECALL_QUERIES]):
+            for queries in (new_vectors[:_RECALL_QUERIES], old_vectors[:_RECALL_QUERIES]):
                 scores, exact_rows = faiss.knn(
                     queries, all_vectors, _NEIGHBORS, metric=engine.to_faiss_metric(plan.metric)
                 )
@@ -162,11 +168,11 @@ class ListKind(VectorKind):
         """
         sample = sample_vectors(rows, plan.n, plan.d, plan.train_sample, plan.seed)
         index = engine.read_index(trained)
-        base = _without_refinement(index)
+        base_index = _without_refinement(index)
         with engine.translate_errors(
             ResourceError, f"lists of {plan.factory} could not be moved: run with --debug for the cause"
         ):
-            continue_training(get_inverted_lists(base), _apply_transforms(base, sample), plan.seed)
+            continue_training(get_inverted_lists(base_index), apply_transforms(base_index, sample), plan.seed)
         engine.write_index(index, out)
         sample_losses = _compute_losses(plan, index, sample[:: -(-len(sample) // LOSS_SAMPLE)])
         return {"sample": len(sample), "bytes": out.stat().st_size, "losses": sample_losses}
@@ -277,15 +283,13 @@ class ExactKind(ListKind):
     name: ClassVar[str] = "exact"
     factories = re.compile(r"Flat\Z")
 
-    def recalls(self, plan: VectorPlan, trained: Path, new: Vectors, old: Vectors) -> tuple[float, float] | None:
+    def recalls(
+        self, plan: VectorPlan, trained: Path, new_vectors: Vectors, old_vectors: Vectors
+    ) -> tuple[float, float] | None:
         """Return None: a search compares all vectors, so new vectors have the recall of old
         ones.
         """
         return None
-
-    def floor(self, factory: str) -> RecallFloor:
-        """Return the default lower limit of recall, because vectors are stored without loss."""
-        return DEFAULT_FLOOR
 
 
 def _without_refinement(index: FaissIndex) -> FaissIndex:
@@ -314,22 +318,22 @@ def _divide_lists(lists: RowLists, file_bytes: int) -> list[int]:
 
 
 def _compute_losses(plan: VectorPlan, index: FaissIndex, vectors: Vectors) -> dict[str, float]:
-    base = _without_refinement(index)
-    ivf_index = get_inverted_lists(base)
+    base_index = _without_refinement(index)
+    ivf_index = get_inverted_lists(base_index)
     if ivf_index is None:
         return {}
-    list_vectors = _apply_transforms(base, vectors)
+    list_vectors = apply_transforms(base_index, vectors)
     # (m,) -> (m, d)
     centroids = faiss.downcast_index(ivf_index.quantizer).reconstruct_batch(ListAssigner(ivf_index)(list_vectors))
     losses_by_name = {"lists": compute_centroid_distance(list_vectors, centroids, plan.metric)}
     if isinstance(ivf_index, faiss.IndexIVFPQ | faiss.IndexIVFScalarQuantizer):
-        losses_by_name["codes"] = measure_error(vectors, base.sa_decode(base.sa_encode(vectors)))
+        losses_by_name["codes"] = measure_error(vectors, base_index.sa_decode(base_index.sa_encode(vectors)))
     return {name: float(f"{loss:.4g}") for name, loss in losses_by_name.items()}
 
 
-def _allocate_codes(base: FaissIndex, n: int) -> tuple[Rows, Codes]:
+def _allocate_codes(base_index: FaissIndex, n: int) -> tuple[Rows, Codes]:
     """Return the lists of n vectors, (n,), all -1, and empty codes, (n, bytes per code)."""
-    ivf_index = get_inverted_lists(base)
+    ivf_index = get_inverted_lists(base_index)
     return np.full(n, -1), np.empty((n, 0 if ivf_index is None else ivf_index.code_size), np.uint8)
 
 
@@ -344,11 +348,11 @@ def _copy_previous_codes(
     lists[reused_rows], codes[reused_rows] = (array[equal_previous_rows[reused_rows]] for array in previous_codes)
 
 
-def _encode_new_vectors(base: FaissIndex, files: VectorFiles, lists: Rows, codes: Codes) -> int:
+def _encode_new_vectors(base_index: FaissIndex, files: VectorFiles, lists: Rows, codes: Codes) -> int:
     """Compute the list and the code of each vector whose list is -1, as faiss does; return the
     number of these vectors.
     """
-    ivf_index, n_encoded = get_inverted_lists(base), 0
+    ivf_index, n_encoded = get_inverted_lists(base_index), 0
     assigner = None if ivf_index is None else ListAssigner(ivf_index)
     for first_row, block in files.blocks(max(1, BLOCK_BYTES // (4 * files.dim * _TILE_ROWS)) * _TILE_ROWS):
         new_rows = first_row + np.flatnonzero(lists[first_row : first_row + len(block)] < 0)
@@ -356,8 +360,8 @@ def _encode_new_vectors(base: FaissIndex, files: VectorFiles, lists: Rows, codes
         if ivf_index is None or assigner is None:
             lists[new_rows] = 0
         elif len(new_rows):
-            vectors = _apply_transforms(
-                base, _pad_selection(block, new_rows - first_row, -(-engine.MIN_BLAS_SIZE // ivf_index.d))
+            vectors = apply_transforms(
+                base_index, _pad_selection(block, new_rows - first_row, -(-engine.MIN_BLAS_SIZE // ivf_index.d))
             )
             lists[new_rows] = assigner(vectors)[: len(new_rows)]
             codes[new_rows] = _encode_vectors(ivf_index, vectors[: len(new_rows)], lists[new_rows])
@@ -379,14 +383,6 @@ def _encode_vectors(ivf_index: FaissIndex, vectors: Vectors, list_numbers: Rows)
     codes = np.empty((len(vectors), ivf_index.code_size), np.uint8)
     ivf_index.encode_vectors(len(vectors), *map(faiss.swig_ptr, (vectors, list_numbers, codes)))
     return codes
-
-
-def _apply_transforms(index: FaissIndex, vectors: Vectors) -> Vectors:
-    """Apply the index's transforms, if it has any: (m, d) -> (m, d')."""
-    if isinstance(index, faiss.IndexPreTransform):
-        for i in range(index.chain.size()):
-            vectors = faiss.downcast_VectorTransform(index.chain.at(i)).apply(vectors)
-    return vectors
 
 
 def _write_index(file: BinaryIO, index: FaissIndex, code_pieces: CodePieces, files: VectorFiles) -> None:

@@ -31,13 +31,16 @@ from rag_model.index.files.engine import HEADER, UNUSED, FaissIndex, Rows, faiss
 from rag_model.index.files.pieces import Opener, PieceReader, compute_stamp, write_piece
 from rag_model.index.recipe import VectorPlan
 
-_EMPTY = struct.Struct("<4sQQ4sQ")  # empty lists: ilar, lists, bytes per code, sprs, no sizes
+# end of a file of empty lists: ilar, number of lists, bytes per code, sprs, 0 sizes
+_EMPTY_LISTS = struct.Struct("<4sQQ4sQ")
 BLOCK_BYTES = 32 << 20  # bytes of lists that are written at once
 
 
-def write_refine_head(file: BinaryIO, refine: FaissIndex, n: int) -> None:
+def write_refine_head(file: BinaryIO, refine_index: FaissIndex, n: int) -> None:
     """Write the header of an index with a refinement over `n` vectors."""
-    file.write(HEADER.pack(b"IxRF", refine.d, n, UNUSED, UNUSED, refine.is_trained, refine.metric_type))
+    file.write(
+        HEADER.pack(b"IxRF", refine_index.d, n, UNUSED, UNUSED, refine_index.is_trained, refine_index.metric_type)
+    )
 
 
 def write_lists_head(file: BinaryIO, index: FaissIndex, sizes: Rows) -> None:
@@ -55,9 +58,9 @@ def write_lists_head(file: BinaryIO, index: FaissIndex, sizes: Rows) -> None:
     for faiss_index in (index, ivf):
         faiss_index.ntotal = int(sizes.sum())
     index_bytes: npt.NDArray[np.uint8] = faiss.serialize_index(index)
-    if index_bytes[-_EMPTY.size :].tobytes() != _EMPTY.pack(b"ilar", ivf.nlist, ivf.code_size, b"sprs", 0):
+    if index_bytes[-_EMPTY_LISTS.size :].tobytes() != _EMPTY_LISTS.pack(b"ilar", ivf.nlist, ivf.code_size, b"sprs", 0):
         raise ResourceError(f"faiss {faiss.__version__} uses another layout of lists: install another faiss-cpu")
-    file.write(index_bytes[: -_EMPTY.size].data)
+    file.write(index_bytes[: -_EMPTY_LISTS.size].data)
     file.write(struct.pack("<4sQQ", b"ilar", ivf.nlist, ivf.code_size) + _pack_sizes(sizes))
 
 
@@ -78,9 +81,9 @@ def write_list_block(file: BinaryIO, lists: npt.NDArray[np.uint32], ids: Rows, c
         file.write(ids[positions].data)
 
 
-def write_refine_tail(file: BinaryIO, refine: FaissIndex) -> None:
+def write_refine_tail(file: BinaryIO, refine_index: FaissIndex) -> None:
     """Write the end of the refinement: `k_factor`, the ratio of candidates to k."""
-    file.write(struct.pack("<f", refine.k_factor))
+    file.write(struct.pack("<f", refine_index.k_factor))
 
 
 def _pack_sizes(list_sizes: Rows) -> bytes:
@@ -93,7 +96,8 @@ def _pack_sizes(list_sizes: Rows) -> bytes:
 
 Codes = npt.NDArray[np.uint8]  # (m, bytes per code)
 ListNumbers = npt.NDArray[np.uint32]
-_LISTS, _ENTRIES, _COUNT = range(3)  # arrays of a piece: lists of the vectors; their rows and codes
+# Arrays of a piece: the lists of the vectors; the vectors' rows and codes; the number of arrays.
+_LISTS, _ENTRIES, _N_ARRAYS = range(3)
 
 
 def write_codes(plan: VectorPlan, trained: Path, number: int, lists: Rows, codes: Codes, out: Path) -> None:
@@ -113,7 +117,8 @@ def write_codes(plan: VectorPlan, trained: Path, number: int, lists: Rows, codes
     sorted_positions = np.argsort(lists, kind="stable")  # (rows,)
     code_entries = np.empty(len(lists), _get_entry_dtype(codes.shape[1]))
     code_entries["row"], code_entries["code"] = sorted_positions, codes[sorted_positions]
-    write_piece(out, _compute_piece_stamp(plan, trained, number), [lists[sorted_positions].astype("<u4"), code_entries])
+    stamp = compute_stamp(plan, trained, "scattered", number)
+    write_piece(out, stamp, [lists[sorted_positions].astype("<u4"), code_entries])
 
 
 def read_codes(
@@ -125,7 +130,8 @@ def read_codes(
         InputError: the piece is missing, damaged or of another build, or does not hold these rows
             and codes.
     """
-    with PieceReader.open(opener, _compute_piece_stamp(plan, trained, number), _COUNT, _name_piece(number)) as piece:
+    stamp = compute_stamp(plan, trained, "scattered", number)
+    with PieceReader.open(opener, stamp, _N_ARRAYS, _name_piece(number)) as piece:
         sorted_lists, entries = piece.read(_LISTS), piece.read(_ENTRIES)
     has_all_rows = len(sorted_lists) == len(entries) == n_rows and entries.dtype == np.dtype(_get_entry_dtype(width))
     if not has_all_rows or not (np.sort(entries["row"]) == np.arange(n_rows)).all():
@@ -192,13 +198,9 @@ class CodePieces:
 
     def _iter_pieces(self, part_numbers: Sequence[int] | None = None) -> Iterator[tuple[int, PieceReader]]:
         for part_number in range(len(self.openers)) if part_numbers is None else part_numbers:
-            stamp = _compute_piece_stamp(self.plan, self.trained, part_number)
-            with PieceReader.open(self.openers[part_number], stamp, _COUNT, _name_piece(part_number)) as piece:
+            stamp = compute_stamp(self.plan, self.trained, "scattered", part_number)
+            with PieceReader.open(self.openers[part_number], stamp, _N_ARRAYS, _name_piece(part_number)) as piece:
                 yield part_number, piece
-
-
-def _compute_piece_stamp(plan: VectorPlan, trained: Path, part_number: int) -> str:
-    return compute_stamp(plan, trained, "scattered", part_number)
 
 
 def _name_piece(part_number: int) -> str:

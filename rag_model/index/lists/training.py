@@ -17,9 +17,12 @@ from rag_model.index.recipe import VectorPlan, choose_search
 
 OPQ_ROUNDS = 10  # faiss's 50 take five times as long without a measurable gain in recall
 LIST_ROUNDS = 10  # rounds of k-means from reused lists: after three, recall does not rise
-_PROJECTION_ROWS = 1 << 16  # number of training vectors for OPQ, as in faiss
+# Maximum training vectors for OPQ or PCA: this number, as in faiss, or 100 per dimension if more.
+_PROJECTION_ROWS = 1 << 16
 _PROJECTION_ROWS_PER_DIM = 100
-CODE_ROUNDS = 1  # five more gain .0004 of recall, and each costs ten rounds of the lists
+# Rounds of k-means of the codes: five more gain .0004 of recall, and each costs ten rounds of the
+# lists.
+CODE_ROUNDS = 1
 
 
 def train_index(plan: VectorPlan, sample: Vectors) -> FaissIndex:
@@ -88,6 +91,14 @@ def get_inverted_lists(index: FaissIndex) -> FaissIndex | None:
     """
     ivf_index = faiss.try_extract_index_ivf(index)
     return None if ivf_index is None else faiss.downcast_index(ivf_index)
+
+
+def apply_transforms(index: FaissIndex, vectors: Vectors) -> Vectors:
+    """Apply the transforms of an index, if it has any: (m, d) -> (m, d')."""
+    if isinstance(index, faiss.IndexPreTransform):
+        for i in range(index.chain.size()):
+            vectors = faiss.downcast_VectorTransform(index.chain.at(i)).apply(vectors)
+    return vectors
 
 
 def _configure_training(index: FaissIndex, seed: int) -> list[Any]:

@@ -7,5 +7,4 @@ retrieval).
   format
 * `derive`, `carry`: derive the index file of a snapshot from a previous snapshot's file
 * `search`, `decoded_search`, `selective_search`, `maxscore`: exact top-k search
-* `compiled`: the decorators of numba functions
 """

@@ -35,10 +35,11 @@ from rag_model.digest import digest_json
 from rag_model.errors import UsageError
 from rag_model.extras import require
 
-VERSION = 2  # version of the rules: increase it when the same text would give other terms, and keep the older rules
+# Version of the rules: increase it when the same text would give other terms, and keep older rules.
+VERSION = 2
 MAX_CHARACTERS = 64  # maximum characters of a word; a longer word is truncated
 _MAX_CACHED_STEMS = 1 << 20  # maximum number of stems in the cache of an analyzer
-_UNSPACED = (
+_UNSPACED_RANGES = (
     "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3005\u3007\u3040-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff"
     "\uac00-\ud7af\uf900-\ufaff\U00020000-\U0003ffff"
 )
@@ -62,10 +63,10 @@ _NON_JOINER = re.compile("(?<=[\u0600-\u06ff])\u200c")
 _LATIN_BLOCKS = ((0x80, 0x2B0), (0x1D00, 0x1E00), (0x1E00, 0x1F00), (0x2C60, 0x2C80), (0xA720, 0xA800))
 _LATIN_VARIANT = re.compile("LATIN SMALL LETTER ([A-Z]{1,2}) WITH .*")  # `… L WITH STROKE`
 _OTHER_LATIN_LETTERS = {"æ": "ae", "œ": "oe", "ð": "d", "þ": "th", "ı": "i", "ȷ": "j", "ŋ": "n", "ĸ": "q"}
-_RUN = re.compile(f"[{_UNSPACED}]+|[^{_UNSPACED}]+")
-# languages whose words have no accents, or are not stemmed
+_RUN = re.compile(f"[{_UNSPACED_RANGES}]+|[^{_UNSPACED_RANGES}]+")
+# languages whose letters are reduced before stemming: words have no accents, or are not stemmed
 _PLAIN_LANGUAGES = ("english", "porter", "none")
-_RUN_UNSPACED = re.compile(f"[{_UNSPACED}]")
+_UNSPACED_CHARACTER = re.compile(f"[{_UNSPACED_RANGES}]")
 _SAMPLE = """
 The runners' national organizations generously happily relational conditional electricity hopefulness adjustment
 dying skies news inning proceed exceed succeed commune generic arsenal universities beautiful flying cried agreed feed
@@ -91,8 +92,8 @@ def _compile_word_pattern() -> re.Pattern[str]:
 
 @lru_cache(maxsize=1)
 def _map_latin_variants() -> dict[int, str]:
-    """Return the base letter of each Latin small letter that Unicode does not decompose, by
-    code.
+    """Return the base letters of the Latin small letters that Unicode does not decompose, by the
+    letters' codes.
     """
     base_by_letter = {ord(letter): base for letter, base in _OTHER_LATIN_LETTERS.items()}
     for code in (code for first, end in _LATIN_BLOCKS for code in range(first, end)):
@@ -134,9 +135,9 @@ class Analyzer:
         if language not in (*languages, "none"):
             raise UsageError(f"there is no stemmer for {language!r}: choose none, or one of {', '.join(languages)}")
         self.language, self.version = language, version
-        # `_stems` is the cache
+        # The stemmer itself caches no words (0), because `_stems` does.
         self._stemmer: Any = None if language == "none" else stemmer_module.Stemmer(language, 0)
-        self._folds_first = language in _PLAIN_LANGUAGES
+        self._reduces_letters_first = language in _PLAIN_LANGUAGES
         self._stems = _StemCache(self)
 
     def terms(self, text: str) -> list[bytes]:
@@ -160,7 +161,7 @@ class Analyzer:
     def term(self, word: str) -> bytes:
         """Return the term of a word that `words` returned."""
         word = word[:MAX_CHARACTERS]
-        if not word.isascii() and self._folds_first:
+        if not word.isascii() and self._reduces_letters_first:
             word = self._reduce_letters(word)
         if self._stemmer is not None:
             word = self._stem(word)
@@ -188,7 +189,7 @@ class Analyzer:
         if max(map(len, words), default=0) > MAX_CHARACTERS:
             words = [long_word[:MAX_CHARACTERS] for long_word in words]
         stems = words if self._stemmer is None else self._stemmer.stemWords(words)
-        if b"" in stems:  # see `term`
+        if b"" in stems:  # as in `_stem`
             stems = [stem or word for stem, word in zip(stems, words, strict=True)]
         terms, term_counts, next_stem = list[bytes](), [1] * len(tokens), 0
         non_ascii_positions = compress(range(len(tokens)), map(not_, is_ascii))
@@ -226,7 +227,7 @@ def _split_unspaced(word: str) -> Iterator[str]:
     spaces.
     """
     for run in _RUN.findall(word):
-        if not _RUN_UNSPACED.match(run):
+        if not _UNSPACED_CHARACTER.match(run):
             yield run
             continue
         yield from run

@@ -24,16 +24,16 @@ if TYPE_CHECKING:
 _MERGE_BYTES = 13
 _COMPILED_BYTES = 128 << 20  # memory of numba and its compiled functions; 127 MB were measured
 _CARRY_BYTES = 30  # memory per passage while postings are copied from a previous index
-# queries of the gate that are also searched without skipping, which reads every posting
+# number of the gate's queries that are also searched without skipping, which reads every posting
 EXHAUSTIVE_QUERIES = 64
 # Tuned for passages of Wikipedia: Karpukhin et al. 2020, section 5; Pyserini's defaults.
 K1, B = 0.9, 0.4
 MAX_TERMS = 10_000  # maximum terms of a query
-_MAX_VALUES = {"k1": 1_000.0, "b": 1.0}
+_PARAMETER_LIMITS = {"k1": 1_000.0, "b": 1.0}
 # Capacities of the caches of decoded lists, which `estimate_decoded_bytes` counts.
 MAX_CACHED_ROWS = 1 << 22  # maximum passages; larger indexes are searched by `maxscore`
-MAX_CACHED_POSTINGS = 1 << 25  # 500 MB at most
-SMALL_CACHE_POSTINGS = 1 << 23  # capacity for a few hundred queries: 126 MB at most
+MAX_CACHED_POSTINGS = 1 << 25  # maximum postings; they take 500 MB at most
+SMALL_CACHE_POSTINGS = 1 << 23  # maximum postings for a few hundred queries: 126 MB at most
 _DECODED_BYTES = 15  # maximum bytes of a decoded posting, with its share of windows and bits
 
 
@@ -70,32 +70,34 @@ class PostingsKind(UntrainedKind, ABC):
         return ResourceEstimate(bytes_by_stage, search_bytes, size, size + plan.n * self.piece_bytes)
 
     def derive_memory_bytes(self, n: int) -> int:
-        """Return the estimated memory for all rows and for the terms of new passages."""
+        """Return the estimated bytes of memory for all rows and for the terms of new passages."""
         new_bytes = min(n, self.max_new_passages) * self.part_bytes
         return PROCESS_BYTES + _COMPILED_BYTES + n * _CARRY_BYTES + new_bytes
 
     @abstractmethod
     def scatter(self, plan: IndexPlan, trained: Path, rows: Path, number: int, out: Path) -> IndexStats:
-        """Write the postings of a part, sorted by term, as a piece with the stamp of
-        `scatter_stamp`.
-        """
+        """Write the postings of a part, sorted by term, as a piece with the role `scattered`."""
 
     def derive(
         self,
-        earlier: IndexEntry,
+        previous_entry: IndexEntry,
         entry: IndexEntry,
-        before: Path,
-        kept: Rows,
-        texts: Callable[[Rows], Iterator[Any]],
+        previous_path: Path,
+        previous_rows: Rows,
+        read_passages: Callable[[Rows], Iterator[Any]],
         out: Path,
     ) -> IndexStats | None:
         """Derive the index file from the file of a previous snapshot; see `DerivingKind`."""
-        if any(earlier.get(name) != entry.get(name) for name in ("factory", "settings")):
+        if any(previous_entry.get(name) != entry.get(name) for name in ("factory", "settings")):
             return None
         from rag_model.index.postings.derive import derive_index  # noqa: PLC0415
 
         return derive_index(
-            before, kept, lambda rows: self.build_postings(entry, texts(rows)), out, max_new=self.max_new_passages
+            previous_path,
+            previous_rows,
+            lambda rows: self.build_postings(entry, read_passages(rows)),
+            out,
+            max_new=self.max_new_passages,
         )
 
     @abstractmethod
@@ -109,8 +111,8 @@ class PostingsKind(UntrainedKind, ABC):
         return 0
 
     def build_outline(self, path: Path) -> dict[str, Any]:
-        """Return the ranges that every search reads, and terms of the dictionary; see
-        `RangedKind`.
+        """Return the ranges that every search reads (`pinned`), and terms of the dictionary with
+        their locations (`pivots`); see `RangedKind`.
         """
         from rag_model.index.postings.file import PostingsFile  # noqa: PLC0415
 
@@ -159,11 +161,6 @@ def open_postings(files: IndexFiles, *, mapped: bool) -> "PostingsFile":
     return PostingsFile(files.index, mapped=mapped, ranges=files.ranges, outline=files.outline)
 
 
-def scatter_stamp(plan: IndexPlan, trained: Path, number: int) -> str:
-    """Return the stamp of the piece of a part."""
-    return compute_stamp(plan, trained, "scattered", number)
-
-
 @contextmanager
 def open_parts(plan: IndexPlan, trained: Path, pieces: Iterable[tuple[int, Opener]]) -> Iterator[list["PartReader"]]:
     """Open the pieces of parts, which are given with the parts' numbers.
@@ -177,7 +174,7 @@ def open_parts(plan: IndexPlan, trained: Path, pieces: Iterable[tuple[int, Opene
         part_readers = []
         for part_number, piece in pieces:
             name = f"the scattered piece of part {part_number}"
-            part_readers.append(PartReader(piece, scatter_stamp(plan, trained, part_number), name))
+            part_readers.append(PartReader(piece, compute_stamp(plan, trained, "scattered", part_number), name))
             stack.callback(part_readers[-1].close)
         yield part_readers
 
@@ -190,10 +187,10 @@ def check_bm25_parameters(parameters: Mapping[str, Any]) -> None:
         UsageError: a parameter is unknown or out of range.
     """
     for name, value in parameters.items():
-        if name not in _MAX_VALUES:
-            raise UsageError(f"{name} is not a search parameter of BM25: it takes {' and '.join(_MAX_VALUES)}")
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= _MAX_VALUES[name]:
-            raise UsageError(f"{name} of BM25 is {value!r}: give a number from 0 to {_MAX_VALUES[name]:g}")
+        if name not in _PARAMETER_LIMITS:
+            raise UsageError(f"{name} is not a search parameter of BM25: it takes {' and '.join(_PARAMETER_LIMITS)}")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= _PARAMETER_LIMITS[name]:
+            raise UsageError(f"{name} of BM25 is {value!r}: give a number from 0 to {_PARAMETER_LIMITS[name]:g}")
 
 
 def check_impact_parameters(parameters: Mapping[str, Any]) -> None:

@@ -55,7 +55,7 @@ STATE_SIZE = 8
 
 
 @inlined
-def move_block(gaps, weights_less_one, count, row_before, row_words, new_words, next_new, end_new, words, buffered):
+def move_block(gaps, weights_less_one, count, row_before, row_words, new_words, next_new, end_new, words, n_buffered):
     """Append a block's remaining postings to `words`, merged with the new postings that precede
     them.
 
@@ -70,19 +70,19 @@ def move_block(gaps, weights_less_one, count, row_before, row_words, new_words, 
         next_new: index of the first new posting that has not been merged.
         end_new: end of the term's new postings.
         words: buffer, large enough for all these postings.
-        buffered: number of words in the buffer.
+        n_buffered: number of words in the buffer.
 
     Returns:
-        The new `buffered` and `next_new`, and the last row of the block; the row is -1 if the block
-        is damaged: a row does not exist, or a weight is too large.
+        The new `n_buffered` and `next_new`, and the last row of the block; the row is -1 if the
+        block is damaged: a row does not exist, or a weight is too large.
     """
     last_row, weights = row_before + count, np.uint32(0)
     for i in range(np.uint64(count)):
         last_row += np.int64(gaps[i])
         weights |= weights_less_one[i]
     if last_row >= len(row_words) or weights > WEIGHT_MASK:
-        return buffered, next_new, -1
-    row, target_begin, removed_flags = np.uint64(row_before + 1), np.uint64(buffered), np.int64(0)
+        return n_buffered, next_new, -1
+    row, target_begin, removed_flags = np.uint64(row_before + 1), np.uint64(n_buffered), np.int64(0)
     for i in range(np.uint64(count)):
         row += np.uint64(gaps[i])
         posting_word = row_words[row]
@@ -97,11 +97,11 @@ def move_block(gaps, weights_less_one, count, row_before, row_words, new_words, 
             words[target_position] = posting_word
             # The addition avoids a branch that the processor could not predict.
             target_position += np.uint64(posting_word >= 0)
-        count = np.int64(target_position) - buffered
-    buffered += count
+        count = np.int64(target_position) - n_buffered
+    n_buffered += count
     if next_new < end_new and count:
-        next_new, buffered = _merge_new(new_words, next_new, end_new, words, buffered - count, buffered)
-    return buffered, next_new, last_row
+        next_new, n_buffered = _merge_new(new_words, next_new, end_new, words, n_buffered - count, n_buffered)
+    return n_buffered, next_new, last_row
 
 
 @inlined
@@ -241,7 +241,7 @@ def allocate_scratch(n_new_postings: int) -> tuple[npt.NDArray[Any], ...]:
 
 
 @inlined
-def _load_term(dictionary, lists_size, n_rows, state, term):
+def _load_term(dictionary, lists_bytes, n_rows, state, term):
     """Read the next term of the previous dictionary; return whether its bytes are valid."""
     prefix, offset = read_varint(dictionary, state[NEXT_TERM], len(dictionary))
     suffix, offset = read_varint(dictionary, offset, len(dictionary))
@@ -257,7 +257,7 @@ def _load_term(dictionary, lists_size, n_rows, state, term):
     df, offset = read_varint(dictionary, offset + suffix, len(dictionary))
     list_bytes, offset = read_varint(dictionary, offset, len(dictionary))
     begin = state[LIST_END]
-    if prefix + suffix < 1 or not 1 <= df <= n_rows or not 1 <= list_bytes <= lists_size - begin:
+    if prefix + suffix < 1 or not 1 <= df <= n_rows or not 1 <= list_bytes <= lists_bytes - begin:
         return False
     state[NEXT_TERM], state[TERM_BYTES], state[DF], state[LIST_BEGIN], state[LIST_END] = (
         offset,
@@ -323,7 +323,7 @@ def _read_block(data, begin, end, df, count, n_rows, gaps, weights_less_one):
 
 @inlined
 def _write_full_blocks(words, n_buffered, writer, gaps, weights_less_one, sizes, out):
-    """Write all full blocks; return the number of their postings, or -1 if they are damaged."""
+    """Write all full blocks; return the number of their postings, or -1 if a posting is damaged."""
     n_done_postings = 0
     while n_buffered - n_done_postings >= BLOCK:
         if not write_block(words, n_done_postings, BLOCK, writer, gaps, weights_less_one, sizes, out):
@@ -343,7 +343,7 @@ def _write_blocks(
 
     Return the number of postings, or -1 if the previous list is damaged.
     """
-    total, last_row, buffered, n_unread = 0, np.int64(-1), 0, df
+    n_total, last_row, n_buffered, n_unread = 0, np.int64(-1), 0, df
     if df > BLOCK:
         begin += HEADER_BYTES * ((df + BLOCK - 1) // BLOCK)
     while n_unread or first < last:
@@ -352,23 +352,27 @@ def _write_blocks(
             begin = _read_block(data, begin, end, df, count, len(row_words), gaps, weights_less_one)
             if begin < 0:
                 return -1
-            buffered, first, last_row = move_block(
-                gaps, weights_less_one, count, last_row, row_words, new_words, first, last, words, buffered
+            n_buffered, first, last_row = move_block(
+                gaps, weights_less_one, count, last_row, row_words, new_words, first, last, words, n_buffered
             )
             if last_row < 0:
                 return -1
             n_unread -= count
         while first < last and n_unread == 0:
-            words[buffered] = new_words[first]
-            buffered, first = buffered + 1, first + 1
-        block_postings = _write_full_blocks(words, buffered, writer, gaps, weights_less_one, sizes, out)
+            words[n_buffered] = new_words[first]
+            n_buffered, first = n_buffered + 1, first + 1
+        block_postings = _write_full_blocks(words, n_buffered, writer, gaps, weights_less_one, sizes, out)
         if block_postings < 0:
             return -1
-        buffered, total = buffered - block_postings, total + block_postings
-    total += buffered
-    if total == 1:  # a list of one posting has no block
+        n_buffered, n_total = n_buffered - block_postings, n_total + block_postings
+    n_total += n_buffered
+    if n_total == 1:  # a list of one posting has no block
         return 1 if words[0] & WEIGHT_MASK else -1
-    return total if buffered == 0 or write_block(words, 0, buffered, writer, gaps, weights_less_one, sizes, out) else -1
+    return (
+        n_total
+        if n_buffered == 0 or write_block(words, 0, n_buffered, writer, gaps, weights_less_one, sizes, out)
+        else -1
+    )
 
 
 @inlined
@@ -440,7 +444,7 @@ def _copy_term(text, begin, size, padded, out, offset):
 def carry_over(
     dictionary,
     data,
-    lists_size,
+    lists_bytes,
     row_words,
     text,
     term_ends,
@@ -464,7 +468,7 @@ def carry_over(
     Args:
         dictionary: uint8, the dictionary of the previous file.
         data: uint8, the lists of the previous file, padded.
-        lists_size: bytes of the lists.
+        lists_bytes: bytes of the lists.
         row_words: (previous rows,) int64: the word of each row's new row, without a weight,
             ascending; `REMOVED` for a removed row.
         text: uint8, the terms of the new passages, concatenated in ascending order.
@@ -492,7 +496,7 @@ def carry_over(
         if (
             state[TERM_LOADED] == 0
             and state[TERMS_LEFT]
-            and not _load_term(dictionary, lists_size, len(row_words), state, term)
+            and not _load_term(dictionary, lists_bytes, len(row_words), state, term)
         ):
             return DAMAGED, n_terms, offset
         if state[TERM_LOADED] == 0 and state[NEXT_NEW] == len(term_ends):

@@ -29,13 +29,14 @@ from rag_model.index.files.pieces import Array
 from rag_model.index.postings.analyzer import Analyzer
 from rag_model.index.postings.part import MAX_PART_ROWS, MAX_UINT16, PartPostings, join_terms, to_smallest_dtype
 
-_APOSTROPHE, _UNDERSCORE, _S, _FEED, _ASCII = ord("'"), ord("_"), ord("s"), ord("\n"), 128
+_APOSTROPHE, _UNDERSCORE, _S, _LINE_FEED, _ASCII = ord("'"), ord("_"), ord("s"), ord("\n"), 128
+# for each byte that is an ASCII letter or digit, the letter in lower case or the digit; else 0
 _LOWERCASE = np.array(
     [ord(chr(byte).lower()) if byte < 128 and chr(byte).isalnum() else 0 for byte in range(256)], np.uint8
 )
 _IS_WHITESPACE = np.array([byte in b" \t\n\r" for byte in range(256)])
-_BASIS, _PRIME = np.uint64(0xCBF29CE484222325), np.uint64(0x100000001B3)  # FNV-1a
-_FOLD, _ONE = np.uint64(32), np.uint64(1)
+_BASIS, _PRIME = np.uint64(0xCBF29CE484222325), np.uint64(0x100000001B3)  # of the hash FNV-1a
+_HALF_HASH_BITS, _ONE = np.uint64(32), np.uint64(1)
 _MIN_CAPACITY = 1 << 12
 _MIN_BATCH_ROWS = 1 << 10
 Ints = npt.NDArray[np.int64]
@@ -58,8 +59,8 @@ def create_token_table() -> TokenTable:
 
 
 def grow_token_table(tokens: TokenTable, size: int) -> TokenTable:
-    """Return the table, or a larger copy, with space for tokens of `size` more bytes, line feeds
-    included.
+    """Return the table, or a larger copy if it has no space for tokens of `size` more bytes,
+    including line feeds.
     """
     n_tokens = int(tokens.token_count[0])
     min_capacity, text_bytes = n_tokens + size // 2 + 2, int(tokens.ends[n_tokens])
@@ -99,7 +100,7 @@ def _number_token(slots, hashes, ends, text, count_array, token_bytes, token_has
 
     Insert it if it is new.
     """
-    token_hash ^= token_hash >> _FOLD
+    token_hash ^= token_hash >> _HALF_HASH_BITS
     n_tokens = count_array[0]
     slot_mask, text_begin = np.uint64(len(slots) - 1), ends[n_tokens]
     slot = token_hash & slot_mask
@@ -107,7 +108,7 @@ def _number_token(slots, hashes, ends, text, count_array, token_bytes, token_has
         number = slots[slot]
         if number < 0:
             slots[slot], hashes[n_tokens], ends[n_tokens + 1] = n_tokens, token_hash, text_begin + token_bytes + 1
-            text[text_begin + token_bytes] = _FEED
+            text[text_begin + token_bytes] = _LINE_FEED
             count_array[0] = n_tokens + 1
             return n_tokens
         if hashes[number] == token_hash and ends[number + 1] - ends[number] == token_bytes + 1:
@@ -176,6 +177,7 @@ def _scan_runs(data, first, end, slots, hashes, ends, text, count_array, out, po
 
 @bare
 def _scan_texts(data, offsets, slots, hashes, ends, text, count_array, out, out_ends, whole_runs):
+    """Number the tokens of texts; `number_tokens` describes the arguments."""
     position = 0
     for text_number in range(len(out_ends)):
         begin, end, byte_union = np.int64(offsets[text_number]), np.int64(offsets[text_number + 1]), np.uint8(0)
@@ -225,9 +227,9 @@ def iter_texts(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Array]:
 
 
 def gather_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Merge small batches, which take longer, into batches of `_MIN_BATCH_ROWS` or more.
+    """Merge small batches, which take longer per row, into batches of `_MIN_BATCH_ROWS` or more.
 
-    The last may be smaller.
+    The last batch may be smaller.
     """
     pending_batches, n_rows = list[pa.RecordBatch](), 0
     for batch in batches:
@@ -284,13 +286,17 @@ def _count_terms(numbers, ends, starts, terms, positions, text_terms, weights, c
 
 
 @bare
-def _sort_postings(terms, weights, counts, begins, rows, sorted_weights):
-    """Sort postings by term, given the number of postings per row and the start of each term."""
+def _sort_postings(terms, weights, counts, term_starts, rows, sorted_weights):
+    """Sort postings by term.
+
+    `counts` has the number of postings of each row. `term_starts` has the start of each term in the
+    sorted arrays, and is overwritten.
+    """
     posting = 0
     for row in range(len(counts)):
         for _ in range(counts[row]):
-            position = begins[terms[posting]]
-            begins[terms[posting]] = position + 1
+            position = term_starts[terms[posting]]
+            term_starts[terms[posting]] = position + 1
             rows[position], sorted_weights[position] = row, weights[posting]
             posting += 1
 

@@ -34,18 +34,20 @@ from rag_model.index.postings.maxscore import (
     to_score_units,
 )
 
-SHIFT = 13
-WINDOW = 1 << SHIFT  # rows per window, whose sums fit into the first cache of a processor
-TOPS = 11  # lower bounds stored per list: of the 1st, 2nd, 4th, ... 1,024th largest contribution
+WINDOW_SHIFT = 13
+WINDOW_ROWS = 1 << WINDOW_SHIFT  # rows per window; their sums fit into a processor's first cache
+# Number of lower bounds per list: of the 1st, 2nd, 4th, ... 1,024th largest contribution.
+N_TOP_BOUNDS = 11
 # Columns of `Decoded.offsets`; the last two are -1 for a list without windows or bits.
 POSTINGS_BEGIN, POSTINGS_END, WINDOWS_BEGIN, BITS_BEGIN = range(4)
 _MIN_POSTINGS_PER_WINDOW = 4  # a shorter list gets no windows
 _MAX_ROWS_PER_POSTING = 64  # a sparser list gets no bits
-_MAX_WORDS_PER_POSTING = 0.25  # words of bits to allocate per posting to allocate
+_MAX_WORDS_PER_POSTING = 0.25  # words of `Decoded.bits` to allocate per posting of the capacity
 _HISTOGRAM_BINS = 1 << 10  # bins for contributions, from which lower bounds are read
 _EMPTY_LIST = -1  # replaces the offset of a list without postings
 Ints = npt.NDArray[np.int64]
 _MAX_INSERTION_SORT = 64  # maximum terms that are sorted by insertion
+# constants of `_count_bits`
 _M1, _M2, _M4 = np.uint64(0x5555555555555555), np.uint64(0x3333333333333333), np.uint64(0x0F0F0F0F0F0F0F0F)
 _TIMES = np.uint64(0x0101010101010101)
 _1, _2, _4, _56, _63 = (np.uint64(i) for i in (1, 2, 4, 56, 63))
@@ -70,13 +72,13 @@ class _Scratch(NamedTuple):
     query.
     """
 
-    sums: Ints  # sum of each row in the window; 0 between windows
+    sums: Ints  # sum of each row's scores in the window so far; reset to 0 after each window
     touched_rows: npt.NDArray[np.uint32]  # rows of the window with a sum above 0
     window_rows: npt.NDArray[np.uint32]  # candidates, by their position in the window
     scores: Ints  # score of each candidate so far
     order: Ints  # terms by ascending bound
     bounds: Ints  # largest score in the window of each term
-    reach: Ints  # item i: sum of the i lowest bounds
+    reach: Ints  # item i: sum of the i lowest bounds, the largest score of these terms together
     begins: Ints  # first posting of each term in the window
     ends: Ints  # end of each term's postings in the window
 
@@ -105,7 +107,7 @@ def _write_top_bounds(contributions, max_contribution, tops):
         bin_counts[bin_number] += 1
         bin_minimum[bin_number] = min(bin_minimum[bin_number], contributions[i])
     postings_above, bin_index = 0, _HISTOGRAM_BINS
-    for i in range(TOPS):
+    for i in range(N_TOP_BOUNDS):
         tops[i] = 0
         if 1 << i <= len(contributions):
             while postings_above < 1 << i:
@@ -123,14 +125,14 @@ def _write_windows(rows, contributions, list_begin, starts, peaks):
     posting = 0
     for window in range(len(starts)):
         starts[window], peaks[window] = list_begin + posting, 0
-        while posting < len(rows) and rows[posting] >> SHIFT == window:
+        while posting < len(rows) and rows[posting] >> WINDOW_SHIFT == window:
             peaks[window] = max(peaks[window], contributions[posting])
             posting += 1
 
 
 @compiled
 def _write_bits(rows, list_begin, bits, ranks):
-    """Store the bits of a list's rows, and for each word its first posting.
+    """Store the bits of a list's rows, and for each word of bits the first posting of its rows.
 
     The list begins at `list_begin`.
     """
@@ -148,7 +150,7 @@ class DecodedLists:
     def __init__(self, weighting: Weighting, capacity: int) -> None:
         """Reserve address space for `capacity` postings; memory is used as lists are added."""
         self.weighting, self.capacity = weighting, capacity
-        self._used = [0, 0, 0]  # postings, windows and words of bits
+        self._used = [0, 0, 0]  # numbers of stored postings, windows and words of bits
         self._number_by_offset = {_EMPTY_LIST: 0}  # number of each list by its offset in the file
         # Each list needs one more window, which stores the end of the last window.
         n_words, n_windows = int(capacity * _MAX_WORDS_PER_POSTING), capacity // 2 + 1
@@ -156,7 +158,7 @@ class DecodedLists:
             np.empty(capacity, np.uint32),
             np.empty(capacity, np.float32),
             np.array([[0, 0, -1, -1]]),
-            np.zeros((1, TOPS), np.float32),
+            np.zeros((1, N_TOP_BOUNDS), np.float32),
             np.empty(n_windows, np.uint32),
             np.empty(n_windows, np.float32),
             np.empty(n_words, np.uint64),
@@ -164,11 +166,11 @@ class DecodedLists:
         )
 
     def __contains__(self, offset: int) -> bool:
-        """Whether the list at an offset of the file is decoded."""
+        """Return whether the list at an offset of the file is decoded."""
         return offset in self._number_by_offset
 
     def has_capacity(self, n_postings: int) -> bool:
-        """Whether the arrays have space for `n_postings` more postings."""
+        """Return whether the arrays have space for `n_postings` more postings."""
         return self._used[0] + n_postings <= self.capacity
 
     def list_numbers(self, entries: Ints) -> Ints:
@@ -201,7 +203,7 @@ class DecodedLists:
 
     def _add_windows(self, n: int, rows: npt.NDArray[np.uint32], contributions: npt.NDArray[np.float32]) -> int:
         """Store a list's windows; return their offset, or -1 if it has too few postings."""
-        n_windows = (n + WINDOW - 1) >> SHIFT
+        n_windows = (n + WINDOW_ROWS - 1) >> WINDOW_SHIFT
         if len(rows) < _MIN_POSTINGS_PER_WINDOW * n_windows:
             return -1
         begin, end = self._used[1], self._used[1] + n_windows + 1
@@ -240,11 +242,11 @@ def _sort_by_bound(bounds, order, n_lists):
         order[:n_lists] = np.argsort(bounds[:n_lists])
         return
     for i in range(1, n_lists):
-        list_number, slot = order[i], i
-        while slot and bounds[order[slot - 1]] > bounds[list_number]:
-            order[slot] = order[slot - 1]
-            slot -= 1
-        order[slot] = list_number
+        list_number, position = order[i], i
+        while position and bounds[order[position - 1]] > bounds[list_number]:
+            order[position] = order[position - 1]
+            position -= 1
+        order[position] = list_number
 
 
 @compiled
@@ -333,7 +335,7 @@ def _compute_first_threshold(tops, list_numbers, factors, k):
     column, threshold = 0, np.int64(0)  # column of `tops`
     while 1 << column < k:
         column += 1
-    if column < TOPS:
+    if column < N_TOP_BOUNDS:
         for i in range(len(list_numbers)):
             threshold = max(threshold, np.int64(factors[i] * tops[list_numbers[i], column]) - 1)
     return threshold
@@ -351,7 +353,7 @@ def _bound_lists(lists, list_numbers, factors, window, begins, ends, bounds):
         else:  # a short list: continue after the last window
             posting, list_end = ends[i], lists.offsets[list_numbers[i], POSTINGS_END]
             begins[i] = posting
-            while posting < list_end and lists.rows[posting] >> SHIFT == window:
+            while posting < list_end and lists.rows[posting] >> WINDOW_SHIFT == window:
                 window_peak = max(window_peak, lists.contributions[posting])
                 posting += 1
             ends[i] = posting
@@ -405,8 +407,8 @@ def _complete_scores(lists, list_numbers, factors, first_row, n_optional, thresh
             _add_to_sums(rows, contributions, begins[i], ends[i], first_row, factors[i], sums)
             n_remaining, n_read = n_remaining - 1, n_read + n_postings
         n_candidates = _add_sums(sums, threshold - reach[n_remaining], window_rows, scores, n_candidates)
-        for slot in range(n_remaining, group_end):
-            _clear_sums(rows, begins[order[slot]], ends[order[slot]], first_row, sums)
+        for position in range(n_remaining, group_end):
+            _clear_sums(rows, begins[order[position]], ends[order[position]], first_row, sums)
     return n_candidates
 
 
@@ -420,13 +422,13 @@ def _search_query(lists, list_numbers, factors, n, best_scores, best_rows, scrat
     threshold = _compute_first_threshold(lists.tops, list_numbers, factors, k)
     for i in range(t):
         order[i], ends[i] = i, lists.offsets[list_numbers[i], POSTINGS_BEGIN]
-    for window in range((n + WINDOW - 1) >> SHIFT):
-        first_row, n_touched = window << SHIFT, 0
+    for window in range((n + WINDOW_ROWS - 1) >> WINDOW_SHIFT):
+        first_row, n_touched = window << WINDOW_SHIFT, 0
         _bound_lists(lists, list_numbers, factors, window, begins, ends, bounds)
         _sort_by_bound(bounds, order, t)
         n_optional = _count_optional(bounds, order[:t], reach, threshold)
-        for slot in range(n_optional, t):
-            i = order[slot]
+        for position in range(n_optional, t):
+            i = order[position]
             n_touched = _add_and_track(
                 rows, contributions, begins[i], ends[i], first_row, factors[i], sums, touched_rows, n_touched
             )
@@ -455,10 +457,10 @@ def search_all(lists, list_numbers, factors, ends, n, best_scores, best_rows, si
     Args:
         lists: `Decoded`.
         list_numbers: (t,) numbers of the lists of all queries' terms.
-        factors: (t,) factor of each term, in units.
+        factors: (t,) factor of each term, in score units.
         ends: (q,) end of each query's terms.
         n: number of passages.
-        best_scores: (q, k) int64, filled with the scores in units, best first.
+        best_scores: (q, k) int64, filled with the scores in score units, best first.
         best_rows: (q, k) int64, filled with the rows; equal scores are ordered by row.
         sizes: (q,) int64, filled with the number of hits.
     """
@@ -466,10 +468,10 @@ def search_all(lists, list_numbers, factors, ends, n, best_scores, best_rows, si
     for query in range(len(ends)):
         max_terms, begin = max(max_terms, ends[query] - begin), ends[query]
     scratch = _Scratch(
-        np.zeros(WINDOW, np.int64),
-        np.empty(WINDOW + 1, np.uint32),
-        np.empty(WINDOW + 1, np.uint32),
-        np.empty(WINDOW + 1, np.int64),
+        np.zeros(WINDOW_ROWS, np.int64),
+        np.empty(WINDOW_ROWS + 1, np.uint32),
+        np.empty(WINDOW_ROWS + 1, np.uint32),
+        np.empty(WINDOW_ROWS + 1, np.int64),
         np.empty(max_terms, np.int64),
         np.empty(max_terms, np.int64),
         np.zeros(max_terms + 1, np.int64),
@@ -495,8 +497,8 @@ class DecodedListCache:
         self._lists = DecodedLists(IMPACT, 0)
 
     def has_capacity(self, entries: Ints) -> bool:
-        """Whether all lists of (t, 3) entries, as `find_terms` returns them, fit into the cache
-        together.
+        """Return whether all lists of (t, 3) entries, as `find_terms` returns them, fit into the
+        cache together.
         """
         if self._file.layout.n > MAX_CACHED_ROWS:
             return False
@@ -514,17 +516,17 @@ class DecodedListCache:
         *,
         may_decode: bool = True,
     ) -> Ints | None:
-        """Find the best rows of several queries; the cache must have capacity for their lists.
+        """Find the best rows of several queries, as `maxscore.search` does.
 
-        See `maxscore.search`.
+        The cache must have capacity for the queries' lists (`has_capacity`).
 
         Args:
             entries: (t, 3) lists of all queries' terms; those without postings add nothing.
-            factors: (t,) factor of each term.
+            factors: (t,) factor of each term, in score units.
             ends: (q,) end of each query's terms.
             weighting: the weighting of the postings.
-            scores: (q, k) int64, filled.
-            rows: (q, k) int64, filled.
+            scores: (q, k) int64, filled with the scores in score units, best first.
+            rows: (q, k) int64, filled with the rows.
             may_decode: False only searches lists that are decoded already, and reads no file.
 
         Returns:

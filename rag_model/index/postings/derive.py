@@ -56,7 +56,7 @@ def derive_index(
             whose order has changed count as new passages.
         build_postings: returns the postings of the passages at ascending rows, numbered from 0.
         out: path to write.
-        max_new: largest number of new passages.
+        max_new: largest number of new passages; with more, a full build is faster.
 
     Returns:
         The statistics of the file; None if it was not written, because too many passages are new.
@@ -95,8 +95,8 @@ def _write_lists(
     file: PostingsFile, row_words: Array, new_postings: PartPostings, posting_words: Array, out: IO[bytes]
 ) -> Iterator[TermBatch]:
     """Write all lists to a file; yield the terms batch by batch."""
-    previous = file.dictionary, file.lists, file.layout.lists_bytes, row_words
-    new_terms = new_postings.text, new_postings.term_ends, new_postings.ends, posting_words
+    previous_arguments = file.dictionary, file.lists, file.layout.lists_bytes, row_words
+    new_arguments = new_postings.text, new_postings.term_ends, new_postings.ends, posting_words
     state, term, scratch, status = (
         np.zeros(STATE_SIZE, np.int64),
         np.empty(_BATCH_TEXT_BYTES, np.uint8),
@@ -104,18 +104,20 @@ def _write_lists(
         FULL,
     )
     state[TERMS_LEFT] = file.layout.n_terms
-    text, numbers, list_buffer = (
+    text, term_columns, list_buffer = (
         np.empty(_BATCH_TEXT_BYTES, np.uint8),
         np.empty((3, _BATCH_TERMS), np.int64),
         np.empty(_BATCH_LIST_BYTES, np.uint8),
     )
     while status == FULL:
-        status, n_terms, n_bytes = carry_over(*previous, *new_terms, state, term, *scratch, text, *numbers, list_buffer)
+        status, n_terms, n_bytes = carry_over(
+            *previous_arguments, *new_arguments, state, term, *scratch, text, *term_columns, list_buffer
+        )
         max_bytes = MAX_POSTING_BYTES * (int(state[DF]) + len(posting_words))
         if status == DAMAGED or (status == FULL and n_terms == 0 and max_bytes <= len(list_buffer)):
             raise file.create_damage_error()
         out.write(list_buffer[:n_bytes].data)
-        yield text, numbers[0, :n_terms], numbers[1, :n_terms], numbers[2, :n_terms]
+        yield text, term_columns[0, :n_terms], term_columns[1, :n_terms], term_columns[2, :n_terms]
         if n_terms == 0:
             list_buffer = np.empty(max_bytes, np.uint8)
 
@@ -131,7 +133,7 @@ def _assign_rows(previous_rows, is_carried, previous_lengths, new_lengths, lengt
         new passages, in order.
         previous_lengths: (previous rows,) uint16.
         new_lengths: (f,) uint16, of the new passages.
-        lengths: (n,) uint16, filled.
+        lengths: (n,) uint16, filled with the lengths of all passages.
         row_words: (previous rows,) int64, filled for the passages that are carried over.
         new_words: (f,) int64, filled with the words of the new passages.
     """

@@ -9,7 +9,8 @@ shares with the term before. Each term is
 * a varint: postings
 * a varint: bytes of the list
 
-An array has two int64 per group: its offset in the dictionary, and the offset of its first list.
+The array `groups` has two int64 per group: the offset of the group in the dictionary, and the
+offset of the first term's list in the lists.
 """
 
 import numpy as np
@@ -18,7 +19,7 @@ import numpy.typing as npt
 from rag_model.compiled import bare, bit_length, compiled, inlined, load64, store64
 from rag_model.index.postings.packing import read_varint, write_varint
 
-GROUP = 16  # terms of a group
+GROUP_TERMS = 16  # number of terms in a group
 Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]
 _MAX_NUMBER_BYTES = 4 * 10  # maximum bytes of a term's four varints
@@ -29,7 +30,7 @@ class DictionaryWriter:
 
     def __init__(self) -> None:
         """Start without terms."""
-        self.terms = 0
+        self.n_terms = 0
         self._previous_term = np.empty(0, np.uint8)
         self._ends = np.zeros(2, np.int64)  # bytes of all terms, and of all lists, so far
 
@@ -45,11 +46,11 @@ class DictionaryWriter:
         if not len(ends):
             return b"", b""
         out = np.empty(int(ends[-1]) + _MAX_NUMBER_BYTES * len(ends), np.uint8)
-        groups = np.empty((len(ends) // GROUP + 1, 2), np.int64)
+        groups = np.empty((len(ends) // GROUP_TERMS + 1, 2), np.int64)
         n_bytes, n_groups = _write_terms(
-            text, ends, postings, sizes, self.terms, self._previous_term, self._ends, out, groups
+            text, ends, postings, sizes, self.n_terms, self._previous_term, self._ends, out, groups
         )
-        self.terms += len(ends)
+        self.n_terms += len(ends)
         self._previous_term = text[ends[-2] if len(ends) > 1 else 0 : ends[-1]].copy()
         return out[:n_bytes].tobytes(), groups[:n_groups].astype("<i8").tobytes()
 
@@ -73,14 +74,14 @@ def count_shared_bytes(left, left_begin, right, right_begin, limit):
 
 @bare
 def _write_terms(text, ends, postings, sizes, first_number, previous_term, totals, out, groups):
-    """Write terms numbered from `first_number`.
+    """Write terms numbered from `first_number`; return the number of bytes and of groups written.
 
-    Return the number of bytes and of groups written.
+    `totals` has the bytes of all earlier terms, and of their lists; it is updated.
     """
     offset, n_groups, begin, previous_begin = 0, 0, 0, 0
     for term in range(len(ends)):
         size, prefix = ends[term] - begin, 0
-        if (first_number + term) % GROUP == 0:
+        if (first_number + term) % GROUP_TERMS == 0:
             groups[n_groups, 0], groups[n_groups, 1] = totals[0] + offset, totals[1]
             n_groups += 1
         elif term == 0:
@@ -140,7 +141,7 @@ def _look_up_term(term, data, groups, n_terms):
     # The term before shares `matched_bytes` with `term`. A term that shares more or fewer bytes
     # with the term before needs no comparison.
     matched_bytes = 0
-    for _ in range(min(GROUP, n_terms - group_number * GROUP)):
+    for _ in range(min(GROUP_TERMS, n_terms - group_number * GROUP_TERMS)):
         prefix, offset = read_varint(data, offset, data_end)
         term_bytes, offset = read_varint(data, offset, data_end)
         if prefix < 0 or term_bytes < 0 or term_bytes > data_end - offset:
@@ -192,7 +193,7 @@ def look_up_terms(text, ends, data, groups, n_terms, entries):
 
 def read_first_term(data: npt.NDArray[np.uint8], offset: int) -> bytes:
     """Return the first term of the group at an offset of the dictionary."""
-    _, offset = read_varint(data, offset, len(data))  # shares nothing
+    _, offset = read_varint(data, offset, len(data))  # 0, because no bytes are shared
     term_bytes, offset = read_varint(data, offset, len(data))
     return data[offset : offset + term_bytes].tobytes()
 

@@ -36,7 +36,7 @@ import numpy.typing as npt
 from rag_model.errors import InputError, ResourceError
 from rag_model.index.files.pieces import Array
 from rag_model.index.plan import IndexStats
-from rag_model.index.postings.dictionary import GROUP, DictionaryWriter, find_terms, read_first_term
+from rag_model.index.postings.dictionary import GROUP_TERMS, DictionaryWriter, find_terms, read_first_term
 from rag_model.index.postings.packing import PADDING
 from rag_model.ranges import CachedFile
 
@@ -56,7 +56,7 @@ TermBatch = tuple[npt.NDArray[np.uint8], Ints, Ints, Ints]
 class PostingsLayout:
     """The header of the file: the sizes of its sections."""
 
-    n: int  # passages
+    n: int  # number of passages
     n_terms: int
     n_postings: int
     total_length: int  # sum of the lengths of all passages
@@ -120,8 +120,10 @@ class PostingsFile:
     def __init__(
         self, path: Path, *, mapped: bool = True, ranges: CachedFile | None = None, outline: Any = None
     ) -> None:
-        """Open a file; with `ranges`, only ranges of it are on this disk, and `outline` is its
-        outline.
+        """Open a file.
+
+        If only byte ranges of the file are on this disk, `ranges` loads them, and `outline` is the
+        result of `build_outline` for the file.
 
         Raises:
             InputError: the file is missing, truncated or not an inverted index.
@@ -138,7 +140,8 @@ class PostingsFile:
             raise InputError(f"{path} is not a complete inverted index: fetch or build it again") from error
         self.layout = layout
         self.lengths = file_bytes[LENGTHS_OFFSET : LENGTHS_OFFSET + 2 * layout.n].view("<u2")
-        self.lists = file_bytes[layout.lists_offset : layout.dictionary_offset]  # padded
+        # The lists, and `PADDING` or more zero bytes after them.
+        self.lists = file_bytes[layout.lists_offset : layout.dictionary_offset]
         self.dictionary = file_bytes[layout.dictionary_offset : layout.dictionary_offset + layout.dictionary_bytes]
         # (2 g,) -> (g, 2)
         self.groups = file_bytes[layout.groups_offset :].view("<i8").reshape(-1, 2)
@@ -159,14 +162,14 @@ class PostingsFile:
         return self._ranges is None
 
     def find_terms(self, terms: list[bytes]) -> Ints:
-        """Return (t, 3): the number of postings, the start and the end of each list; see
-        `find_terms`.
+        """Return (t, 3): the number of postings, the start and the end of each term's list; see
+        `dictionary.find_terms`.
         """
         if not self._pivots or self._ranges is None:
             return find_terms(terms, self.dictionary, self.groups, self.layout.n_terms)
-        numbers = [max(0, bisect_right(self._pivots, (term, 1 << 62)) - 1) for term in terms]
+        pivot_numbers = [max(0, bisect_right(self._pivots, (term, 1 << 62)) - 1) for term in terms]
         last_pivot = (b"", self.layout.n_groups, self.layout.dictionary_bytes)
-        sections = [(self._pivots[i][1:], [*self._pivots, last_pivot][i + 1][1:]) for i in numbers]
+        sections = [(self._pivots[i][1:], [*self._pivots, last_pivot][i + 1][1:]) for i in pivot_numbers]
         list_entries = np.zeros((len(terms), 3), np.int64)
         with self.hold_ranges():
             # (t, 2, 2): for each term, the start and the end of its section, each as a group number
@@ -178,7 +181,7 @@ class PostingsFile:
             ]
             self._ranges.load(*np.concatenate(edge_offsets).T)
             for i, ((group, _), (end_group, _)) in enumerate(sections):
-                n_terms = self.layout.n_terms - GROUP * group
+                n_terms = self.layout.n_terms - GROUP_TERMS * group
                 list_entries[i] = find_terms([terms[i]], self.dictionary, self.groups[group:end_group], n_terms)[0]
         return list_entries
 
@@ -273,16 +276,16 @@ def _write_body(
         file.write(bytes(PADDING))
         sizes_written = [_append_file(file, temporary) for temporary in (terms_file, groups_file)]
     return PostingsLayout(
-        n, dictionary.terms, n_postings, total_length, list_bytes, sizes_written[0], sizes_written[1] // 16
+        n, dictionary.n_terms, n_postings, total_length, list_bytes, sizes_written[0], sizes_written[1] // 16
     )
 
 
-def _append_file(file: IO[bytes], temporary: IO[bytes]) -> int:
+def _append_file(file: IO[bytes], temporary_file: IO[bytes]) -> int:
     """Append a temporary file at a multiple of 8; return its size in bytes."""
     _pad_to_word(file)
-    section_bytes = temporary.tell()
-    temporary.seek(0)
-    shutil.copyfileobj(temporary, file)
+    section_bytes = temporary_file.tell()
+    temporary_file.seek(0)
+    shutil.copyfileobj(temporary_file, file)
     return section_bytes
 
 

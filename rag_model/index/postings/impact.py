@@ -16,7 +16,7 @@ from rag_model.arrays import RowPartition
 from rag_model.corpus.ragged_file import QUERY_UNITS, SparseFile, SparseVectors
 from rag_model.errors import InputError, UsageError
 from rag_model.index.files.engine import Rows, Vectors
-from rag_model.index.files.pieces import Array
+from rag_model.index.files.pieces import Array, compute_stamp
 from rag_model.index.files.vectors import map_parts, open_row_files
 from rag_model.index.kind import IndexEntry, IndexFiles, IndexMeasurement, RepresentationType, SparseQuerySet
 from rag_model.index.plan import IndexPlan, IndexStats
@@ -25,7 +25,6 @@ from rag_model.index.postings.base_kind import (
     PostingsKind,
     check_impact_parameters,
     open_postings,
-    scatter_stamp,
 )
 
 if TYPE_CHECKING:
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
 
 _WEIGHT_BITS = {"Impact": 8, "Impact1": 1}
 TERMS_PER_PASSAGE = 128  # for estimates: SPLADE models give passages of 100 words 100 to 200 terms
-_GAP_BITS = 10  # estimated bits of a gap between rows: 128 terms by Zipf's law, 40,000 passages
+_GAP_BITS = 10  # bits of a gap between rows, for 40,000 passages of 128 terms by Zipf's law
 ROW_FILE_BYTES = 5 * TERMS_PER_PASSAGE + 4  # bytes per passage in the file of its part
 _SORT_RATE = 2e7  # bytes of rows that one core sorts per second
 _MERGE_RATE = 5e6  # postings that one core merges per second
@@ -52,7 +51,7 @@ class ImpactKind(PostingsKind):
     max_new_passages: ClassVar[int] = 1 << 17
 
     def takes(self, factory: str) -> bool:
-        """Whether a factory string is `Impact` or `Impact1`."""
+        """Return whether a factory string is `Impact` or `Impact1`."""
         return factory in _WEIGHT_BITS
 
     def check(self, recipe: Any) -> None:
@@ -73,7 +72,7 @@ class ImpactKind(PostingsKind):
     def scatter(self, plan: IndexPlan, trained: Path, rows: Path, number: int, out: Path) -> IndexStats:
         """Sort a part's weighted terms by term."""
         postings = _sort_terms(plan.factory, SparseFile(rows).iter_batches())
-        return postings.write(out, scatter_stamp(plan, trained, number))
+        return postings.write(out, compute_stamp(plan, trained, "scattered", number))
 
     def build_postings(self, entry: IndexEntry, batches: Iterator[SparseVectors]) -> "PartPostings":
         """Sort weighted terms by term; the weights must have the scale of the previous file."""

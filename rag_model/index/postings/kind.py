@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from rag_model.errors import InputError, UsageError
+from rag_model.index.files.pieces import compute_stamp
 from rag_model.index.kind import IndexEntry, IndexFiles, IndexMeasurement, TextQuerySet
 from rag_model.index.plan import IndexPlan, IndexStats
 from rag_model.index.postings.base_kind import (
@@ -21,7 +22,6 @@ from rag_model.index.postings.base_kind import (
     PostingsKind,
     check_bm25_parameters,
     open_postings,
-    scatter_stamp,
 )
 from rag_model.index.postings.lucene_analyzer import choose_analyzer, load_analyzer
 
@@ -47,7 +47,7 @@ class Bm25Kind(PostingsKind):
     max_new_passages: ClassVar[int] = 1 << 18
 
     def takes(self, factory: str) -> bool:
-        """Whether a factory string is `BM25`."""
+        """Return whether a factory string is `BM25`."""
         return factory == "BM25"
 
     def check(self, recipe: Any) -> None:
@@ -84,7 +84,7 @@ class Bm25Kind(PostingsKind):
         from rag_model.index.postings.counting import count_passages  # noqa: PLC0415
 
         postings = count_passages(rows, load_analyzer(plan.settings))
-        return postings.write(out, scatter_stamp(plan, trained, number))
+        return postings.write(out, compute_stamp(plan, trained, "scattered", number))
 
     def build_postings(self, entry: IndexEntry, batches: Iterator["pa.RecordBatch"]) -> "PartPostings":
         """Count and sort the terms of passages."""

@@ -34,13 +34,13 @@ WRITER_SIZE = 8
 
 
 @inlined
-def _write_header(out, offset, last_row, block_bytes, weight, shortest):
+def _write_header(out, offset, last_row, block_bytes, max_weight, min_length):
     """Write the header of a block at `offset`."""
     for byte_index in range(4):
         out[offset + byte_index] = (last_row >> (8 * byte_index)) & 255
     out[offset + 4], out[offset + 5] = block_bytes & 255, block_bytes >> 8
-    out[offset + 6] = min(weight, MAX_HEADER_WEIGHT)
-    out[offset + 7], out[offset + 8] = shortest & 255, shortest >> 8
+    out[offset + 6] = min(max_weight, MAX_HEADER_WEIGHT)
+    out[offset + 7], out[offset + 8] = min_length & 255, min_length >> 8
 
 
 @bare
@@ -162,8 +162,8 @@ def write_lists(shares, counts, ends, parts, first_rows, next_postings, rows, we
     """Write the lists of several terms one after another.
 
     Args:
-        shares: (s,) number of postings of each share: a term in one part. Shares are in the order
-            of terms, and of parts within a term.
+        shares: (s,) number of postings of each share. A share is the postings of one term in one
+            part; shares are in the order of terms, and of parts within a term.
         counts: (t,) postings of each term.
         ends: (t,) offset in `shares` of the end of each term's shares.
         parts: (s,) part of each share.

@@ -38,11 +38,12 @@ _STOP_WORD_TEXT = (  # `EnglishAnalyzer.ENGLISH_STOP_WORDS_SET`
 )
 _STOP_WORDS = frozenset(_STOP_WORD_TEXT.split())
 _POSSESSIVES = tuple(f"{apostrophe}{s}" for apostrophe in "'’＇" for s in "sS")
-# Words whose stem ends in `bli` or `logi` after Porter's first step.
-_DEPARTURE = re.compile("(bl|log)[iy](?:es|(?:ed|ing)?s?)$")
+# Words whose stem ends in `bli` or `logi` after Porter's first step: Lucene stems them differently.
+_LUCENE_ENDING = re.compile("(bl|log)[iy](?:es|(?:ed|ing)?s?)$")
 # Double consonants that Porter's first step reduces to one, but that PyStemmer keeps.
-_DOUBLE = re.compile(r"([^aeioulszbdfgmnprt])\1(?:ed|ing)s?$")
-# Combining marks, format characters and joiners belong to the character before them (WB4).
+_DOUBLE_CONSONANT = re.compile(r"([^aeioulszbdfgmnprt])\1(?:ed|ing)s?$")
+# Combining marks, format characters and joiners belong to the character before them (WB4). `_X`
+# matches any number of them.
 _EXTENDERS = r"[\p{WB=Format}\p{WB=Extend}\p{WB=ZWJ}]"
 _X = rf"{_EXTENDERS}*+"
 _X_IN_EMOJI = rf"[{_EXTENDERS}--[\uFE0E\uFE0F]]*+"
@@ -79,7 +80,7 @@ def _compile_word_pattern() -> Any:
         rf"|(?:\p{{WB=Regional_Indicator}}{_X}){{2}}"
     )
     other_scripts = rf"(?:\p{{LB=SA}}{_X})++|\p{{Script=Han}}{_X}|\p{{Script=Hiragana}}{_X}"
-    # `skipped` matches a whole run without words in one step, so that the time is linear.
+    # `skipped_run` matches a whole run without words in one step, so that the time is linear.
     skipped_run = rf"(?:{connector}(?=\p{{WB=ExtendNumLet}}))*+\p{{WB=ExtendNumLet}}|\p{{WB=ZWJ}}++"
     return require("regex", extra="text").compile(f"(?V1)({word}|{emoji}|{other_scripts})|{skipped_run}")
 
@@ -115,13 +116,13 @@ class LuceneAnalyzer(Analyzer):
         """Return the term of a word from `words`."""
         if len(word) <= 2:
             return word.encode("utf-8", "replace")
-        double_match = _DOUBLE.search(word)
+        double_match = _DOUBLE_CONSONANT.search(word)
         if double_match:
             *vowels, second = _find_vowels(word[: double_match.start() + 2])
             if any(vowels) and not second:
                 word = word[: double_match.start() + 1]
         stem = self._stem(word)
-        ending_match = _DEPARTURE.search(word)
+        ending_match = _LUCENE_ENDING.search(word)
         if ending_match and stem == f"{word[: ending_match.end(1)]}i" and _has_measure(word[: ending_match.start()]):
             # Porter's later steps may change a stem that ends in `ble`, so it is stemmed again;
             # they do not change a stem that ends in `log`.

@@ -48,26 +48,24 @@ CURSOR_SIZE = 11
 BEYOND_ROWS = np.int64(1) << 40  # larger than any row
 _MAX_UINT32 = (np.int64(1) << 32) - 1  # largest row or weight in an array of four-byte numbers
 MAX_IMPACT = 255  # the largest weight of an impact index, in one byte
-WINDOW = 4_096  # rows per window
+WINDOW_ROWS = 4_096  # rows per window
 # For a list with more blocks, the bound for the largest possible weight is used, without a scan of
 # its headers.
 _MAX_SCANNED_BLOCKS = 2_048
-_MAX_SAMPLED_POSTINGS = 4_096  # maximum postings of a list that is read for a first threshold
+_MAX_SAMPLED_POSTINGS = 4_096  # maximum postings of a list that is read for the initial threshold
 DAMAGED = -1
 
 
 @compiled
 def compute_contribution(weight, length, weighting):
-    """Return the contribution of a posting to a score per unit of the term's factor; see the
-    module.
-    """
+    """Return the amount that a posting adds to a score for a term with factor 1; see the module."""
     return np.float32(weight / (weighting.saturation * weight + weighting.fixed + weighting.slope * length))
 
 
 @compiled
 def to_score_units(factor, contribution):
-    """Return a posting's share of a score: at least 1 unit, so that every passage with the term is
-    found.
+    """Return the score units that a posting adds to a score: at least 1, so that every passage with
+    the term is a hit.
     """
     return max(np.int64(1), np.int64(factor * contribution))
 
@@ -79,10 +77,10 @@ def get_header_offset(cursor, block):
 
 
 @compiled
-def start_cursor(cursor, data, lists_size, rows, weights):
+def start_cursor(cursor, data, lists_bytes, rows, weights):
     """Move a cursor to the first block of its list; return whether the list is valid."""
     begin, end = cursor[LIST_BEGIN], cursor[LIST_END]
-    if begin < 0 or end > lists_size or begin >= end or cursor[DF] < 1:
+    if begin < 0 or end > lists_bytes or begin >= end or cursor[DF] < 1:
         return False
     n_blocks = (cursor[DF] + BLOCK - 1) // BLOCK
     cursor[BLOCKS], cursor[BLOCK_INDEX], cursor[ROW_BEFORE], cursor[POSITION], cursor[DECODED_BLOCK] = (
@@ -149,12 +147,12 @@ def read_block(cursor, data, rows, weights):
 
 
 @compiled
-def read_list(data, lists_size, entry, rows, weights):
+def read_list(data, lists_bytes, entry, rows, weights):
     """Decode a list.
 
     Args:
         data: uint8, all lists, padded.
-        lists_size: bytes of all lists.
+        lists_bytes: bytes of all lists.
         entry: (3,) number of postings, start and end of the list.
         rows: (postings,) filled with the rows, ascending.
         weights: (postings,) int64, filled with the weights.
@@ -165,7 +163,7 @@ def read_list(data, lists_size, entry, rows, weights):
     cursor, position = np.zeros(CURSOR_SIZE, np.int64), 0
     cursor[DF], cursor[LIST_BEGIN], cursor[LIST_END] = entry[0], entry[1], entry[2]
     block_rows, block_weights = np.empty(BLOCK, np.int64), np.empty(BLOCK, np.int64)
-    if not start_cursor(cursor, data, lists_size, block_rows, block_weights):
+    if not start_cursor(cursor, data, lists_bytes, block_rows, block_weights):
         return False
     while cursor[BLOCK_INDEX] < cursor[BLOCKS]:
         if (
@@ -188,7 +186,7 @@ class Weighting(NamedTuple):
     slope: float
 
 
-IMPACT = Weighting(float(MAX_IMPACT), 0.0, 1.0, 0.0)  # the weight itself
+IMPACT = Weighting(float(MAX_IMPACT), 0.0, 1.0, 0.0)  # a contribution is the weight itself
 
 
 def create_bm25_weighting(k1: float, b: float, mean_length: float) -> Weighting:
@@ -198,8 +196,9 @@ def create_bm25_weighting(k1: float, b: float, mean_length: float) -> Weighting:
 
 @compiled
 def _sift_down(scores, rows, position, heap_size):
-    """Move an element down the heap. The loop calls no function, which would update the arrays'
-    reference counts.
+    """Move a hit down the heap until the heap is ordered again.
+
+    The loop calls no function, because a call would update the arrays' reference counts.
     """
     score, row = scores[position], rows[position]
     while True:
@@ -241,7 +240,7 @@ def push_hit(scores, rows, size, k, score, row):
 
 @compiled
 def sort_hits(scores, rows, size):
-    """Sort a heap, best first."""
+    """Sort the hits of a heap, best first."""
     for last_hit in range(size - 1, 0, -1):
         scores[0], scores[last_hit] = scores[last_hit], scores[0]
         rows[0], rows[last_hit] = rows[last_hit], rows[0]
@@ -379,20 +378,20 @@ def _compute_first_threshold(cursors, t, data, rows, weights, lengths, factor, w
 
 
 @compiled
-def search(data, lists_size, lengths, entries, factors, weighting, k, skip, scores, rows):
+def search(data, lists_bytes, lengths, entries, factors, weighting, k, skip, scores, rows):
     """Find the k best rows of a query.
 
     Args:
         data: uint8, the lists, padded.
-        lists_size: bytes of all lists.
+        lists_bytes: bytes of all lists.
         lengths: (n,) uint16 lengths of the passages.
         entries: (t, 3) int64: number of postings, start and end of each term's list.
-        factors: (t,) float64, above 0, in units; for BM25 the idf times the term's count in the
-            query.
+        factors: (t,) float64 factor of each term, above 0, in score units; for BM25 the idf times
+            the term's count in the query.
         weighting: `Weighting` of the postings.
-        k: at least 1.
+        k: number of rows to find, at least 1.
         skip: False reads every posting.
-        scores: (k,) int64, filled with the scores in units, best first.
+        scores: (k,) int64, filled with the scores in score units, best first.
         rows: (k,) int64, filled with the rows; equal scores are ordered by row.
 
     Returns:
@@ -405,7 +404,7 @@ def search(data, lists_size, lengths, entries, factors, weighting, k, skip, scor
     threshold = np.int64(0)
     for i in range(t):
         cursors[i, DF], cursors[i, LIST_BEGIN], cursors[i, LIST_END] = entries[i, 0], entries[i, 1], entries[i, 2]
-        if not start_cursor(cursors[i], data, lists_size, block_rows[i], block_weights[i]):
+        if not start_cursor(cursors[i], data, lists_bytes, block_rows[i], block_weights[i]):
             return DAMAGED
         if cursors[i, BLOCKS] == 1 and cursors[i, LAST_ROW] >= n:
             return DAMAGED
@@ -418,20 +417,20 @@ def search(data, lists_size, lengths, entries, factors, weighting, k, skip, scor
                 return DAMAGED
             threshold = max(threshold, list_threshold - 1)
     list_order, bound_sums = np.arange(t), np.zeros(t + 1, np.int64)
-    window_sums = np.zeros(WINDOW, np.int64)
+    window_sums = np.zeros(WINDOW_ROWS, np.int64)
     n_hits, begin = 0, 0
     while begin < n:
-        end = min(begin + WINDOW, n)
+        end = min(begin + WINDOW_ROWS, n)
         for i in range(t):
             window_bounds[i] = _compute_window_bound(
                 cursors[i], data, block_rows[i], begin, end, list_bounds[i], factors[i], weighting
             )
         for i in range(1, t):  # insertion sort by bound, ascending
-            list_number, slot = list_order[i], i
-            while slot and window_bounds[list_order[slot - 1]] > window_bounds[list_number]:
-                list_order[slot] = list_order[slot - 1]
-                slot -= 1
-            list_order[slot] = list_number
+            list_number, rank = list_order[i], i
+            while rank and window_bounds[list_order[rank - 1]] > window_bounds[list_number]:
+                list_order[rank] = list_order[rank - 1]
+                rank -= 1
+            list_order[rank] = list_number
         n_optional = 0
         for i in range(t):
             bound_sums[i + 1] = bound_sums[i] + window_bounds[list_order[i]]
@@ -496,17 +495,17 @@ def search(data, lists_size, lengths, entries, factors, weighting, k, skip, scor
 
 
 @compiled
-def sum_lists(data, lists_size, lengths, entries, factors, weighting, k, optional_bound, rows, sums):
+def sum_lists(data, lists_bytes, lengths, entries, factors, weighting, k, optional_bound, rows, sums):
     """Sum the scores of lists, and collect the passages that may be among the k best of a query.
 
     Args:
         data: uint8, the lists, padded.
-        lists_size: bytes of all lists.
+        lists_bytes: bytes of all lists.
         lengths: (n,) uint16 lengths of the passages.
         entries: (t, 3) int64: number of postings, start and end of each list.
-        factors: (t,) float64, above 0, in units.
+        factors: (t,) float64 factor of each term, above 0, in score units.
         weighting: `Weighting` of the postings.
-        k: at least 1.
+        k: number of hits of the query, at least 1.
         optional_bound: upper bound of the score of the query's other terms.
         rows: int64, large enough for all postings, filled with ascending rows.
         sums: int64 of the same size, filled with the sums of these rows' scores in the lists.
@@ -521,14 +520,14 @@ def sum_lists(data, lists_size, lengths, entries, factors, weighting, k, optiona
     heap_scores, heap_rows = np.empty(k, np.int64), np.empty(k, np.int64)
     for i in range(t):
         cursors[i, DF], cursors[i, LIST_BEGIN], cursors[i, LIST_END] = entries[i, 0], entries[i, 1], entries[i, 2]
-        if not start_cursor(cursors[i], data, lists_size, block_rows[i], block_weights[i]):
+        if not start_cursor(cursors[i], data, lists_bytes, block_rows[i], block_weights[i]):
             return DAMAGED, np.int64(0)
         if cursors[i, BLOCKS] == 1 and cursors[i, LAST_ROW] >= n:
             return DAMAGED, np.int64(0)
-    window_sums = np.zeros(WINDOW, np.int64)
+    window_sums = np.zeros(WINDOW_ROWS, np.int64)
     n_rows, size, threshold, first_row = 0, 0, np.int64(0), 0
     while first_row < n:
-        end_row = min(first_row + WINDOW, n)
+        end_row = min(first_row + WINDOW_ROWS, n)
         for i in range(t):
             if not _add_postings(
                 cursors[i],
@@ -559,20 +558,20 @@ def sum_lists(data, lists_size, lengths, entries, factors, weighting, k, optiona
 
 
 @compiled
-def rank_rows(data, lists_size, lengths, entries, factors, weighting, rows, sums, scores, best_rows):
+def rank_rows(data, lists_bytes, lengths, entries, factors, weighting, rows, sums, scores, best_rows):
     """Find the k best of given passages; read only the blocks of the lists that may contain them.
 
     Args:
         data: uint8, the lists, padded.
-        lists_size: bytes of all lists.
+        lists_bytes: bytes of all lists.
         lengths: (n,) uint16 lengths of the passages.
         entries: (t, 3) int64: number of postings, start and end of each list, which has several
             blocks.
-        factors: (t,) float64, above 0, in units.
+        factors: (t,) float64 factor of each term, above 0, in score units.
         weighting: `Weighting` of the postings.
-        rows: (m,) int64, ascending.
+        rows: (m,) int64 rows of the given passages, ascending.
         sums: (m,) int64 scores of these rows without the scores from the lists.
-        scores: (k,) int64, filled with the scores in units, best first.
+        scores: (k,) int64, filled with the scores in score units, best first.
         best_rows: (k,) int64, filled with the rows; equal scores are ordered by row.
 
     Returns:
@@ -583,7 +582,7 @@ def rank_rows(data, lists_size, lengths, entries, factors, weighting, rows, sums
     block_rows, block_weights = np.empty((t, BLOCK), np.int64), np.empty((t, BLOCK), np.int64)
     for i in range(t):
         cursors[i, DF], cursors[i, LIST_BEGIN], cursors[i, LIST_END] = entries[i, 0], entries[i, 1], entries[i, 2]
-        if not start_cursor(cursors[i], data, lists_size, block_rows[i], block_weights[i]):
+        if not start_cursor(cursors[i], data, lists_bytes, block_rows[i], block_weights[i]):
             return DAMAGED
     for candidate in range(len(rows)):
         score = sums[candidate]

@@ -5,7 +5,7 @@ The bytes of the file depend only on the passages' terms, and not on the divisio
 holds a batch of terms with up to a million postings, and for each part a window of its terms and of
 its postings. A term with more postings is written in steps of that size. With thousands of parts,
 batches and windows grow with the number of parts: otherwise the number of requests (batches x
-parts) and of reads (windows x parts) would grow with its square.
+parts) and of reads (windows x parts) would grow with the square of the number of parts.
 
 A heap of the parts, ordered by their next terms, gives the terms in order, and for each term its
 parts in order.
@@ -55,7 +55,7 @@ _READ_AHEAD = 1 << 23
 _MIN_READ_AHEAD = 1 << 12
 _BATCH_TERMS = 1 << 16
 _FULL_TERMS_PER_BATCH = 1 << 8  # a batch has space for this many terms with postings in all parts
-_MIN_MAX_TERM_BYTES = 1 << 12  # a batch has space for terms of at least this length
+_FITTING_TERM_BYTES = 1 << 12  # a term of up to this length always fits into an empty batch
 _MAX_WINDOW_BYTES = (1 << 31) - 1  # maximum bytes of the terms of a window
 
 
@@ -67,7 +67,7 @@ class Windows(NamedTuple):
     counts: npt.NDArray[np.int32]  # (parts, terms) postings of each term
     next_term: Ints  # (parts,) index of the next term
     sizes: Ints  # (parts,) number of terms
-    heap: Ints  # (parts,) parts by their next terms
+    heap: Ints  # (parts,) heap of the parts, ordered by their next terms
     # (parts,) first eight bytes of the next term as a number, padded with 0
     keys: npt.NDArray[np.uint64]
     lengths: Ints  # (parts,) bytes of the next term
@@ -159,13 +159,14 @@ def _compare_parts(windows, a, b):
 
 @bare
 def _precedes(windows, a, b):
-    """Whether part `a` precedes part `b`, by their next terms and then by number."""
+    """Return whether part `a` precedes part `b`, by their next terms and then by number."""
     comparison = _compare_parts(windows, a, b)
     return comparison < 0 or (comparison == 0 and a < b)
 
 
 @bare
 def _set_key(windows, part):
+    """Store the key and the length of a part's next term."""
     begin, end = windows.term_ends[part, windows.next_term[part]], windows.term_ends[part, windows.next_term[part] + 1]
     prefix_key = np.uint64(0)
     for i in range(begin, begin + _KEY_BYTES):
@@ -175,12 +176,12 @@ def _set_key(windows, part):
 
 @bare
 def _push_part(windows, numbers, part):
-    heap, heap_slot = windows.heap, numbers[_HEAP_SIZE]
+    heap, heap_position = windows.heap, numbers[_HEAP_SIZE]
     numbers[_HEAP_SIZE] += 1
-    while heap_slot and _precedes(windows, part, heap[(heap_slot - 1) >> 1]):
-        heap[heap_slot] = heap[(heap_slot - 1) >> 1]
-        heap_slot = (heap_slot - 1) >> 1
-    heap[heap_slot] = part
+    while heap_position and _precedes(windows, part, heap[(heap_position - 1) >> 1]):
+        heap[heap_position] = heap[(heap_position - 1) >> 1]
+        heap_position = (heap_position - 1) >> 1
+    heap[heap_position] = part
 
 
 @bare
@@ -188,18 +189,18 @@ def _pop_part(windows, numbers):
     heap = windows.heap
     top_part = heap[0]
     numbers[_HEAP_SIZE] -= 1
-    heap_size, last_part, heap_slot = numbers[_HEAP_SIZE], heap[numbers[_HEAP_SIZE]], 0
+    heap_size, last_part, heap_position = numbers[_HEAP_SIZE], heap[numbers[_HEAP_SIZE]], 0
     while True:
-        child = 2 * heap_slot + 1
+        child = 2 * heap_position + 1
         if child >= heap_size:
             break
         if child + 1 < heap_size and _precedes(windows, heap[child + 1], heap[child]):
             child += 1
         if not _precedes(windows, heap[child], last_part):
             break
-        heap[heap_slot] = heap[child]
-        heap_slot = child
-    heap[heap_slot] = last_part
+        heap[heap_position] = heap[child]
+        heap_position = child
+    heap[heap_position] = last_part
     return top_part
 
 
@@ -277,7 +278,7 @@ def take_terms(windows, batch, max_postings):
 def merge_parts(parts: Sequence[PartReader], out: Path, scale: int = 0) -> IndexStats:
     """Write the index file of parts, which are given in row order.
 
-    `scale` has the meaning of `file.Layout.scale`.
+    `scale` has the meaning of `PostingsLayout.scale`.
 
     Raises:
         InputError: a part is damaged.
@@ -299,7 +300,7 @@ class _ListMerger:
         self.lengths = lengths
         self._parts, self._file = parts, file
         self._first_rows = np.cumsum([0, *(part.n for part in parts)], dtype=np.int64)[:-1]
-        self._postings_read = np.zeros(len(parts), np.int64)  # number of postings read of each part
+        self._postings_read = np.zeros(len(parts), np.int64)  # number of postings read, by part
         # Rows and weights of each part that have been read but not yet written.
         self._buffers = [part.read_postings(0, 0) for part in parts]
         self._terms_read, self._term_counts = np.zeros(len(parts), np.int64), np.array([part.terms for part in parts])
@@ -316,7 +317,7 @@ class _ListMerger:
         for part in np.flatnonzero(self._term_counts).tolist():
             self._fill_window(part)
         max_shares = max(_BATCH_TERMS, _FULL_TERMS_PER_BATCH * len(self._parts))
-        batch = create_batch(_BATCH_TERMS, max_shares, 16 * (_MIN_MAX_TERM_BYTES + _BATCH_TERMS))
+        batch = create_batch(_BATCH_TERMS, max_shares, 16 * (_FITTING_TERM_BYTES + _BATCH_TERMS))
         window_status = EMPTY
         while window_status != DONE:
             window_status = take_terms(self._windows, batch, self._max_batch_postings)

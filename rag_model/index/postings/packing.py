@@ -23,8 +23,8 @@ BLOCK = 128  # postings of a full block
 PADDING = 8  # bytes after the last block, so that whole words can be read
 _EXCEPTIONS = 128  # flag in a width byte, set if the block has exceptions
 _MAX_BITS = 32
-# Unsigned: loops over such indices are vectorized.
-_NONE, _ONE, _FOUR, _EIGHT = map(np.uint64, (0, 1, 4, 8))
+# Unsigned, because loops over unsigned indices are vectorized.
+_ZERO, _ONE, _FOUR, _EIGHT = map(np.uint64, (0, 1, 4, 8))
 SCRATCH_SIZE = BLOCK  # elements of the scratch array of `encode_block`
 
 
@@ -94,16 +94,16 @@ def _pack_values(values, n_values, width, out, offset):
     if width == 0:
         return end_byte
     if width <= 8:  # eight values take `width` bytes, so the groups are independent
-        for i in range(_NONE, np.uint64(n_values), _EIGHT):
-            packed_word = _NONE
+        for i in range(_ZERO, np.uint64(n_values), _EIGHT):
+            packed_word = _ZERO
             for j in range(_EIGHT):
                 packed_word |= (np.uint64(values[i + j]) & mask) << (j * w)
             store64(out, offset, packed_word)
             offset += width
     elif width < 16:
         half_bits = w * _FOUR
-        for i in range(_NONE, np.uint64(n_values), _EIGHT):
-            low_word, high_word = _NONE, _NONE
+        for i in range(_ZERO, np.uint64(n_values), _EIGHT):
+            low_word, high_word = _ZERO, _ZERO
             for j in range(_FOUR):
                 low_word |= (np.uint64(values[i + j]) & mask) << (j * w)
                 high_word |= (np.uint64(values[i + j + _FOUR]) & mask) << (j * w)
@@ -111,7 +111,7 @@ def _pack_values(values, n_values, width, out, offset):
             store64(out, offset + 8, high_word >> (np.uint64(64) - half_bits))
             offset += width
     else:
-        pending_bits, n_pending = _NONE, _NONE
+        pending_bits, n_pending = _ZERO, _ZERO
         for i in range(np.uint64(n_values)):
             pending_bits |= (np.uint64(values[i]) & mask) << n_pending
             store64(out, offset, pending_bits)
@@ -127,7 +127,7 @@ def _mask_larger_values(values, first, end, limit):
     """Return a bit mask of the values above `limit` among values[first:end], which are at most
     64.
     """
-    mask = _NONE
+    mask = _ZERO
     for i in range(np.uint64(end - first)):
         mask |= np.uint64(values[np.uint64(first) + i] > limit) << i
     return mask
@@ -186,14 +186,14 @@ def _unpack_values(data, offset, width, n_values, out):
     """
     w, mask = np.uint64(width), (_ONE << np.uint64(width)) - _ONE
     if width <= 8:  # as in `_pack_values`
-        for i in range(_NONE, np.uint64(n_values), _EIGHT):
+        for i in range(_ZERO, np.uint64(n_values), _EIGHT):
             packed_word = load64(data, offset)
             for j in range(_EIGHT):
                 out[i + j] = np.int64((packed_word >> (j * w)) & mask)
             offset += width
     elif width < 16:
         half_bytes, half_bits = width >> 1, np.uint64(4 * (width & 1))
-        for i in range(_NONE, np.uint64(n_values), _EIGHT):
+        for i in range(_ZERO, np.uint64(n_values), _EIGHT):
             packed_word = load64(data, offset)
             for j in range(_FOUR):
                 out[i + j] = np.int64((packed_word >> (j * w)) & mask)
@@ -211,7 +211,10 @@ def _unpack_values(data, offset, width, n_values, out):
 
 @inlined
 def _apply_exceptions(data, offset, end, width, n_values, out):
-    """Add the higher bits of the exceptions; return their end, or -1 if they are damaged."""
+    """Add the exceptions' higher bits to the values in `out`.
+
+    Return the end of the exceptions, or -1 if they are damaged.
+    """
     if offset >= end:
         return -1
     n_exceptions = np.int64(data[offset])

@@ -110,7 +110,9 @@ class PartReader:
         return self._piece.read(_LENGTHS)
 
     def read_terms(self, start: int, end: int) -> tuple[Array, Array, Array]:
-        """Return (terms [start, end) concatenated, end of each, number of postings of each)."""
+        """Return the terms [start, end): concatenated, the end of each, and each one's number of
+        postings.
+        """
         term_ends = self._read_ends(_TERM_ENDS, start, end)
         text = self._piece.read(_TEXT, int(term_ends[0]), int(term_ends[-1]))
         return text, term_ends[1:] - term_ends[0], np.diff(self._read_ends(_ENDS, start, end))
@@ -125,7 +127,7 @@ class PartReader:
         """Close the piece."""
         self._piece.close()
 
-    def _read_ends(self, array: int, first_item: int, end_item: int) -> Array:
+    def _read_ends(self, array_number: int, first_item: int, end_item: int) -> Array:
         """Return the ends of items [first_item - 1, end_item), where the end of item -1 is 0."""
-        ends = self._piece.read(array, max(first_item - 1, 0), end_item)
+        ends = self._piece.read(array_number, max(first_item - 1, 0), end_item)
         return ends if first_item else np.concatenate([np.zeros(1, ends.dtype), ends])

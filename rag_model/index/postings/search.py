@@ -31,8 +31,8 @@ from rag_model.index.postings.part import encode_term_ids
 from rag_model.index.postings.selective_search import SelectiveSearch
 
 Ints = npt.NDArray[np.int64]
-_MAX_CACHED_TERMS = 100_000  # maximum number of terms in an index's cache
-_SCORE_UNITS = float(1 << 32)  # units in a score of 1
+_MAX_CACHED_TERMS = 100_000  # maximum number of terms whose lists' locations an index caches
+_SCORE_UNITS = float(1 << 32)  # score units in a BM25 score of 1
 _MAX_QUERY_WEIGHT = 1e6  # maximum weight of a query's term, so that sums fit into 63 bits
 
 
@@ -42,7 +42,7 @@ class QueryTerms:
 
     # (t, 3) number of postings, start and end of each term's list; 0 if no passage has the term
     lists: Ints
-    # (t,) factor of each term, above 0, in units; it is multiplied by a posting's contribution
+    # (t,) factor of each term, above 0, in score units; it is multiplied by a contribution
     factors: npt.NDArray[np.float64]
     ends: Ints  # (q,) end of each query's terms
 
@@ -78,7 +78,7 @@ class PostingsIndex:
             query_terms: the terms of all queries.
             k: 1 <= k <= n.
             weighting: the weighting of the postings.
-            units_per_score: number of the factors' units that make a score of 1.
+            units_per_score: number of the factors' score units that make a score of 1.
             skip: False reads every posting, with the same result.
 
         Raises:
@@ -160,9 +160,9 @@ class PostingsIndex:
         return hit_counts
 
     def _fill_best(self, query_terms: QueryTerms, weighting: Weighting, skip: bool, scores: Ints, rows: Ints) -> Ints:
-        """Fill in the best scores, in units, and rows of each query.
+        """Fill in the best scores, in score units, and rows of each query.
 
-        Return the number of hits of each.
+        Return the number of hits of each query.
         """
         if skip and self._list_cache.has_capacity(query_terms.lists):
             hit_counts = self._list_cache.search(
@@ -325,9 +325,9 @@ class ImpactIndex(PostingsIndex):
         return self.rank(query_terms, k, IMPACT, QUERY_UNITS * self.file.layout.scale, skip=skip)
 
     def select_terms(self, queries: Vectors, max_terms: int | None = None) -> tuple[Ints, Ints]:
-        """Return the terms to look up and their weights in units, both (q, l) int64.
+        """Return the terms to look up and their weights in multiples of 1/4096, both (q, l) int64.
 
-        Padding has 0 units.
+        Padding has weight 0.
 
         Raises:
             UsageError: a query has invalid terms or weights.
@@ -351,9 +351,9 @@ class ImpactIndex(PostingsIndex):
 
 
 def quantize_queries(queries: Vectors) -> tuple[Ints, Ints]:
-    """Return the terms of queries and their weights in units, both (q, l) int64.
+    """Return the terms of queries and their weights in multiples of 1/4096, both (q, l) int64.
 
-    Padding has 0 units.
+    Padding has weight 0.
 
     Raises:
         UsageError: a term is not the number of a vocabulary entry, or a weight is negative, not

@@ -36,6 +36,7 @@ _MIN_OPTIONAL_BYTES = 64 << 10  # a list with fewer bytes to download is require
 _MAX_OPTIONAL_SHARE = 0.1
 # maximum bytes of optional lists that a query downloads for later queries
 _MAX_COMPLETED_BYTES = 1 << 20
+# header of a block; see `lists`
 _HEADER = np.dtype([("last_row", "<u4"), ("bytes", "<u2"), ("weight", "u1"), ("length", "<u2")])
 Ints = npt.NDArray[np.int64]
 Ranges = list[tuple[int, int]]  # (begin, end) offsets in the section of the lists
@@ -54,7 +55,7 @@ class SelectiveSearch:
         Args:
             file: the inverted index, of which only byte ranges are read.
             lists: (t, 3) number of postings, start and end of each term's list.
-            factors: (t,) factor of each term, in units.
+            factors: (t,) factor of each term, in score units.
             k: number of hits.
             completed_ends: for optional lists of earlier queries, start of the list -> end of the
                 downloaded part; shared by the searches of an index, and updated.
@@ -137,7 +138,7 @@ class SelectiveSearch:
         return self._list_blocks(headers)
 
     def rank(self, weighting: Weighting, scores: Ints, rows: Ints) -> int | None:
-        """Fill in the best scores, in units, and rows, and return their number.
+        """Fill in the best scores, in score units, and rows, and return their number.
 
         Return None if `find_candidates` returned all lists, which are then searched with
         `maxscore`.

@@ -1,7 +1,7 @@
 """Inspect an index file: links and reachability of graphs, list sizes, quantization error, and fit.
 
-The statistics explain the recall of an index. The statistics are read from the memory-mapped file,
-so any file that faiss wrote can be inspected, with a few bytes of memory per node.
+The statistics explain the recall of an index. They are read from the memory-mapped file, so any
+file that faiss wrote can be inspected, with a few bytes of memory per node.
 
 The *fit* says whether a trained file still fits a changed corpus. Cells, centroids and codes are
 trained once on a sample and kept while a corpus grows, so that the pieces of unchanged parts stay
@@ -26,56 +26,65 @@ import numpy.typing as npt
 from rag_model.errors import InputError
 from rag_model.index.files.engine import FaissIndex, Metric, Rows, Vectors, faiss
 from rag_model.index.files.vectors import VectorFiles, VectorRows, draw_rows, find_equal_rows, map_vectors, open_vectors
-from rag_model.index.graphs.graph import BLOCK
+from rag_model.index.graphs.graph import BLOCK_NODES
 from rag_model.index.graphs.graph_file import GraphFile
 from rag_model.index.graphs.reach import ReachabilityTree
 from rag_model.index.quality.results import GraphStats, IndexHealth, ListStats
 from rag_model.index.search import open_index
 
-FIT_VERSION = 4  # version of the fit; increase it when results for the same vectors change
+FIT_VERSION = 4  # version of the fit's rules: increase it when the same vectors give another fit
 SAMPLE_VECTORS = 4_096  # size of each sample: a mean is then exact to one percent
 _SAMPLE_ROWS = 1_000  # number of decoded rows: the mean error is then exact to a few percent
 
 
 @dataclass(frozen=True, slots=True)
 class FitSample:
-    """Samples of vectors: each is (m, d) float32, with m <= `SAMPLE_VECTORS`."""
+    """Samples of the vectors of a corpus and of the parent's corpus.
+
+    Each sample is (m, d) float32, with m <= `SAMPLE_VECTORS`.
+    """
 
     new_vectors: Vectors  # vectors that the parent does not have
     old_vectors: Vectors  # vectors that the parent has
     changed_vectors: Vectors  # vectors of the changed parts, new and old together
 
 
-def sample_changes(changed: Sequence[tuple[Path, Sequence[Path]]], same: Sequence[Path], seed: int) -> FitSample:
+def sample_changes(
+    changed_files: Sequence[tuple[Path, Sequence[Path]]], unchanged_files: Sequence[Path], seed: int
+) -> FitSample:
     """Draw samples of new and old vectors by seed.
 
     Args:
-        changed: at least one `.npy` file, each with the parent's files of the same range; a row
-            that is in one of the parent's files is old.
-        same: unchanged `.npy` files, of which only the sampled rows are read.
+        changed_files: at least one `.npy` file, each with the parent's files of the same range;
+            a row that is in one of the parent's files is old.
+        unchanged_files: unchanged `.npy` files, of which only the sampled rows are read.
         seed: the seed of the samples.
 
     Raises:
         InputError: a file is damaged, or a row holds a NaN or an infinity.
     """
-    files = VectorFiles([path for path, _ in changed])
-    is_old = np.concatenate([find_common_rows(path, previous_paths) for path, previous_paths in changed])
+    files = VectorFiles([path for path, _ in changed_files])
+    is_old = np.concatenate([find_common_rows(path, previous_paths) for path, previous_paths in changed_files])
     new_rows, old_rows = np.flatnonzero(~is_old), np.flatnonzero(is_old)
     new_vectors = files.read_rows(new_rows[draw_rows(len(new_rows), SAMPLE_VECTORS, seed)])
     changed_vectors = files.read_rows(draw_rows(files.n, SAMPLE_VECTORS, seed))
-    same_files = open_vectors(same, dim=files.dim) if same else None
+    unchanged_vectors = open_vectors(unchanged_files, dim=files.dim) if unchanged_files else None
     # Old rows are numbered across the changed files first, and then across the unchanged ones.
-    sampled_positions = draw_rows(len(old_rows) + (same_files.n if same_files else 0), SAMPLE_VECTORS, seed)
-    changed_positions, same_positions = np.split(sampled_positions, [np.searchsorted(sampled_positions, len(old_rows))])
+    sampled_positions = draw_rows(
+        len(old_rows) + (unchanged_vectors.n if unchanged_vectors else 0), SAMPLE_VECTORS, seed
+    )
+    changed_positions, unchanged_positions = np.split(
+        sampled_positions, [np.searchsorted(sampled_positions, len(old_rows))]
+    )
     old_vectors = [files.read_rows(old_rows[changed_positions])]
-    old_vectors += [same_files.read_rows(same_positions - len(old_rows))] if same_files else []
+    old_vectors += [unchanged_vectors.read_rows(unchanged_positions - len(old_rows))] if unchanged_vectors else []
     return FitSample(new_vectors, np.concatenate(old_vectors), changed_vectors)
 
 
-def find_common_rows(path: Path, others: Sequence[Path]) -> npt.NDArray[np.bool_]:
-    """Return whether each row of a `.npy` file is in one of the others."""
+def find_common_rows(path: Path, other_paths: Sequence[Path]) -> npt.NDArray[np.bool_]:
+    """Return an (n,) mask of the rows of a `.npy` file that are in one of the `other_paths`."""
     is_common = np.zeros(len(map_vectors(path)), np.bool_)
-    for other_path in others:
+    for other_path in other_paths:
         is_common |= find_equal_rows(path, other_path) >= 0
     return is_common
 
@@ -111,8 +120,8 @@ def compute_graph_stats(path: Path) -> GraphStats:
     graph_file = GraphFile.open(path)
     degrees = np.zeros(graph_file.width + 1, np.int64)
     is_linked = np.zeros(graph_file.n, bool)
-    for first_node in range(0, graph_file.n, BLOCK):
-        nodes = np.arange(first_node, min(first_node + BLOCK, graph_file.n))
+    for first_node in range(0, graph_file.n, BLOCK_NODES):
+        nodes = np.arange(first_node, min(first_node + BLOCK_NODES, graph_file.n))
         bottom_links = graph_file.read_links(nodes)
         # (m, 2M) -> (m,) -> (2M + 1,)
         degrees += np.bincount((bottom_links >= 0).sum(axis=1), minlength=len(degrees))
@@ -204,5 +213,6 @@ def inspect_index(path: Path, vectors: VectorRows | None = None) -> IndexHealth:
         raise InputError(f"{path} holds {n} x {file.dim} vectors, not {vectors.n} x {vectors.dim}: build it again")
     quantization_error = None if vectors is None else measure_quantization_error(file.faiss_index, vectors)
     list_stats = compute_list_stats(file.faiss_index) if kind == "ivf" else None
-    del file  # an open graph holds 12 bytes per node, and its statistics are read from the file
+    # Free 12 bytes per node of an open graph, because the statistics are read from the file.
+    del file
     return IndexHealth(kind, n, compute_graph_stats(path) if kind == "hnsw" else None, list_stats, quantization_error)

@@ -18,10 +18,10 @@ Recalls = npt.NDArray[np.float64]  # (q,): the recall of each query, in [0, 1]
 
 # Relative tolerance at the k-th score, because float32 sums depend on the order of summation.
 _TIE_TOLERANCE = 1e-5
-_MIN_NEW_VECTORS = 32  # with fewer new vectors, the mean is too uncertain
-# tolerated increase of a loss in addition to `drift`: codes have this much less error on their own
-# training vectors
-_SLACK = 0.02
+_MIN_NEW_VECTORS = 32  # with fewer new vectors, their mean loss and recall are too uncertain
+# Tolerated increase of a loss in addition to `drift`, because codes have this much less error on
+# their own training vectors.
+_LOSS_SLACK = 0.02
 # accepted difference between the recall of old and new vectors: three times the random error
 _MAX_RECALL_LOSS = 0.1
 # An imbalance that is always accepted: a build splits larger cells until they are below this
@@ -115,10 +115,10 @@ class GraphStats:
 class ListStats:
     """Statistics that tell how evenly the vectors are distributed over the inverted lists."""
 
-    lists: int
+    lists: int  # number of lists
     # number of lists of size 0, 1, 2-3, 4-7, …: item i > 0 counts sizes in [2^(i-1), 2^i)
     sizes: tuple[int, ...]
-    largest: int
+    largest: int  # number of vectors in the largest list
     # lists * sum(size^2) / n^2: the vectors that a search reads, relative to lists of equal size
     imbalance: float
 
@@ -211,7 +211,7 @@ class FitResult:
         if self.rows < _MIN_NEW_VECTORS:
             return None
         for name, (changed_loss, training_loss) in self.losses.items():
-            if changed_loss > drift * training_loss + _SLACK:
+            if changed_loss > drift * training_loss + _LOSS_SLACK:
                 return (
                     f"the loss of {name} is {changed_loss:.3f} with {self.rows:,} new vectors, "
                     f"and {training_loss:.3f} for the training vectors"

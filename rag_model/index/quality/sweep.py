@@ -17,7 +17,7 @@ from rag_model.index.quality.results import (
 from rag_model.index.search import FaissFileIndex
 
 _MIN_RUNS = 3  # the fastest run counts, because other processes only slow a run down
-# minimum total of all runs: other processes could slow down the whole of a short run
+# minimum total time of all runs, because other processes could slow down the whole of a short run
 _MIN_SECONDS = 0.02
 
 
@@ -33,14 +33,14 @@ class VectorQuerySet:
     score: ExactScore | None = None  # computes exact scores, for ties that continue beyond `rows`
 
     @classmethod
-    def from_exact_search(cls, exact: ExactIndex, vectors: Vectors, k: int) -> Self:
+    def from_exact_search(cls, exact_index: ExactIndex, vectors: Vectors, k: int) -> Self:
         """Find the true neighbours of `vectors` by exact search.
 
         Raises:
             UsageError: the vectors or `k` do not fit the index.
         """
-        scores, exact_rows = exact.search(vectors, max(k, min(2 * k, exact.n)))
-        return cls(vectors, k, scores, exact_rows, lambda queries, rows: exact.score(vectors[queries], rows))
+        scores, exact_rows = exact_index.search(vectors, max(k, min(2 * k, exact_index.n)))
+        return cls(vectors, k, scores, exact_rows, lambda queries, rows: exact_index.score(vectors[queries], rows))
 
     def take_first(self, n: int) -> Self:
         """Return the first `n` queries."""

@@ -32,8 +32,8 @@ from rag_model.index.recipe import VectorPlan
 from rag_model.index.search import FaissFileIndex, open_index
 
 # largest efSearch: a graph that misses its target with this value is damaged
-MAX_CANDIDATES = 2_048
-MAX_LISTS = 4_096  # largest nprobe: finding so many lists costs as much as reading them
+MAX_EF_SEARCH = 2_048
+MAX_NPROBE = 4_096  # largest nprobe: finding so many lists costs as much as reading them
 REFINE_FACTORS = (1, 2, 4, 8, 16, 32)  # values of refine: this many times k candidates are reranked
 # accepted loss of the best possible recall, if the target cannot be reached
 CEILING_TOLERANCE = 0.005
@@ -41,9 +41,9 @@ _CODES_PER_CANDIDATE = 16  # codes that a graph search compares per candidate (e
 _CODES_PER_VECTOR = 8  # codes read in the time of one vector of the refinement
 
 RecallFunction = Callable[[int], float]  # returns the mean recall over the queries for a setting
-DEPTH = 20  # number of neighbours searched per query
+QUERY_DEPTH = 20  # number of neighbours searched per query
 _MAX_QUERIES = 1_000  # enough to distinguish recalls that differ by .005
-_MIN_QUERIES = 100
+_MIN_QUERIES = 100  # minimum number of queries, even if they exceed `_MAX_PRODUCTS`
 _MAX_PRODUCTS = 4e11  # maximum multiplications of exact search: half a minute on two cores
 
 
@@ -55,7 +55,7 @@ class _SearchGrid:
     An index without a refinement has the factor 0.
     """
 
-    name: str
+    name: str  # efSearch or nprobe
     minimum: int
     maximum: int
     refine_factors: tuple[int, ...] = (0,)
@@ -117,8 +117,8 @@ def _build_grid(index: FaissFileIndex, k: int) -> _SearchGrid:
         else (0,)
     )
     if index.structure == "hnsw":
-        return _SearchGrid("efSearch", k, max(k, min(MAX_CANDIDATES, index.n)), factors)
-    return _SearchGrid("nprobe", 1, min(MAX_LISTS, index.lists), factors)
+        return _SearchGrid("efSearch", k, max(k, min(MAX_EF_SEARCH, index.n)), factors)
+    return _SearchGrid("nprobe", 1, min(MAX_NPROBE, index.lists), factors)
 
 
 def _find_cheapest(
@@ -226,7 +226,7 @@ def evaluate_index(
         plan: the plan of the build.
         vectors: the `.npy` files that it was built from, in order.
         queries: (q, d) float32; the default is up to 1,000 vectors of the index, drawn by the
-    plan's seed.
+            plan's seed.
 
     Raises:
         InputError: the index or a vector file is damaged.
@@ -235,7 +235,7 @@ def evaluate_index(
     query_vectors = queries
     if query_vectors is None:
         query_vectors = sample_vectors(vectors, plan.n, plan.d, _count_affordable_queries(plan), plan.seed + 1)
-    index, k = open_index(path), min(DEPTH, plan.n)
+    index, k = open_index(path), min(QUERY_DEPTH, plan.n)
     query_set = VectorQuerySet.from_exact_search(ExactIndex(vectors, plan.metric), query_vectors, k)
     search_parameters, note = dict(plan.search), ""
     if plan.recall_target is not None:

@@ -27,16 +27,16 @@ from rag_model.index.files.engine import FaissIndex, Vectors, faiss
 from rag_model.index.files.tensors import TensorStream, read_tensors, write_tensors
 from rag_model.index.recipe import POINTS_PER_LIST
 
-NAME = "MaxSim"
-_FACTORY_PATTERN = re.compile(NAME + r"(?:,(?:Bits(?P<bits>\d+)|PQ(?P<pieces>\d+)(?P<narrow>x4)?))?")
-_BITS = (1, 2, 4, 8)
+FACTORY_NAME = "MaxSim"
+_FACTORY_PATTERN = re.compile(FACTORY_NAME + r"(?:,(?:Bits(?P<bits>\d+)|PQ(?P<pieces>\d+)(?P<narrow>x4)?))?")
+_BITS_CHOICES = (1, 2, 4, 8)  # bits per component of `ResidualBits`
 Array = npt.NDArray[Any]
-_ROUNDS = 8  # rounds of k-means; ColBERTv2's code has 4
+_KMEANS_ROUNDS = 8  # rounds of k-means; ColBERTv2's code has 4
 # Number of tokens from whose residuals the quantiles are computed: 8 million numbers at 128
 # dimensions.
 _SAMPLE_TOKENS = 1 << 16
-_WEIGHT_COUNTS = (2, 4, 16, 256)  # numbers of weights: codes of 1, 2, 4 or 8 bits fill bytes
-_BLOCK = 1 << 14  # number of tokens that are encoded at a time
+_WEIGHT_COUNTS = (2, 4, 16, 256)  # valid numbers of weights, for codes of 1, 2, 4 or 8 bits
+_BLOCK_TOKENS = 1 << 14  # number of tokens that are encoded at a time
 _POINTS_PER_CENTROID = 256  # training tokens per centroid of a sub-quantizer, as in faiss
 
 
@@ -67,8 +67,8 @@ def choose_sample_size(n_tokens: int) -> int:
 
 
 def choose_centroid_count(n_tokens: int, n_samples: int) -> int:
-    """Return the ideal number of centroids, or the largest power of two that the sample can train
-    if that is less.
+    """Return the number of centroids for n tokens: the ideal one, or the largest power of two that
+    the sample can train if that is less.
     """
     max_count = max(1, n_samples // POINTS_PER_LIST)
     return min(compute_ideal_centroid_count(n_tokens), 1 << (max_count.bit_length() - 1))
@@ -83,7 +83,7 @@ def train_centroids(sample: Vectors, count: int, seed: int) -> Vectors:
     kmeans = faiss.Kmeans(
         sample.shape[1],
         count,
-        niter=_ROUNDS,
+        niter=_KMEANS_ROUNDS,
         seed=1 + seed,
         spherical=True,
         min_points_per_centroid=1,
@@ -124,7 +124,7 @@ class ResidualBits:
 
     centroids: Vectors  # (K, d)
     cutoffs: npt.NDArray[np.float32]  # (2^b - 1,) ascending
-    weights: npt.NDArray[np.float32]  # (2^b,)
+    weights: npt.NDArray[np.float32]  # (2^b,) decoded component of each code
 
     @classmethod
     def train(cls, sample: Vectors, centroids: Vectors, bits: int) -> Self:
@@ -172,8 +172,8 @@ class ResidualBits:
         ids = assign_centroids(self.centroids, vectors)
         codes = np.empty((len(vectors), self.width), np.uint8)
         shifts = np.arange(8 // self.bits, dtype=np.uint8) * np.uint8(self.bits)
-        for first_vector in range(0, len(vectors), _BLOCK):
-            block = slice(first_vector, first_vector + _BLOCK)
+        for first_vector in range(0, len(vectors), _BLOCK_TOKENS):
+            block = slice(first_vector, first_vector + _BLOCK_TOKENS)
             buckets = np.searchsorted(self.cutoffs, vectors[block] - self.centroids[ids[block]]).astype(np.uint8)
             # (t, d) -> (t, width, 8 / b) -> (t, width)
             codes[block] = (buckets.reshape(len(buckets), self.width, -1) << shifts).sum(2, dtype=np.uint8)
@@ -197,14 +197,14 @@ class ResidualBits:
 class ResidualProducts:
     """A product quantizer of the residual with M sub-quantizers (Jégou et al. 2011).
 
-    Each sub-vector of the residual is replaced by one of 2^b learned vectors. At equal bytes it
-    loses less than `ResidualBits`, which ignores correlations between components, and spends as
-    many bits on components that hardly vary as on all others.
+    Each sub-vector of the residual is replaced by one of 2^b learned vectors. At equal bytes this
+    loses less than `ResidualBits`, because that codec ignores correlations between components, and
+    spends as many bits on components that hardly vary as on all others.
     """
 
     centroids: Vectors  # (K, d)
     codebooks: Vectors  # (M, 2^b, d / M)
-    quantizer: FaissIndex = field(repr=False, compare=False)
+    quantizer: FaissIndex = field(repr=False, compare=False)  # faiss's, with the codebooks
 
     @classmethod
     def train(cls, sample: Vectors, centroids: Vectors, n_pieces: int, bits: int) -> Self:
@@ -275,17 +275,17 @@ Codec = ResidualBits | ResidualProducts
 
 @dataclass(frozen=True, slots=True)
 class CodecFormat:
-    """The codec that a factory string describes."""
+    """The type and the size of the codec that a factory string describes."""
 
     bits: int | None = None  # bits per component, by quantiles; None for a product quantizer
     pieces: int = 0  # number of sub-quantizers of the product quantizer
-    piece_bits: int = 8
+    piece_bits: int = 8  # bits of a sub-quantizer's code
 
     def __str__(self) -> str:
         """Return the factory string."""
         if self.bits:
-            return f"{NAME},Bits{self.bits}"
-        return f"{NAME},PQ{self.pieces}{'x4' if self.piece_bits == 4 else ''}"
+            return f"{FACTORY_NAME},Bits{self.bits}"
+        return f"{FACTORY_NAME},PQ{self.pieces}{'x4' if self.piece_bits == 4 else ''}"
 
     def width(self, d: int) -> int:
         """Return the bytes of a residual's code."""
@@ -299,8 +299,8 @@ class CodecFormat:
 
 
 def is_token_factory(factory: str) -> bool:
-    """Whether a factory string describes a token-vector index."""
-    return factory.partition(",")[0] == NAME
+    """Return whether a factory string describes a token-vector index."""
+    return factory.partition(",")[0] == FACTORY_NAME
 
 
 def parse_codec_factory(factory: str, d: int | None = None) -> CodecFormat:
@@ -314,7 +314,7 @@ def parse_codec_factory(factory: str, d: int | None = None) -> CodecFormat:
         raise UsageError(f"{factory!r} is not a codec of token vectors: use MaxSim, MaxSim,Bits2 or MaxSim,PQ32")
     if match["bits"]:
         codec_format = CodecFormat(bits=int(match["bits"]))
-        if codec_format.bits not in _BITS or (d is not None and d * codec_format.bits % 8):
+        if codec_format.bits not in _BITS_CHOICES or (d is not None and d * codec_format.bits % 8):
             raise UsageError(f"{factory} does not fill bytes: use 1, 2, 4 or 8 bits, and a multiple of 8 dimensions")
         return codec_format
     n_pieces = int(match["pieces"] or (find_largest_divisor(d, d // 4) or 1 if d else 0))

@@ -1,6 +1,7 @@
-"""The index kind `tokens`: encoded token vectors, ranked by MaxSim: all of them, or candidates of
-other indexes. The kind's stages train the codec, encode each part, and concatenate the codes as a
-stream.
+"""The index kind `tokens`: encoded token vectors, ranked by MaxSim.
+
+A search ranks all passages, or the candidates of other indexes. The kind's stages train the codec,
+encode each part, and concatenate the codes as a stream.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -50,8 +51,9 @@ from rag_model.index.tokens.codec import (
 )
 from rag_model.index.tokens.search import TokenIndexFile, maxsim
 
-_LENGTHS, _IDS, _CODES = range(3)  # arrays of a piece
-_BLOCK = 1 << 18  # number of tokens that are copied at a time
+# Arrays of a piece: number of tokens of each passage, and centroid id and code of each token.
+_LENGTHS, _IDS, _CODES = range(3)
+_BLOCK_TOKENS = 1 << 18  # number of tokens that are copied at a time
 TOKENS_PER_PASSAGE = 120  # tokens of 100 words and a title, without punctuation, for estimates
 # Measured on 1,581 paragraphs (a MiniLM without training, 128 dimensions): of the best 20, PQ32
 # keeps .84, Bits2 .69.
@@ -60,7 +62,7 @@ _RECALL_FLOOR = RecallFloor(mean=0.60, p5=0.25)
 _MULTIPLY_RATE = 4e10
 _MERGE_RATE = 5e7  # bytes of codes that one core copies per second
 _DEFAULT_PART_ROWS = 1 << 16  # assumed rows of a part if they are unknown
-_KMEANS_ROUNDS = 20  # rounds of the centroids and of the codes together
+_KMEANS_ROUNDS = 20  # rounds of k-means for the centroids and the codes together
 
 
 class TokenRows:
@@ -131,8 +133,8 @@ def compute_reconstruction_loss(codec: Codec, vectors: Vectors) -> float:
 
 def _iter_blocks(pieces: Sequence[PieceReader], array_number: int) -> Iterator[Array]:
     for piece in pieces:
-        for first_row in range(0, piece.count_rows(array_number), _BLOCK):
-            yield piece.read(array_number, first_row, min(first_row + _BLOCK, piece.count_rows(array_number)))
+        for first_row in range(0, piece.count_rows(array_number), _BLOCK_TOKENS):
+            yield piece.read(array_number, first_row, min(first_row + _BLOCK_TOKENS, piece.count_rows(array_number)))
 
 
 class TokenKind(UnshardedKind[TokenPlan]):
@@ -148,7 +150,7 @@ class TokenKind(UnshardedKind[TokenPlan]):
     VERSION: ClassVar[int] = 2
 
     def takes(self, factory: str) -> bool:
-        """Whether a factory string describes a token-vector index."""
+        """Return whether a factory string describes a token-vector index."""
         return is_token_factory(factory)
 
     def check(self, recipe: IndexRecipe) -> None:
@@ -243,11 +245,11 @@ class TokenKind(UnshardedKind[TokenPlan]):
         plan: TokenPlan,
         trained: Path,
         losses: Mapping[str, float],
-        changed: Sequence[tuple[Path, Sequence[Path]]],
-        same: Sequence[Path],
+        changed_files: Sequence[tuple[Path, Sequence[Path]]],
+        unchanged_files: Sequence[Path],
     ) -> FitResult:
         """Compare the losses of the changed parts' tokens and of the training sample."""
-        vectors = TokenRows([path for path, _ in changed], plan.d).sample(SAMPLE_VECTORS, plan.seed)
+        vectors = TokenRows([path for path, _ in changed_files], plan.d).sample(SAMPLE_VECTORS, plan.seed)
         if not len(vectors):
             return FitResult(0, {})
         current_losses = self.losses(plan, trained, vectors)
@@ -278,7 +280,7 @@ class TokenKind(UnshardedKind[TokenPlan]):
         return IndexMeasurement(compute_recall(approximate_rows, exact_rows, scores, k), metrics=metrics)
 
     def check_search(self, entry: IndexEntry, parameters: Mapping[str, Any]) -> None:
-        """Reject every parameter, because all rows are compared."""
+        """Refuse every parameter, because a search compares all rows."""
         check_search_parameters(parameters, ())
 
     def floor(self, factory: str) -> RecallFloor:

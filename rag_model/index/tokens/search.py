@@ -25,8 +25,9 @@ from rag_model.index.files.tensors import Array, read_tensors
 from rag_model.index.recipe import check_search_parameters
 from rag_model.index.tokens.codec import Codec, create_codec
 
-_TILE_VALUES, _MIN_TILE_TOKENS = 1 << 19, 1 << 9  # number of similarities in a tile of 2 MB
-_BLOCK = 1 << 16  # number of tokens that are decoded at a time: 32 MB at 128 dimensions
+_TILE_VALUES = 1 << 19  # similarities in a tile of 2 MB
+_MIN_TILE_TOKENS = 1 << 9  # minimum tokens of a tile, if the queries have many tokens
+_BLOCK_TOKENS = 1 << 16  # number of tokens that are decoded at a time: 32 MB at 128 dimensions
 _QUERIES_PER_BLOCK = 32  # number of queries that share the decoding of a block
 
 
@@ -40,12 +41,12 @@ def maxsim(queries: Vectors, vectors: Vectors, offsets: Offsets) -> Vectors:
     """
     q, query_length, d = queries.shape
     query_tokens, lengths = queries.reshape(q * query_length, d), np.diff(offsets)
-    non_empty = np.flatnonzero(lengths)
+    nonempty_passages = np.flatnonzero(lengths)
     scores = np.full((q, len(lengths)), -np.inf, np.float32)
     # The similarities of a tile stay in the cache until their maxima are taken.
     tile_tokens = max(_MIN_TILE_TOKENS, _TILE_VALUES // max(1, len(query_tokens)))
-    for tile in iter_token_blocks(lengths[non_empty], tile_tokens):
-        passages = non_empty[tile]
+    for tile in iter_token_blocks(lengths[nonempty_passages], tile_tokens):
+        passages = nonempty_passages[tile]
         start, end = offsets[passages[0]], offsets[passages[-1] + 1]
         similarities = query_tokens @ vectors[start:end].T  # (q l, d) @ (d, t) -> (q l, t)
         # Reducing along rows takes a fifth of the time of reducing along columns.
@@ -163,7 +164,7 @@ class TokenIndexFile:
 
     def _iter_blocks(self, rows: Rows) -> Iterator[slice]:
         """Yield ranges of `rows` with about a block of tokens each."""
-        return iter_token_blocks(self._offsets[rows + 1] - self._offsets[rows], _BLOCK)
+        return iter_token_blocks(self._offsets[rows + 1] - self._offsets[rows], _BLOCK_TOKENS)
 
     def _check_queries(self, queries: Vectors) -> None:
         if queries.ndim != 3 or queries.shape[2] != self.dim:

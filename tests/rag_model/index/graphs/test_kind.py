@@ -542,7 +542,7 @@ def test_a_redacted_index_has_no_trace_of_removed_vectors(metric: Metric, make_v
         members, sources = unpack_slices(slices, 32)
         check_similarities(shard.lists, members.vectors, members.vectors, metric)
         check_similarities(shard.crossings.out, sources.vectors, members.vectors, metric)
-        into = np.repeat(np.arange(len(members.vectors)), np.diff(shard.crossings.begins))
+        into = np.repeat(np.arange(len(members.vectors)), np.diff(shard.crossings.into_starts))
         check_similarities(shard.crossings.into[:, None], members.vectors[into], sources.vectors, metric)
         np.testing.assert_array_equal(shard.history.members, members.digests)
         np.testing.assert_array_equal(shard.history.sources, sources.digests)

@@ -143,7 +143,7 @@ def test_updates_have_the_same_bytes_with_any_number_of_threads(make_vectors: Ma
             has_turn = np.arange(900) % 32 == 0
             changes = old_members, reordered, updated, members, sources[::-1], has_turn
             crossing = update_cross_links(plan, links, graph.lists, *changes)
-        arrays = (updated.lists, crossing.out, crossing.begins, crossing.into)
+        arrays = (updated.lists, crossing.out, crossing.into_starts, crossing.into)
         results.add(b"".join(array.tobytes() for array in arrays))
     assert len(results) == 1
 
@@ -216,7 +216,7 @@ def check_crossing(
     tolerance: float,
 ) -> None:
     """Check the form of cross links, and that they reach nearly as many nearest members as new ones."""
-    assert (len(links.out), len(links.begins)) == (len(sources), len(vectors) + 1)
+    assert (len(links.out), len(links.into_starts)) == (len(sources), len(vectors) + 1)
     targets, present = unpack_links(links.out), links.out != NO_LINK
     assert present[:, 0].all() or not len(vectors)
     assert all(len(set(row[row >= 0])) == (row >= 0).sum() for row in targets)
@@ -230,7 +230,7 @@ def check_crossing(
         )
         assert (scores == best).mean() >= (fresh_scores == best).mean() - tolerance
     into = unpack_links(links.into)
-    members = np.repeat(np.arange(len(vectors)), np.diff(links.begins))
+    members = np.repeat(np.arange(len(vectors)), np.diff(links.into_starts))
     assert (targets[into] == members[:, None]).any(axis=1).all()
 
 

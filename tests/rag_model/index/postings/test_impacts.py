@@ -83,7 +83,7 @@ def test_results_across_windows_of_rows_do_not_depend_on_skipping(
     for max_words in (0.25, 0.0):  # with and without bits of rows
         monkeypatch.setattr(decoded_search, "_MAX_WORDS_PER_POSTING", max_words)
         index = ImpactIndex(PostingsFile(path), {})
-        assert index.n > 3 * decoded_search.WINDOW
+        assert index.n > 3 * decoded_search.WINDOW_ROWS
         for terms, k in ((2, 1), (6, 10), (30, 100), (100, 5_000)):
             queries = questions(12, 4_000, terms)
             scores, rows = index.search(queries, k)

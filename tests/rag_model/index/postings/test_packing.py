@@ -2,7 +2,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rag_model.index.postings.dictionary import GROUP, DictionaryWriter, find_terms
+from rag_model.index.postings.dictionary import GROUP_TERMS, DictionaryWriter, find_terms
 from rag_model.index.postings.packing import BLOCK, PADDING, SCRATCH_SIZE, decode_block, encode_block
 
 GAPS = st.one_of(st.integers(0, 3), st.integers(0, 2**14), st.integers(0, 2**24))
@@ -85,7 +85,7 @@ def test_a_dictionary_finds_its_terms_and_no_others(terms: set[bytes], other_ter
         output = writer.write_terms(np.frombuffer(b"".join(batch), np.uint8), ends, counts, counts + 199)
         buffers = [buffer + addition for buffer, addition in zip(buffers, output, strict=True)]
     data, groups = np.frombuffer(buffers[0], np.uint8), np.frombuffer(buffers[1], np.int64).reshape(-1, 2)
-    assert len(groups) == -(-len(terms) // GROUP)
+    assert len(groups) == -(-len(terms) // GROUP_TERMS)
     queries = [*entries, *other_terms]
-    results = [tuple(row) for row in find_terms(queries, data, groups, writer.terms).tolist()]
+    results = [tuple(row) for row in find_terms(queries, data, groups, writer.n_terms).tolist()]
     assert results == [entries.get(term, (0, 0, 0)) for term in queries]

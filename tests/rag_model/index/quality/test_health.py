@@ -61,7 +61,7 @@ def find_reachable(index: Any) -> set[int]:
 def test_graph_stats_count_every_link(
     block: int, make_vectors: Make, write: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(health, "BLOCK", block)
+    monkeypatch.setattr(health, "BLOCK_NODES", block)
     index = build_faiss("HNSW4", make_vectors(300))
     links = view_links(index)
     for node in (17, 200):  # no node links to these any more
