@@ -496,11 +496,12 @@ class Files:
     def _call_remote(self, method: str, path: str, *arguments: Any, **options: Any) -> Any:
         """Call a method of the file system, interruptibly; see `make_interruptible`.
 
-        Ctrl-C interrupts only the main thread, so requests of other threads look for it.
+        Ctrl-C interrupts only the main thread, so reads of other threads look for it. Writes and
+        deletions do not, because they may release a lease or finish an upload.
         """
         arguments = self._get_full_path(path), *arguments
         check = self._check
-        if check is None and threading.current_thread() is not threading.main_thread():
+        if check is None and method == "cat_file" and threading.current_thread() is not threading.main_thread():
             check = _check_interrupt
         if check is None or self.is_local:
             return getattr(self._fs, method)(*arguments, **options)
