@@ -39,7 +39,7 @@ _FLOAT_BYTES = 4  # bytes per float32
 # Attribute of each DPR class that holds its encoder.
 DPR_ENCODERS = {"DPRContextEncoder": "ctx_encoder", "DPRQuestionEncoder": "question_encoder"}
 _GENERATOR_SUFFIXES = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
-_OTHER_TASK_SUFFIXES = ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
+_TASK_SUFFIXES = ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
 # The header of a GGUF file.
 _MAGIC, _VERSIONS = b"GGUF", (2, 3)
 _STRING, _ARRAY = 8, 9  # types of values; the other types are numbers, with these struct formats
@@ -287,7 +287,7 @@ def check_is_encoder(folder: Path) -> None:
         architecture.endswith(_GENERATOR_SUFFIXES) and not has_encoder_record
     )
     is_unsupported_dpr = config.get("model_type") == "dpr" and architecture not in DPR_ENCODERS
-    if is_generative or is_unsupported_dpr or architecture.endswith(_OTHER_TASK_SUFFIXES):
+    if is_generative or is_unsupported_dpr or architecture.endswith(_TASK_SUFFIXES):
         raise InputError(
             f"encoder {folder} is a {architecture or config.get('model_type')}, which computes no "
             "vectors for search: give a bi-encoder such as BERT, MPNet, DPR, E5 or BGE"

@@ -90,7 +90,7 @@ class BagEncoder:
         """Return the bags of passages, in order; term ids ascend, and every weight is 1."""
         ids_by_text = tokenize(self.tokenizer, list(map(self.spec.format_passage, titles, texts)))
         unique_ids_by_text = [np.unique(ids) for ids in ids_by_text]
-        term_ids_by_text = [unique_ids[self.term_mask[unique_ids]] for unique_ids in unique_ids_by_text]
+        term_ids_by_text = [ids[self.term_mask[ids]] for ids in unique_ids_by_text]
         all_ids = np.concatenate([np.zeros(0, np.int32), *term_ids_by_text]).astype(np.int32)
         return SparseVectors(
             all_ids, np.ones(len(all_ids), np.uint8), compute_offsets(np.array([*map(len, term_ids_by_text)], np.int64))

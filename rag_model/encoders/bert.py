@@ -235,8 +235,8 @@ class Bert:
             return _Affine(tensors[f"{name}.weight"], tensors[f"{name}.bias"])
 
         layers = (_Layer(*(affine(f"encoder.layer.{n}.{name}") for name in _LAYER_PARTS)) for n in range(sizes.layers))
-        word_table, position_table, token_type_table = (tensors[f"{name}.weight"] for name in _EMBEDDING_TABLES)
-        return cls(sizes, word_table, position_table, token_type_table[0], affine(_NORM), tuple(layers))
+        word_table, position_table, type_table = (tensors[f"{name}.weight"] for name in _EMBEDDING_TABLES)
+        return cls(sizes, word_table, position_table, type_table[0], affine(_NORM), tuple(layers))
 
     @property
     def dtype(self) -> torch.dtype:

@@ -39,8 +39,8 @@ PICKLE, PICKLE_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
 _HUB_PATTERNS = (*DOWNLOAD_PATTERNS, "*.md", "pytorch_model*.bin", "*/pytorch_model*.bin")
 _COPIED_SUFFIXES = {".json", ".jsonl", ".txt", ".model", ".md", ".jinja", ".metadata"}
 _COPIED_SUFFIXES |= {".safetensors"}  # from subfolders without pickled weights
-_RUNTIME_FOLDERS = {"onnx", "openvino"}  # folders of exports for other runtimes, which are not copied
-_MEMORY_BYTES = 3 << 29  # bytes that the child may allocate besides the tensors, for torch and Python
+_RUNTIME_FOLDERS = {"onnx", "openvino"}  # exports for other runtimes, which are not copied
+_MEMORY_BYTES = 3 << 29  # bytes that the child may allocate for torch and Python
 _TENSOR_COPIES = 2  # copies of a file's tensors in memory, one for reading and one for writing
 # CPU time limit per file: a constant, plus the time to read the file at a tenth of a disk's speed.
 _SECONDS, _BYTES_PER_SECOND = 120.0, 10_000_000

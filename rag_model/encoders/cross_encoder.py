@@ -136,7 +136,7 @@ class PairModel(Protocol):
 class CrossEncoder:
     """A loaded cross-encoder; create one with `load`."""
 
-    tokens: PairTokenizer
+    tokenizer: PairTokenizer
     model: PairModel
     folder: Path | None = None  # None for a model in training
 
@@ -173,7 +173,7 @@ class CrossEncoder:
         scores = np.empty(len(questions), np.float32)
         for first_pair in range(0, len(questions), _WINDOW):
             span = slice(first_pair, first_pair + _WINDOW)
-            scores[span] = self._score_window(self.tokens.encode(questions[span], titles[span], texts[span]))
+            scores[span] = self._score_window(self.tokenizer.encode(questions[span], titles[span], texts[span]))
         return scores
 
     def _score_window(self, pairs: "Sequence[Encoding]") -> Scores:
@@ -186,7 +186,7 @@ class CrossEncoder:
         return scores
 
     def _compute_logits(self, pairs: "Sequence[Encoding]") -> Scores:
-        return self.model.logits(self.tokens.pad_batch(pairs))
+        return self.model.logits(self.tokenizer.pad_batch(pairs))
 
 
 def list_cross_encoder_files(folder: Path) -> dict[str, Path]:

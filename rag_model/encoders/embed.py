@@ -83,7 +83,7 @@ class VectorFormat:
     def embed(
         self, passages: Path, out: Path, encoder: Callable[[], PassageEncoder], previous_parts: PreviousParts = ()
     ) -> EmbedStats:
-        """Write the vectors of a part; `previous_parts` with another dimension or dtype are ignored.
+        """Write the vectors of a part; ignore `previous_parts` with another dimension or dtype.
 
         Raises:
             InputError: `passages` is missing, corrupt or has too few rows, or a vector is not
@@ -191,11 +191,11 @@ def _iter_known_vectors(
         missing_rows = missing_rows[~is_in_previous]
 
 
-def _open_vectors(file: Path) -> NDArray[Any]:
+def _open_vectors(path: Path) -> NDArray[Any]:
     try:
-        vectors: NDArray[Any] = np.load(file, mmap_mode="r", allow_pickle=False)
+        vectors: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
-        raise InputError(f"vectors {file} cannot be read ({error}): compute them again") from error
+        raise InputError(f"vectors {path} cannot be read ({error}): compute them again") from error
     return vectors
 
 
@@ -203,8 +203,8 @@ def _iter_inputs(source: PassageFile, rows: NDArray[np.int64], encoder: PassageE
     """Yield the encoder inputs of ascending `rows` in windows; the last one may be shorter."""
     pending_inputs, batch_start = list[TextInput](), 0
     for batch in source.iter_batches(_COLUMNS, encoder.window):
-        first_selected, end_selected = np.searchsorted(rows, [batch_start, batch_start + len(batch)])
-        selected_rows = batch.take(pa.array(rows[first_selected:end_selected] - batch_start))
+        start, end = np.searchsorted(rows, [batch_start, batch_start + len(batch)])
+        selected_rows = batch.take(pa.array(rows[start:end] - batch_start))
         titles, texts = (selected_rows.column(name).to_pylist() for name in ("title", "text"))
         pending_inputs += [encoder.spec.format_passage(title, text) for title, text in zip(titles, texts, strict=True)]
         batch_start += len(batch)

@@ -326,7 +326,7 @@ def load_question_encoder(name: str) -> AnyEncoder:
     Raises:
         InputError: the encoder is not found, or a file is missing or corrupt.
         MissingExtraError: the model extra is not installed.
-        UsageError: `name` is a model behind an endpoint, whose encoder is stored in snapshots.
+        UsageError: `name` is a model behind an endpoint; a snapshot contains such an encoder.
     """
     if name.startswith(ENDPOINT_PREFIX):
         raise UsageError(f"the snapshots of {name} contain its encoder: omit it")

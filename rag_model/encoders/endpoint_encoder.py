@@ -491,7 +491,7 @@ def _parse_reply(body: bytes, n_texts: int) -> tuple[Vectors, int]:
     for entry_position, entry in enumerate(reply_entries):
         vectors_by_row[int(entry.get("index", entry_position))] = _parse_vector(entry["embedding"])
     if sorted(vectors_by_row) != [*range(n_texts)]:
-        raise ValueError("an index of a vector is missing or repeated")
+        raise ValueError("the `index` of a vector is missing or repeated")
     vectors = np.stack([vectors_by_row[row] for row in range(n_texts)])
     if vectors.ndim != 2 or not 0 < vectors.shape[1] <= _MAX_DIM:
         raise ValueError(f"the vectors have the shape {vectors.shape}")

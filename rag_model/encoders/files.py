@@ -158,7 +158,7 @@ def read_sentence_transformers(folder: Path) -> dict[str, Any]:
 
 
 def read_vector_settings(folder: Path, modules: Collection[str]) -> dict[str, Any]:
-    """Read `normalize` and `truncate_dim`, fields of `EncoderSpec`, of a folder with these `modules`.
+    """Read `normalize` and `truncate_dim` of `EncoderSpec` from a folder with these `modules`.
 
     Indexes rank by inner product, so the vectors of a cosine model are normalized even if it has no
     Normalize module. As in sentence-transformers, the default is cosine.

@@ -134,12 +134,13 @@ class MaskedInput:
 class TrainableMaskedLM(nn.Module):
     """A transformer with a language-model head; create one with `load`."""
 
-    def __init__(self, whole: Any, tokens: MaskedLMTokenizer, folder: Path, *, new_head: bool = False) -> None:
-        """Wrap a transformers model; `folder` contains its tokenizer. With `new_head`, the folder had
-        no head, so that the model's is untrained.
+    def __init__(self, whole: Any, tokenizer: MaskedLMTokenizer, folder: Path, *, new_head: bool = False) -> None:
+        """Wrap a transformers model; `folder` contains its tokenizer.
+
+        With `new_head`, the folder had no head, so that the model's is untrained.
         """
         super().__init__()
-        self.whole, self.tokenizer, self.folder, self.new_head = whole, tokens, folder, new_head
+        self.whole, self.tokenizer, self.folder, self.new_head = whole, tokenizer, folder, new_head
         self._takes_segment_ids = takes_token_type_ids(whole)
 
     @classmethod

@@ -56,7 +56,7 @@ class Model:
     batch_tokens: int  # maximum tokens per batch, including padding
 
     @torch.inference_mode()
-    def encode(self, tokens: Sequence[TokenIds], *, batch_invariant: bool = False) -> npt.NDArray[np.float32]:
+    def encode(self, token_ids: Sequence[TokenIds], *, batch_invariant: bool = False) -> npt.NDArray[np.float32]:
         """Return the (n, d) float32 vectors of inputs, in order; the host waits for CUDA only
         once, at the end.
 
@@ -67,10 +67,10 @@ class Model:
             ResourceError: a single input does not fit into the GPU's memory. Larger batches that do
                 not fit are halved.
         """
-        vectors_by_row = torch.empty((len(tokens), self.dim), device=self.device)
+        vectors_by_row = torch.empty((len(token_ids), self.dim), device=self.device)
         compute_vectors = self._forward_packed if batch_invariant and self._can_pack else self.forward
-        batches = self.split_into_batches([len(ids) for ids in tokens], batch_invariant=batch_invariant)
-        for batch_rows, vectors in run_batches(batches, lambda rows: compute_vectors([tokens[row] for row in rows])):
+        batches = self.split_into_batches([len(ids) for ids in token_ids], batch_invariant=batch_invariant)
+        for batch_rows, vectors in run_batches(batches, lambda rows: compute_vectors([token_ids[row] for row in rows])):
             # (b, d) vectors of (b,) rows
             vectors_by_row[_move_to(torch.from_numpy(batch_rows), self.device)] = vectors
         vectors_array: npt.NDArray[np.float32] = vectors_by_row.cpu().numpy()
@@ -233,7 +233,8 @@ def resolve_device_and_dtype(device: str | None, dtype: str | None) -> tuple[tor
         UsageError: this machine has no such device.
     """
     resolved_device = resolve_device(device)
-    return resolved_device, getattr(torch, dtype) if dtype else choose_fastest_dtype(resolved_device)
+    resolved_dtype = getattr(torch, dtype) if dtype else choose_fastest_dtype(resolved_device)
+    return resolved_device, resolved_dtype
 
 
 def resolve_device(name: str | None) -> torch.device:

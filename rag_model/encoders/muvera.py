@@ -92,7 +92,7 @@ class Muvera:
         return np.concatenate(projected_buckets).reshape(-1)  # (R 2^k, d') -> (R 2^k d',)
 
     def assign_buckets(self, token_vectors: Vectors) -> Buckets:
-        """Return the (R, t) bucket numbers of (t, d) token vectors; bit j is the side of hyperplane j."""
+        """Return the (R, t) bucket numbers of (t, d) vectors; bit j is the side of hyperplane j."""
         is_above_plane = np.einsum("rkd,td->rtk", self._planes, token_vectors) > 0
         # (R, t, k) @ (k,) -> (R, t)
         buckets: Buckets = is_above_plane @ (1 << np.arange(self.bits))

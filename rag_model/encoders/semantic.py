@@ -71,7 +71,7 @@ def _split_by_distance(settings: SemanticChunker, encoder: Encoder, article: Art
     passage_starts = _iter_passage_starts(
         article_words,
         sentence_spans,
-        _compute_distances([article_words.join_text(sentence) for sentence in sentence_spans], encoder),
+        _compute_distances([article_words.join_text(span) for span in sentence_spans], encoder),
         settings.percentile,
     )
     passage_bounds = [0, *passage_starts, len(article_words.words)]

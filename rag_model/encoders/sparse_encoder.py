@@ -101,7 +101,7 @@ class SparseSpec(EncoderSettings):
             "scale": (1, _MAX_SCALE),
         }
         if self.activation == SIDR and self.pooling != "max":
-            raise UsageError(f"pooling {self.pooling} of a sparse encoder excludes {SIDR}: use max")
+            raise UsageError(f"pooling {self.pooling} of a sparse encoder does not fit activation {SIDR}: use max")
         for name, (minimum, maximum) in allowed_ranges.items():
             setting = getattr(self, name)
             if setting < minimum or (maximum is not None and setting > maximum):
@@ -279,7 +279,7 @@ class SparseEncoder:
     def _select_top_terms(
         self, texts: Sequence[str], max_terms: int, scale: int, max_units: int, *, batch_invariant: bool = True
     ) -> tuple[IntArray, IntArray]:
-        """Return the (n, c) largest terms and their (n, c) units; see `sparse_model.find_top_terms`."""
+        """Return the (n, c) largest terms and their (n, c) units; see `find_top_terms`."""
         find_top_terms = import_module("rag_model.encoders.sparse_model").find_top_terms
         model: Any = self.model
         output_shape = len(texts), min(max_terms + (self.spec.max_length if self.spec.keeps_own_terms else 0), self.dim)

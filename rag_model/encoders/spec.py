@@ -9,8 +9,8 @@ states become one vector. They come from the first of these files in the folder:
 
 Other Hugging Face folders get the defaults.
 
-**ColBERT** (`TokenSpec`): the settings are marker tokens, lengths, masks and skipped tokens (Khattab
-and Zaharia 2020, section 3.2). Three folder layouts are read: bookwheel's record, Stanford's
+**ColBERT** (`TokenSpec`): the settings are marker tokens, lengths, masks and skipped tokens
+(Khattab and Zaharia 2020, section 3.2). Three folder layouts are read: bookwheel's record, Stanford's
 (`artifact.metadata`, with `linear.weight` among the transformer's tensors) and PyLate's
 (`modules.json` with a Dense module in a separate folder).
 """
@@ -456,8 +456,8 @@ def _read_token_settings(folder: Path) -> dict[str, Any]:
         return recorded_settings
     if (folder / STANFORD_METADATA).is_file():
         stanford_settings = read_json_object(folder / STANFORD_METADATA)
-        punctuation_setting = {} if stanford_settings.get("mask_punctuation", True) else {"skipped": ()}
-        return _rename_keys(stanford_settings, _STANFORD_FIELDS) | punctuation_setting
+        skipped_setting = {} if stanford_settings.get("mask_punctuation", True) else {"skipped": ()}
+        return _rename_keys(stanford_settings, _STANFORD_FIELDS) | skipped_setting
     pylate_settings = read_optional_json(folder / PYLATE_CONFIG)
     if pylate_settings.get("do_query_expansion") is False:
         raise InputError(

@@ -140,10 +140,10 @@ class StaticTable:
             )
 
     def _iter_blocks(self) -> Iterator[npt.NDArray[np.float32]]:
-        embeddings = self.embeddings
-        stored_table = embeddings.memory_map_integers() if embeddings.is_integer else embeddings.memory_map()
+        tensor = self.embeddings
+        stored_table = tensor.memory_map_integers() if tensor.is_integer else tensor.memory_map()
         for first_row in range(0, len(stored_table), _ROWS_PER_BLOCK):
-            yield embeddings.as_float32(stored_table[first_row : first_row + _ROWS_PER_BLOCK])
+            yield tensor.as_float32(stored_table[first_row : first_row + _ROWS_PER_BLOCK])
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,32 +170,32 @@ class StaticModel:
         return cls(table.read_vectors(), table.mapping, table.weights, truncate_dim or table.dim, normalize)
 
     def encode(
-        self, tokens: Sequence[npt.NDArray[np.int32]], *, batch_invariant: bool = False
+        self, token_ids: Sequence[npt.NDArray[np.int32]], *, batch_invariant: bool = False
     ) -> npt.NDArray[np.float32]:
         """Return the (n, d) float32 vectors of inputs, in order; an input without tokens has a zero
         vector.
 
         Vectors never depend on the other inputs, so `batch_invariant` has no effect. The first
-        tokens of all inputs are added to the sums at once, then the second ones, and so on. The inputs are
-        sorted by length, longest first, so that the inputs with a token at a given position come
-        first.
+        tokens of all inputs are added to the sums at once, then the second ones, and so on. The
+        inputs are sorted by length, longest first, so that the inputs with a token at a given
+        position come first.
         """
-        counts = np.array([len(ids) for ids in tokens], np.int64)  # (n,)
+        counts = np.array([len(ids) for ids in token_ids], np.int64)  # (n,)
         longest_first = np.argsort(-counts, kind="stable")
-        all_token_ids = np.concatenate([np.zeros(0, np.int32), *tokens])  # ragged -> (t,)
+        all_token_ids = np.concatenate([np.zeros(0, np.int32), *token_ids])  # ragged -> (t,)
         text_starts = (np.cumsum(counts) - counts)[longest_first]
         n_active_by_position = np.searchsorted(
             -counts[longest_first], -np.arange(counts.max(initial=0))
         )  # for each position, the number of inputs that are longer
-        totals = np.zeros((len(tokens), self.table.shape[1]), np.float32)
+        totals = np.zeros((len(token_ids), self.table.shape[1]), np.float32)
         for position, n_active in enumerate(n_active_by_position.tolist()):
-            token_ids = all_token_ids[text_starts[:n_active] + position]  # (b,)
+            column_ids = all_token_ids[text_starts[:n_active] + position]  # (b,)
             # (b, d)
-            token_vectors = self.table[token_ids if self.rows is None else self.rows[token_ids]]
+            token_vectors = self.table[column_ids if self.rows is None else self.rows[column_ids]]
             if self.weights is not None:
-                token_vectors *= self.weights[token_ids, None]
+                token_vectors *= self.weights[column_ids, None]
             totals[:n_active] += token_vectors
-        means = np.empty((len(tokens), self.dim), np.float32)
+        means = np.empty((len(token_ids), self.dim), np.float32)
         means[longest_first] = totals[:, : self.dim] / np.maximum(counts[longest_first], 1).astype(np.float32)[:, None]
         if self.normalize:
             means /= np.maximum(np.linalg.norm(means, axis=1, keepdims=True), np.float32(_MIN_NORM))

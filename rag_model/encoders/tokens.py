@@ -72,7 +72,7 @@ _UNSUPPORTED_BPE_SETTINGS = ("dropout", "ignore_merges", "continuing_subword_pre
 _ID_BYTES = 4  # bytes per token id
 # words per generation of the cache; each of the two generations takes 25 MB
 _MAX_CACHED_WORDS = 1 << 17
-_MAX_CACHED_LENGTH = 64  # characters of a cached word; some languages have no spaces between words
+_MAX_CACHED_LENGTH = 64  # maximum characters of a cached word; some languages have no spaces
 _WORDS_PER_TEXT = 64  # number of new words that are tokenized as one text
 # Number of texts per batch, for the same reason as `_TEXTS_PER_CALL`.
 _TEXTS_PER_BATCH = 1024

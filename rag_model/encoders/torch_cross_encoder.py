@@ -133,11 +133,11 @@ def takes_token_type_ids(transformers_model: Any) -> bool:
 class TrainableCrossEncoder(nn.Module):
     """A trainable transformer with one score per pair; create one with `load`."""
 
-    def __init__(self, whole: nn.Module, tokens: PairTokenizer, folder: Path) -> None:
+    def __init__(self, whole: nn.Module, tokenizer: PairTokenizer, folder: Path) -> None:
         """Wrap a transformers model; `folder` contains its tokenizer."""
         super().__init__()
         self.whole, self.folder = whole, folder
-        self._tokens, self._model = tokens, TorchPairModel(whole)
+        self._tokenizer, self._model = tokenizer, TorchPairModel(whole)
 
     @classmethod
     def load(cls, name: str | Path) -> Self:
@@ -161,14 +161,15 @@ class TrainableCrossEncoder(nn.Module):
         # A GPU selects kernels for each new length, so batches of many lengths train slowly at
         # first.
         multiple = get_training_length_multiple(next(self.parameters()).device)
-        return self._model.forward(self._tokens.pad_batch(self._tokens.encode(questions, titles, texts), multiple))
+        pairs = self._tokenizer.encode(questions, titles, texts)
+        return self._model.forward(self._tokenizer.pad_batch(pairs, multiple))
 
     def scores(self, questions: Sequence[str], passages: Sequence[Passage]) -> npt.NDArray[np.float32]:
         """Return the (n,) float32 logits of n pairs without gradient and without dropout, as
         `CrossEncoder` does.
         """
         was_training = self.training
-        cross_encoder = CrossEncoder(self._tokens, self._model)
+        cross_encoder = CrossEncoder(self._tokenizer, self._model)
         try:
             self.eval()
             return cross_encoder.scores(

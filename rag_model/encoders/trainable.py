@@ -80,8 +80,8 @@ class TrainableEncoder(nn.Module):
         prompt and layout. Texts beyond the limit are truncated; an empty text consists of special
         tokens.
         """
-        tokens = tokenize(self.tokenizer, self._format_inputs(texts, role))
-        return self._get_model_on_device().forward(tokens, get_training_length_multiple(self.device))
+        ids = tokenize(self.tokenizer, self._format_inputs(texts, role))
+        return self._get_model_on_device().forward(ids, get_training_length_multiple(self.device))
 
     def embed_passages(self, passages: Sequence[Passage]) -> Tensor:
         """Return the (m, d) float32 vectors of passages with gradient, in order, for any role of

@@ -200,7 +200,7 @@ def _check_parent(recipe: GateRecipe, summary: SnapshotSummary, parent: Snapshot
             summary.space == parent.space,
             "the parent's"
             if summary.space == parent.space
-            else f"{_shorten_digest(summary.space)}, the parent's is {_shorten_digest(parent.space)}",
+            else f"{_abbreviate(summary.space)}, the parent's is {_abbreviate(parent.space)}",
             "the parent's",
             "Services that follow the ref would refuse the snapshot: publish it under another ref, "
             "or allow a new space.",
@@ -214,7 +214,7 @@ def _check_parent(recipe: GateRecipe, summary: SnapshotSummary, parent: Snapshot
     )
 
 
-def _shorten_digest(space: str | None) -> str:
+def _abbreviate(space: str | None) -> str:
     return "none" if space is None else space.removeprefix("sha256:")[:12]
 
 

@@ -39,7 +39,7 @@ _MAX_LIST_LENGTH = 1 << 16  # maximum characters of a Python list of answers
 
 # This error handler decodes a byte that is not UTF-8 to a surrogate, which `_INVALID_BYTE` matches,
 # so that the message can name the line.
-_ERROR_HANDLER = "surrogateescape"
+_ERROR_MODE = "surrogateescape"
 _INVALID_BYTE = re.compile("[\udc80-\udcff]")
 
 LineParser = Callable[[Iterator[str], str], Iterator["Question"]]
@@ -88,7 +88,7 @@ def read_questions(source: str | Path | TextIO, split: str = "test") -> Question
     if not isinstance(source, str | Path):
         # A stream that was read before and an `io.StringIO` cannot be reconfigured.
         with suppress(io.UnsupportedOperation, AttributeError):
-            source.reconfigure(encoding="utf-8", errors=_ERROR_HANDLER)  # type: ignore[attr-defined]
+            source.reconfigure(encoding="utf-8", errors=_ERROR_MODE)  # type: ignore[attr-defined]
         return QuestionSet(_parse_questions(source, getattr(source, "name", "the input")))
     if Path(source).is_dir():
         return _read_beir(Path(source), split)
@@ -98,7 +98,7 @@ def read_questions(source: str | Path | TextIO, split: str = "test") -> Question
 def _read_file(url: str) -> tuple[Question, ...]:
     refuse_secret(url)
     try:
-        with fsspec.open(url, "rt", encoding="utf-8", errors=_ERROR_HANDLER, newline="", compression="infer") as file:
+        with fsspec.open(url, "rt", encoding="utf-8", errors=_ERROR_MODE, newline="", compression="infer") as file:
             return _parse_questions(file, url)
     except add_client_errors(OSError, EOFError, ImportError, ValueError) as error:
         raise InputError(f"{url} cannot be read as a question file ({format_error(error)}): check the file") from error
@@ -131,7 +131,7 @@ def _set_own_document(question: Question, grades: Mapping[str, int]) -> Question
 
 def _read_lines(path: Path) -> Iterator[str]:
     try:
-        with path.open(encoding="utf-8", errors=_ERROR_HANDLER) as file:
+        with path.open(encoding="utf-8", errors=_ERROR_MODE) as file:
             yield from _check_lines(file, str(path))
     except OSError as error:
         raise InputError(f"{path} cannot be read ({error}): fetch it again") from error
@@ -237,7 +237,7 @@ def _parse_dpr_row(row: list[str], question_id: str, location: str) -> Question:
 
 
 def _parse_python_list(text: str, location: str) -> tuple[str, ...]:
-    """Parse the Python list of answers in a DPR file as a literal, so that no code in it can run."""
+    """Parse the Python list of answers in a DPR file as a literal, so no code in it can run."""
     try:
         with warnings.catch_warnings(action="ignore"):  # Patterns such as `['\\d+']` cause a warning.
             python_value = ast.literal_eval(text.strip()) if len(text) <= _MAX_LIST_LENGTH else None

@@ -93,7 +93,7 @@ def choose_threshold(scored_answers: Sequence[ScoredAnswer], measure: str, risk_
     """
     points_by_signal, areas = _compute_curves(scored_answers, measure)
     for signal in sorted(areas, key=areas.__getitem__):
-        if allowed_points := [point for point in points_by_signal[signal] if point.risk <= risk_limit]:
+        if allowed_points := [p for p in points_by_signal[signal] if p.risk <= risk_limit]:
             operating_point = max(allowed_points, key=lambda point: point.coverage)
             return AbstentionReport(
                 points_by_signal, areas, Threshold(signal, operating_point.minimum_score), operating_point, risk_limit

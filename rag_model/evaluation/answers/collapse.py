@@ -133,8 +133,4 @@ def measure_unchanged(answers: Sequence[str], shuffled_answers: Sequence[str]) -
     0.5
     """
     pairs = list(zip(answers, shuffled_answers, strict=True))
-    return (
-        sum(normalise(answer) == normalise(other_answer) for answer, other_answer in pairs) / len(pairs)
-        if pairs
-        else 0.0
-    )
+    return sum(normalise(answer) == normalise(shuffled) for answer, shuffled in pairs) / len(pairs) if pairs else 0.0

@@ -251,7 +251,7 @@ class AnswerEvaluation:
             k: number of passages per answer, at most the size of the corpus.
             corpus_size: number of passages in the corpus.
             settings: all other settings.
-            other_answers: functions that answer with other readers from the same passages, by reader.
+            other_answers: functions that answer from the same passages with other readers, by name.
             other_retrievers: other retrievers by name of their condition; used only with ablations.
             whole_corpus: all passages and the reader whose prompt can contain them; used only with
                 ablations.
@@ -273,7 +273,7 @@ class AnswerEvaluation:
         # milliseconds per question by stage of retrieval; empty until `retrieve` was called
         self.search_milliseconds: dict[str, float] = {}
         self._retriever = retriever
-        self._answer_functions: Mapping[str, ConditionAnswerer] = {"": answers, **(other_answers or {})}
+        self._answer_functions = {"": answers, **(other_answers or {})}
         self._other_retrievers = (other_retrievers or {}) if self.settings.ablations else {}
         self._whole_corpus = (whole_corpus or WholeCorpus()) if self.settings.ablations else WholeCorpus()
         self._other_hits: dict[str, list[list[Hit]]] = {}
@@ -296,7 +296,8 @@ class AnswerEvaluation:
 
     def list_conditions(self) -> list[EvalCondition]:
         """Return the conditions to answer, beginning with the open book; call `retrieve` first."""
-        open_book, ablations = build_open_book(self.retrieval_results, self.k), self.settings.ablations
+        ablations = self.settings.ablations
+        open_book = build_open_book(self.retrieval_results, self.k)
         reader_conditions = [
             replace(open_book, name=f"{name}, {OPEN_BOOK}", reader=name) for name in self._answer_functions if name
         ]
@@ -368,7 +369,7 @@ class AnswerEvaluation:
 
     @property
     def ranks(self) -> dict[str, float]:
-        """The metrics of `compute_rank_metrics`; if answers are labels, only those of evidence pages."""
+        """The metrics of `compute_rank_metrics`; for labels, only those of evidence pages."""
         ranks = compute_rank_metrics(self.retrieval_results, self._measured_depth)
         return {name: rank for name, rank in ranks.items() if self.settings.kind != "labels" or name[:3] != "RR@"}
 

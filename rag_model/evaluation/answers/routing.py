@@ -32,8 +32,8 @@ from rag_model.reading.answer import sum_usage
 from rag_model.reading.reader import WEIGHTS
 from rag_model.reading.routing import NO_LIKELIHOOD, ROUTE_SIGNALS, Route, RouteSignal, mean_log_likelihood
 
-# A function that answers all questions of an `EvalCondition`. Its second argument is called with the
-# number of finished questions and the number of all questions.
+# A function that answers all questions of an `EvalCondition`. Its second argument is called with
+# the number of finished questions and the number of all questions.
 ConditionAnswerer = Callable[..., list[Reading]]
 
 

@@ -130,8 +130,8 @@ def _measure_gold_citations(question: Question, reading: Reading, statements: It
     }
 
 
-def _list_entry_ids(context_entry: ReadContextEntry, reading: Reading, *, by_page: bool) -> set[str]:
-    passages = [reading.passages[position] for position in context_entry.places]
+def _list_entry_ids(entry: ReadContextEntry, reading: Reading, *, by_page: bool) -> set[str]:
+    passages = [reading.passages[position] for position in entry.places]
     return {passage.page_id if by_page else passage.id for passage in passages}
 
 

@@ -45,7 +45,7 @@ class EvaluationSettings(RetrieverChoice):
     # maximum risk for the choice of a threshold; if None, no threshold is chosen
     risk: float | None = None
     threshold: Threshold | None = None  # threshold to measure; if None, no threshold is measured
-    # routing rule of the reader `auto`; None means the default rule, or one that is chosen
+    # routing rule of the reader `auto`; None means the default, or the result of `choose_route`
     route: Route | None = None
     choose_route: bool = False  # whether to choose the routing rule on these questions
 

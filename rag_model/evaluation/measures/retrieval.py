@@ -50,21 +50,21 @@ def recall_at(page_ids: Sequence[str], evidence: Evidence, k: int) -> float:
     return completed_ranks[:k].count(True) / len(evidence_sets) if evidence_sets else 0.0
 
 
-def _rank_evidence(ranked_page_ids: Sequence[str], sets: Sequence[frozenset[str]]) -> list[bool | int]:
+def _rank_evidence(page_ids: Sequence[str], sets: Sequence[frozenset[str]]) -> list[bool | int]:
     """Return a list with one item per rank: True for a complete evidence set, False for a page that
     is in no set, and n for the incomplete set at position n - 2 of `sets`.
     """
     ranking: list[bool | int] = []
-    missing_page_ids = [set(evidence_set) for evidence_set in sets]
-    for page_id in ranked_page_ids:
+    missing_ids = [set(evidence_set) for evidence_set in sets]
+    for page_id in page_ids:
         # Sets are numbered from 2, because `ranking` also has False, which equals 0, and True,
         # which equals 1.
-        set_numbers = [n for n, missing in enumerate(missing_page_ids, start=2) if page_id in missing]
+        set_numbers = [n for n, missing in enumerate(missing_ids, start=2) if page_id in missing]
         for n in set_numbers:
             if n in ranking:
                 ranking.remove(n)
-            missing_page_ids[n - 2].remove(page_id)
-            ranking.append(n if missing_page_ids[n - 2] else True)
+            missing_ids[n - 2].remove(page_id)
+            ranking.append(n if missing_ids[n - 2] else True)
         if not set_numbers:
             ranking.append(False)
     return ranking

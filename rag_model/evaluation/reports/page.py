@@ -213,7 +213,7 @@ def histogram(buckets: Mapping[int, int], things: str, unit: str) -> Node:
 
 
 def doubling_histogram(counts: Sequence[int], things: str, unit: str) -> Node:
-    """Return a histogram of buckets that double: counts[i] `things` have 0, 1, 2-3, 4-7, … `unit`."""
+    """Return a histogram with doubling buckets: counts[i] `things` have 0, 1, 2-3, … `unit`."""
     used_buckets = [i for i, n_things in enumerate(counts) if n_things]
     buckets = range(used_buckets[0], used_buckets[-1] + 1) if used_buckets else range(0)
     x = Scale(buckets.start, max(buckets.stop, buckets.start + 1), _X0, _X1)
@@ -296,9 +296,9 @@ def _get_cost(point: OperatingPoint, unit: CostUnit) -> float:
 
 
 def _render_recall_curve(
-    series: int, name: str, curve_points: Sequence[OperatingPoint], unit: CostUnit, project: Projection
+    series: int, name: str, points: Sequence[OperatingPoint], unit: CostUnit, project: Projection
 ) -> Node:
-    ordered_points = sorted(curve_points, key=lambda point: _get_cost(point, unit))
+    ordered_points = sorted(points, key=lambda point: _get_cost(point, unit))
     titles = [
         f"{name}, {p.setting}: mean {p.recall_mean:.3f}, 5th percentile {p.recall_p5:.3f}, "
         f"{p.distances:,.0f} distances, {p.milliseconds:.3g} ms"

@@ -308,8 +308,10 @@ def _measure_evidence(results: Sequence[RetrievalResult], k: int) -> dict[str, f
     recall = sum(
         recall_at(page_ids, evidence, 5) for page_ids, evidence in zip(page_lists, evidence_sets, strict=True)
     ) / len(results)
-    articles = {f"Article@{depth}": _measure_articles(page_lists, evidence_sets, depth) for depth in _ARTICLE_DEPTHS}
-    return {"R-precision": precision, "recall@5": recall, "nDCG@10": sum(gains) / len(gains), **articles}
+    article_shares = {
+        f"Article@{depth}": _measure_articles(page_lists, evidence_sets, depth) for depth in _ARTICLE_DEPTHS
+    }
+    return {"R-precision": precision, "recall@5": recall, "nDCG@10": sum(gains) / len(gains), **article_shares}
 
 
 def _measure_articles(page_lists: Sequence[Sequence[str]], evidence_sets: Sequence[Evidence], depth: int) -> float:

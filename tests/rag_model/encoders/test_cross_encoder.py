@@ -75,7 +75,7 @@ def test_scores_are_the_logits_of_transformers(scorer: CrossEncoder, folder: Pat
 
 @pytest.mark.parametrize("budget", [1, 64, 100_000])
 def test_score_does_not_depend_on_the_batch(scorer: CrossEncoder, budget: int) -> None:
-    together = CrossEncoder(scorer.tokens, BoundedModel(scorer.model, budget)).scores(QUESTIONS, TITLES, TEXTS)
+    together = CrossEncoder(scorer.tokenizer, BoundedModel(scorer.model, budget)).scores(QUESTIONS, TITLES, TEXTS)
     alone = [scorer.scores([q], [t], [x])[0] for q, t, x in zip(QUESTIONS, TITLES, TEXTS, strict=True)]
     np.testing.assert_allclose(together, alone, atol=1e-4)
     assert scorer.scores([], [], []).shape == (0,)
@@ -122,25 +122,25 @@ def test_a_graph_that_quantises_batches_reads_one_pair_at_a_time(quantized_graph
     together = scorer.scores(QUESTIONS, TITLES, TEXTS)
     alone = [scorer.scores([q], [t], [x])[0] for q, t, x in zip(QUESTIONS, TITLES, TEXTS, strict=True)]
     assert together.tolist() == alone
-    mixed = CrossEncoder(scorer.tokens, BoundedModel(scorer.model, 100_000)).scores(QUESTIONS, TITLES, TEXTS)
+    mixed = CrossEncoder(scorer.tokenizer, BoundedModel(scorer.model, 100_000)).scores(QUESTIONS, TITLES, TEXTS)
     assert np.abs(mixed - together).max() > 1e-3, "one batch gives other scores"
 
 
 def test_memory_is_bounded_by_the_tokens_of_a_batch(scorer: CrossEncoder) -> None:
     bounded = BoundedModel(scorer.model, scorer.model.batch_tokens)
-    CrossEncoder(scorer.tokens, bounded).scores(QUESTIONS * 20, TITLES * 20, TEXTS * 20)
+    CrossEncoder(scorer.tokenizer, bounded).scores(QUESTIONS * 20, TITLES * 20, TEXTS * 20)
     assert max(bounded.sizes) <= 1024
     assert len(bounded.sizes) > 5
 
 
 def test_padding_to_a_multiple_changes_no_score(folder: Path) -> None:
     scorer = CrossEncoder.load(folder, device="cpu")
-    pairs = scorer.tokens.encode(QUESTIONS, TITLES, TEXTS)
+    pairs = scorer.tokenizer.encode(QUESTIONS, TITLES, TEXTS)
     longest = max(len(pair.ids) for pair in pairs)
-    padded = scorer.tokens.pad_batch(pairs, longest - 1)
-    assert padded.input_ids.shape[1] == min(2 * (longest - 1), scorer.tokens.max_length)
-    assert scorer.tokens.pad_batch(pairs, 10_000).input_ids.shape[1] == scorer.tokens.max_length
-    unpadded = scorer.model.logits(scorer.tokens.pad_batch(pairs))
+    padded = scorer.tokenizer.pad_batch(pairs, longest - 1)
+    assert padded.input_ids.shape[1] == min(2 * (longest - 1), scorer.tokenizer.max_length)
+    assert scorer.tokenizer.pad_batch(pairs, 10_000).input_ids.shape[1] == scorer.tokenizer.max_length
+    unpadded = scorer.model.logits(scorer.tokenizer.pad_batch(pairs))
     np.testing.assert_allclose(scorer.model.logits(padded), unpadded, atol=1e-5)
 
 

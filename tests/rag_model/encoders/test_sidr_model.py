@@ -103,7 +103,7 @@ def test_saved_folder_is_the_same_encoder_and_its_space_includes_the_norm(folder
 def test_invalid_sidr_folder_is_refused(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="is a sparse encoder"):
         check_is_encoder(folder)
-    with pytest.raises(UsageError, match="pooling sum of a sparse encoder excludes elu1p"):
+    with pytest.raises(UsageError, match="pooling sum of a sparse encoder does not fit activation elu1p"):
         SparseSpec(pooling="sum", activation=SIDR)
     SidrModel.load(folder, device="cpu").save(tmp_path / "bare", folder, SPEC)
     tensors = load_file(tmp_path / "bare" / "model.safetensors")
