@@ -68,7 +68,7 @@ class ServiceSettings:
     # accepted Host headers and origins of pages; "*": any host
     allowed_hosts: tuple[str, ...] = LOOPBACK
     # queue
-    queue_questions: int = 512  # maximum queued searches, about a second's work; then status 429
+    queue_questions: int = 512  # maximum queued searches, about a second's work; more get 429
     queue_answers: int = 32  # maximum queued answers; a model takes about a second for each
     # maximum questions that are encoded and searched together; larger batches are no faster on a
     # CPU

@@ -45,7 +45,7 @@ from rag_model.store.versions.model_manifest import COLBERT
 # Maps a hub name as a user gave it to NAME@COMMIT. A build uses its parent's commits, so that new
 # commits on a branch do not change the encoder space.
 Pins = Mapping[str, str]
-COMMITS = "commits"  # the provenance field with the pins
+COMMITS = "commits"  # the provenance field with the commits of hub names
 NO_PINS: Pins = MappingProxyType({})
 StoredFiles = tuple[tuple[str, BlobRef], ...]  # (name, blob) pairs; hashable, to be a cache key
 SettingFiles = tuple[tuple[str, StoredFiles], ...]  # (setting of the chunker, its files) pairs
