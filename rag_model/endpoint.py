@@ -258,7 +258,6 @@ class EndpointErrors:
 
 
 def _get_redirect_host(location: str) -> str:
-    """Return the host of a redirect's location."""
     try:
         return urlsplit(location).netloc
     except ValueError:
@@ -391,7 +390,6 @@ class EventLoopThread:
     """An asyncio event loop in a thread; other threads wait for its coroutines. Thread-safe."""
 
     def __init__(self) -> None:
-        """Start the thread."""
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=_run_and_close, args=(self._loop,), name="endpoint", daemon=True)
         self._thread.start()

@@ -170,11 +170,9 @@ class GuardedTokenizer:
         return self._tokenizer
 
     def __setstate__(self, tokenizer: "Tokenizer") -> None:
-        """Wrap the tokenizer of a copy."""
         self._tokenizer, self._worker = tokenizer, None
 
     def __getattr__(self, name: str) -> Any:
-        """Return an attribute of the wrapped tokenizer."""
         return getattr(self._tokenizer, name)
 
     @property

@@ -170,7 +170,6 @@ def _write_buckets(table: pa.Table, n_buckets: int, file: Path) -> None:
 
 
 def _read_bucket(files: Sequence[Path], bucket_number: int) -> pa.Table:
-    """Read bucket `bucket_number` of all files into one table."""
     batches = []
     for file in files:
         with pa.memory_map(str(file)) as mapped_file:

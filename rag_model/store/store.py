@@ -155,11 +155,9 @@ class Store:
         return cls(files)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the store as its URL."""
         return _reopen, (self.url,)
 
     def __repr__(self) -> str:
-        """Show the URL."""
         return f"Store({self.url!r})"
 
 

@@ -559,7 +559,6 @@ def _get_modified_time(info: Mapping[str, Any]) -> float:
 
 
 def _get_s3_error_code(error: Exception) -> str | None:
-    """Return the S3 error code of an exception."""
     response = getattr(error.__cause__, "response", None)
     return response.get("Error", {}).get("Code") if isinstance(response, dict) else None
 

@@ -140,12 +140,12 @@ class Intents:
         if intent is None:
             raise StoreError(f"{self.files.url_of(path)} was deleted while it was valid: run it again")
         store_time = self.write_timed(path, intent)
-        turns_by_age = [
+        starts_with_names = [
             (turn["started"] or modified_time, name)
             for name, modified_time, turn in self._iter_valid("intents", store_time - _TURN_VALID_SECONDS)
             if name.startswith(_TURN_PREFIX)
         ]
-        oldest_turn_name = min(turns_by_age)[1]
+        oldest_turn_name = min(starts_with_names)[1]
         return None if oldest_turn_name == own_name else oldest_turn_name
 
     def list_live_intents(self, store_time: float) -> list[Intent]:

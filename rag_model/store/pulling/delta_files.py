@@ -249,7 +249,6 @@ def _compute_hashes(file_data: Bytes) -> NDArray[np.uint64]:
 
 
 def _measure_common_prefix(one: Bytes, other: Bytes) -> int:
-    """Return the length of the common prefix of two byte arrays."""
     common_size, offset, chunk_bytes = min(len(one), len(other)), 0, 256
     while offset < common_size:
         end = min(common_size, offset + chunk_bytes)

@@ -278,7 +278,6 @@ class _SnapshotUpdate:
         return self._patch_vectors(ref, copy, patch, vectors)
 
     def _copy_previous_vectors(self, ref: BlobRef, copy: Path) -> FetchResult:
-        """Copy vectors from the previous snapshot."""
         patch = self._overlap.find_patch(self._path_by_blob[ref])
         vectors = self._previous_vectors.get(patch.table.representation) if patch else None
         return self._patch_vectors(ref, copy, patch, vectors)

@@ -40,7 +40,7 @@ def check(condition: object, description: str) -> None:
 
 
 def check_fields(value: Any, field_names: set[str], where: str) -> dict[str, Any]:
-    """Return `value` if it is a JSON object with exactly these fields; `where` is its name.
+    """Return `value` if it is a JSON object with exactly these fields; messages call it `where`.
 
     Raises:
         StoreError: the value is not an object, or a field is missing or unknown.

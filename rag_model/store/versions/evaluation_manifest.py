@@ -47,7 +47,6 @@ class EvaluationSubject:
     settings: Mapping[str, Any]  # all other settings that influence the metrics
 
     def __post_init__(self) -> None:
-        """Check the ids and digests."""
         check(
             isinstance(self.snapshot, str) and FULL_ID.fullmatch(self.snapshot),
             f"snapshot {self.snapshot!r}",
@@ -86,7 +85,6 @@ class MetricValue:
     high: float | None = None
 
     def __post_init__(self) -> None:
-        """Check that all numbers are finite."""
         bounds = [bound for bound in (self.low, self.high) if bound is not None]
         is_finite = all(type(x) in {int, float} and math.isfinite(x) for x in (self.value, *bounds))
         check(is_finite, f"figure {self.value!r}")
@@ -110,7 +108,6 @@ class EvaluationContent:
     files: Mapping[str, BlobRef]
 
     def __post_init__(self) -> None:
-        """Check the paths."""
         check_paths(self.files)
 
     def to_json(self) -> dict[str, Any]:

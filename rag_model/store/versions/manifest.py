@@ -94,7 +94,6 @@ class PartEntry:
     rows: int
 
     def __post_init__(self) -> None:
-        """Check the name and the numbers."""
         check(isinstance(self.name, str) and _NAME.fullmatch(self.name), f"part name {self.name!r}")
         for field_name in ("first_page", "last_page"):
             page_id = getattr(self, field_name)
@@ -126,7 +125,6 @@ class Content:
     retriever: str = ""  # the default retriever expression; if empty, see `default_retriever`
 
     def __post_init__(self) -> None:
-        """Check the names of the parts, the number of rows, and the paths."""
         part_names = [part.name for part in self.parts]
         check(len(set(part_names)) == len(part_names), "list of parts, which names one twice")
         check(self.n <= MAX_ROWS, f"total of {self.n} rows")
@@ -281,7 +279,6 @@ class Manifest(VersionManifest[Content]):
     format: int = FORMAT
 
     def __post_init__(self) -> None:
-        """Check that the parents are snapshot ids."""
         is_tuple = isinstance(self.parents, tuple)
         are_ids = is_tuple and all(isinstance(parent, str) and FULL_ID.fullmatch(parent) for parent in self.parents)
         check(are_ids, f"list of parents {self.parents!r}")

@@ -47,7 +47,6 @@ class ModelContent:
     lineage: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Check the kind, the paths and the suffixes of the files."""
         check(isinstance(self.kind, str) and _KIND.fullmatch(self.kind), f"kind {self.kind!r}")
         check_paths(self.files)
         for path in self.files:

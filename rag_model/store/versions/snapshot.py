@@ -398,11 +398,9 @@ class Snapshot:
         self._release()
 
     def __enter__(self) -> "Snapshot":
-        """Return the snapshot, which is closed at the end of the block."""
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Close the files that were opened."""
         self.close()
 
     def _find_cached_passages(self, row_numbers: Sequence[int]) -> dict[int, Passage]:
