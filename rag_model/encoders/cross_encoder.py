@@ -76,11 +76,11 @@ class PairTokenizer:
             [(truncated_questions[question], passage) for question, passage in zip(questions, passages, strict=True)]
         )
 
-    def pad_batch(self, pairs: "Sequence[Encoding]", multiple: int = 1) -> PairBatch:
+    def pad_batch(self, pairs: "Sequence[Encoding]", length_multiple: int = 1) -> PairBatch:
         """Pad encoded pairs to the length of the longest one, rounded up to a multiple of
-        `multiple` tokens, but not beyond `max_length`.
+        `length_multiple` tokens, but not beyond `max_length`.
         """
-        width = min(pad_length(max(len(pair.ids) for pair in pairs), multiple), self.max_length)
+        width = min(pad_length(max(len(pair.ids) for pair in pairs), length_multiple), self.max_length)
         input_ids, is_token = pad_rows([pair.ids for pair in pairs], width, self.pad_id)
         return PairBatch(input_ids, is_token.astype(np.int64), pad_rows([pair.type_ids for pair in pairs], width, 0)[0])
 

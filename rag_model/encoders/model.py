@@ -90,12 +90,13 @@ class Model:
         min_tokens = min(BATCH_INVARIANT_TOKENS, self.batch_tokens)
         return batch_by_length(lengths, self.batch_tokens, min_tokens, mix_lengths=isinstance(self.body, Bert))
 
-    def forward(self, batch: Sequence[TokenIds], multiple: int = LENGTH_MULTIPLE) -> Tensor:
-        """Return the (b, d) float32 vectors of one batch, with gradient; pads to a multiple of
-        `multiple` tokens.
+    def forward(self, batch: Sequence[TokenIds], length_multiple: int = LENGTH_MULTIPLE) -> Tensor:
+        """Return the (b, d) float32 vectors of one batch, with gradient.
+
+        Inputs are padded to the longest one, rounded up to a multiple of `length_multiple` tokens.
         """
         lengths = np.array([len(ids) for ids in batch])
-        ids, is_token = pad_rows(batch, pad_length(int(lengths.max()), multiple), self.pad_id)
+        ids, is_token = pad_rows(batch, pad_length(int(lengths.max()), length_multiple), self.pad_id)
         padding_mask = None if is_token.all() else _move_to(torch.from_numpy(is_token), self.device)
         hidden_states = self.body(
             input_ids=_move_to(torch.from_numpy(ids), self.device),

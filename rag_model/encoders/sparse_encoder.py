@@ -286,10 +286,10 @@ class SparseEncoder:
         terms, weight_units = np.zeros(output_shape, np.int64), np.zeros(output_shape, np.int64)
         for rows, weights, ids in self._iter_finite_weights(texts, batch_invariant=batch_invariant):
             own_term_masks = model.bag_of_tokens(ids) if self.spec.keeps_own_terms else None
-            for output_array, top_columns in zip(
+            for output_array, top_values in zip(
                 (terms, weight_units), find_top_terms(weights, max_terms, scale, max_units, own_term_masks), strict=True
             ):
-                output_array[rows, : top_columns.shape[1]] = top_columns.cpu().numpy()
+                output_array[rows, : top_values.shape[1]] = top_values.cpu().numpy()
         return terms, weight_units
 
     def iter_weights(

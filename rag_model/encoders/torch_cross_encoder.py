@@ -160,9 +160,9 @@ class TrainableCrossEncoder(nn.Module):
         titles, texts = [passage.title for passage in passages], [passage.text for passage in passages]
         # A GPU selects kernels for each new length, so batches of many lengths train slowly at
         # first.
-        multiple = get_training_length_multiple(next(self.parameters()).device)
+        length_multiple = get_training_length_multiple(next(self.parameters()).device)
         pairs = self._tokenizer.encode(questions, titles, texts)
-        return self._model.forward(self._tokenizer.pad_batch(pairs, multiple))
+        return self._model.forward(self._tokenizer.pad_batch(pairs, length_multiple))
 
     def scores(self, questions: Sequence[str], passages: Sequence[Passage]) -> npt.NDArray[np.float32]:
         """Return the (n,) float32 logits of n pairs without gradient and without dropout, as

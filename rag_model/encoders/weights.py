@@ -223,8 +223,8 @@ def canonicalize_names(tensors: Mapping[str, StoredTensor]) -> dict[str, StoredT
     return {_modernize_name(parts[n_common_parts:]): tensor for parts, tensor in used_tensors.items()}
 
 
-def _modernize_name(parts: tuple[str, ...]) -> str:
-    return ".".join([*parts[:-1], _LEGACY_SUFFIXES.get(parts[-1], parts[-1])])
+def _modernize_name(name_parts: tuple[str, ...]) -> str:
+    return ".".join([*name_parts[:-1], _LEGACY_SUFFIXES.get(name_parts[-1], name_parts[-1])])
 
 
 def _as_float32(stored_values: npt.NDArray[Any], dtype: str) -> npt.NDArray[np.float32]:

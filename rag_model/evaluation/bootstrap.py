@@ -67,8 +67,8 @@ def estimate_means(
 ) -> dict[str, Estimate]:
     """Return the mean of each named column with its interval; a column has one value per question.
 
-    All columns use the same resamples. The results equal those of `estimate_mean` for each column,
-    but all together take as long as one call of it.
+    All columns use the same resamples, which are drawn once. The results equal those of
+    `estimate_mean` for each column.
 
     Raises:
         UsageError: there are no values, or a value is not finite.

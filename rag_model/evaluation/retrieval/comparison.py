@@ -48,7 +48,7 @@ _STEMMED_LANGUAGES = ("", "en")  # languages with stemming; "" if the corpus nam
 # Maximum tokens of the passages in a prompt of 128k tokens. Question and answer need the other 28k.
 PROMPT_TOKENS = 100_000
 _TOKENS_PER_WORD = 1.4  # tokens per English word, with the tokenizers of current generators
-_COST_TOLERANCE = 1.2  # Two times whose ratio is smaller may differ only by noise.
+_COST_TOLERANCE = 1.2  # ratio of two durations up to which they may differ only by noise
 _MAX_PASSAGES = 20_000  # a larger corpus never fits into a prompt
 
 
