@@ -194,7 +194,7 @@ class ItemTask:
         return {"source": digest_chunks(read_bytes(self.url)), "code": TABLE_VERSION}
 
 
-def read_wikidata_items(task: ItemTask, store: Store) -> Report:
+def read_items(task: ItemTask, store: Store) -> Report:
     """Read the Wikidata items in the table, unless the memo has them."""
 
     def produce(workdir: Path) -> StageResult:
@@ -240,7 +240,7 @@ def collect_tables(
         table_files["redirects"] = run_tasks("redirects", sort_redirects, redirect_tasks, lambda _: task_seconds)
     if "wikidata" in metadata and _has_templates(plan) and (url := find_dump_properties(dump)):
         seconds = get_size(url) / _PROPERTY_BYTES_PER_SECOND
-        table_files["items"] = run_tasks("items", read_wikidata_items, [ItemTask(url)], lambda _: seconds)
+        table_files["items"] = run_tasks("items", read_items, [ItemTask(url)], lambda _: seconds)
     page_table_blob = store.blobs.put_bytes(canonical_json(table_files)) if table_files else None
     return DumpTables(merge_templates(store, reports), page_table_blob)
 
@@ -358,7 +358,8 @@ def chunk(task: ChunkTask, store: Store) -> Report:
     def produce(workdir: Path) -> StageResult:
         passages_path, article_log_path = workdir / "passages.parquet", workdir / "articles.parquet"
         spans_path = workdir / "spans.npy" if task.recipe.spans else None
-        table, page_table = load_template_table(store, task.tables.templates), load_page_table(store, task)
+        table = load_template_table(store, task.tables.templates)
+        page_table = load_page_table(store, task)
         with ReusableArticles(fetch_chunked_files(store, task.parent_parts), table) as reusable_articles:
             files = fetch_setting_files(store, task.setting_files)
             stats = chunk_part(

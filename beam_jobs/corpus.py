@@ -3,7 +3,8 @@
 `run` runs the tasks of `rag_model.store.recorded_tasks` on workers: each task reads one part of the
 corpus, or scores one block of texts with a model. `build_index` builds an index that a training
 searches and no snapshot has. `write_deltas` compares the files of two snapshots, so that a service
-that has the first one pulls only the changes. `redact_parts` rewrites parts without some pages.
+that has the first one pulls only the changes. `redact_parts` rewrites parts without the pages of a
+takedown.
 """
 
 import json
@@ -76,7 +77,7 @@ def size_launch(tasks: Sequence[RecordedTask], launch: Launch, n_gpus: int) -> L
     return sized_launch.for_gpus(n_gpus) if any(task.uses_gpu for task in tasks) else sized_launch
 
 
-def build_index(plan: IndexPlan, bag_tokenizer: Path | None, *, snapshot: Snapshot, launch: Launch) -> BlobRef:
+def build_index(plan: IndexPlan, tokenizer: Path | None, *, snapshot: Snapshot, launch: Launch) -> BlobRef:
     """Build an index over the passages of a snapshot, and return its file in the store.
 
     The index is recorded in the memo like an index of a build, so it is reused by a second
@@ -84,7 +85,7 @@ def build_index(plan: IndexPlan, bag_tokenizer: Path | None, *, snapshot: Snapsh
 
     Args:
         plan: the plan of the index.
-        bag_tokenizer: folder of a tokenizer; the index is then built over bags of its tokens. None
+        tokenizer: folder of a tokenizer; the index is then built over bags of its tokens. None
             builds the index over the texts.
         snapshot: the snapshot whose passages are indexed.
         launch: the settings of the run.
@@ -95,8 +96,8 @@ def build_index(plan: IndexPlan, bag_tokenizer: Path | None, *, snapshot: Snapsh
     store = Store.open(launch.store_url)
     files, parts = snapshot.manifest.content.files, [part for part in snapshot.parts if part.rows]
     row_files = [files[passages_path(part.name)] for part in parts]
-    if bag_tokenizer is not None:
-        row_files = _encode_bags(store, bag_tokenizer, row_files, [part.rows for part in parts], launch)
+    if tokenizer is not None:
+        row_files = _encode_bags(store, tokenizer, row_files, [part.rows for part in parts], launch)
     builds = [index.start_index(store, plan.kind, plan, row_files)]
     for job in (index.train, index.scatter, index.build_shards):
         builds = job(builds, launch)
@@ -104,10 +105,10 @@ def build_index(plan: IndexPlan, bag_tokenizer: Path | None, *, snapshot: Snapsh
 
 
 def _encode_bags(
-    store: Store, tokenizer_folder: Path, passages: Sequence[BlobRef], row_counts: Sequence[int], launch: Launch
+    store: Store, tokenizer: Path, passages: Sequence[BlobRef], row_counts: Sequence[int], launch: Launch
 ) -> list[BlobRef]:
     """Turn the passages of each part into bags of tokens; return the parts' files."""
-    encoder = store_bag_tokenizer(store, tokenizer_folder)
+    encoder = store_bag_tokenizer(store, tokenizer)
     embed_tasks = [
         EmbedTask(
             passages_ref,
@@ -212,9 +213,9 @@ def redact_parts(
     """
     return [
         from_table(RedactResult, report, "a report of the redact job")
-        for report in run_job("redact", redact, tasks, launch, on_progress, _estimate_redact_seconds)
+        for report in run_job("redact", redact, tasks, launch, on_progress, _estimate_redaction)
     ]
 
 
-def _estimate_redact_seconds(task: RedactTask) -> float:
+def _estimate_redaction(task: RedactTask) -> float:
     return task.passages.size / _REWRITTEN_BYTES_PER_SECOND

@@ -36,7 +36,7 @@ _READ_BYTES_PER_SECOND = 2e7
 _ENCODED_PER_SECOND = 8e9
 # Libraries whose versions determine the vectors of a transformer, and of a static encoder. A model
 # behind an endpoint uses none of them.
-_TORCH_LIBRARIES, STATIC_LIBRARIES = ("torch", "transformers", "tokenizers"), ("numpy", "tokenizers")
+_LIBRARIES, STATIC_LIBRARIES = ("torch", "transformers", "tokenizers"), ("numpy", "tokenizers")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class EmbedTask:
     # Device type and dtype of the encoder, such as `cuda bfloat16`; empty: the worker's defaults.
     precision: str = CPU_FLOAT32
     # Libraries whose version determines the vectors.
-    libraries: tuple[str, ...] = _TORCH_LIBRARIES
+    libraries: tuple[str, ...] = _LIBRARIES
 
     @classmethod
     def of(
@@ -78,7 +78,7 @@ class EmbedTask:
         is_static = isinstance(spec, BagSpec) or (isinstance(spec, EncoderSpec) and spec.is_static)
         is_device_independent = is_static or is_endpoint
         precision = CPU_FLOAT32 if is_device_independent else detect_precision()
-        libraries = () if is_endpoint else STATIC_LIBRARIES if is_static else _TORCH_LIBRARIES
+        libraries = () if is_endpoint else STATIC_LIBRARIES if is_static else _LIBRARIES
         reuse_fields = parent_parts, n_new_passages, is_device_independent, precision, libraries
         return cls(chunk_result.passages, rows_digest, encoder.passage, *row_fields, *reuse_fields)
 
@@ -137,8 +137,8 @@ def _find_or_encode(task: EmbedTask, store: Store) -> Report:
 
     inputs = task.inputs()
     memo_record, is_new = store.memo.get_or_create("embed", inputs, produce)
-    matching_dtypes = ("", None, task.precision.partition(" ")[2])
-    if not task.is_device_independent and memo_record.stats.get("arithmetic") not in matching_dtypes:
+    dtypes = ("", None, task.precision.partition(" ")[2])
+    if not task.is_device_independent and memo_record.stats.get("arithmetic") not in dtypes:
         # Older versions recorded vectors of every device type and dtype under one key.
         memo_record, is_new = store.memo.get_or_create("embed", {**inputs, "arithmetic": task.precision}, produce)
     return asdict(EmbedResult.from_record(memo_record, is_new=is_new))

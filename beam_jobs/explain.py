@@ -50,7 +50,7 @@ _KIND_PATH = "plan.kind"  # path of the index kind in the inputs of an index
 class StageReuse:
     """The results that one stage would reuse."""
 
-    stage: str  # plan, chunk, embed, or for an index train/hnsw, shard/hnsw, index/hnsw
+    stage: str  # name: plan, chunk or embed; for the index `hnsw` train/, shard/ or index/hnsw
     # unit of the counts: parts, articles, passages or indexes; for a trained file `if it fits`, for
     # the graphs of cells `to update`
     unit: str
@@ -158,8 +158,8 @@ def explain(
         plan = plan_parts(scratch_store, dump, recipe, limit, parent, store)
         encoders = store_encoders(scratch_store, encoder, recipe, store, parent.pins)
         chunker = store_chunker(scratch_store, recipe.chunk)
-        setting_files = fetch_setting_files(scratch_store, chunker.files)
-        lookup = _ReuseLookup(store, parent, encoders, recipe, folder / "passages.parquet", setting_files)
+        files = fetch_setting_files(scratch_store, chunker.files)
+        lookup = _ReuseLookup(store, parent, encoders, recipe, folder / "passages.parquet", files)
         tables = collect_tables(
             scratch_store,
             plan,
@@ -175,7 +175,8 @@ def explain(
                     name, chunk_result, parent.find_encoded_parts(task.part, stored_encoder.space.digest)
                 )
     dimensions = {name: stored_encoder.space.dim for name, stored_encoder in encoders.items()}
-    index_plans = plan_indexes(recipe.index, lookup.chunk_results, dimensions, get_worker_memory(beam_options), parent)
+    memory = get_worker_memory(beam_options)
+    index_plans = plan_indexes(recipe.index, lookup.chunk_results, dimensions, memory, parent)
     index_stages = [
         stage
         for name, index_plan in index_plans.items()
@@ -239,7 +240,7 @@ class _ReuseLookup:
         self._rows: dict[str, list[BlobRef]] = {name: [] for name in (TEXT, *encoders)}
         self._store, self._parent = store, parent
         self._encoders, self._recipe = encoders, recipe
-        self._scratch, self._setting_files = scratch, setting_files
+        self._scratch, self._files = scratch, setting_files
 
     def list_embed_stages(self) -> list[StageReuse]:
         """Return a row of the report for each representation."""
@@ -260,7 +261,7 @@ class _ReuseLookup:
             with ReusableArticles(fetch_chunked_files(self._store, task.parent_parts), self.table) as reusable_articles:
                 chunk_arguments = task.part, task.siteinfo, task.recipe, self._scratch, None, reusable_articles
                 stats = chunk_part(
-                    *chunk_arguments, task.suppressed, self._setting_files, table=self.table, page_table=page_table
+                    *chunk_arguments, task.suppressed, self._files, table=self.table, page_table=page_table
                 )
             chunk_result = ChunkResult(BlobRef(digest_file(self._scratch), self._scratch.stat().st_size), stats)
             self.chunk.count_task(stats.articles, stats.inherited, inputs)
@@ -277,12 +278,12 @@ class _ReuseLookup:
             stage_counts.count_task(n_rows, n_rows, None)
             self._rows[name] += [record.outputs["embeddings"]] if n_rows else []
             return
-        passages_path = (
+        passages = (
             self._store.blobs.get_local_path(chunk_result.passages)
             if self._store.blobs.exists(chunk_result.passages)
             else self._scratch
         )
-        reused_rows = task.row_format.count_reusable(passages_path, fetch_parent_files(self._store, parent_parts))
+        reused_rows = task.row_format.count_reusable(passages, fetch_parent_files(self._store, parent_parts))
         stage_counts.count_task(n_rows, reused_rows, inputs)
 
     def look_up_training(self, index_name: str, plan: IndexPlan) -> StageReuse:
@@ -321,7 +322,7 @@ class _ReuseLookup:
         return StageReuse(f"index/{index_name}", "indexes", n_reused, 1, 1, n_reused, dict.fromkeys(changes, 1))
 
     def _find_changed(self, stage: str, plan: IndexPlan) -> list[str]:
-        """Return the inputs in which the most similar record of a stage differs, which may be none."""
+        """Return the inputs in which the most similar record of a stage differs, if any."""
         stage_counts = self._embed.get(plan.over, self.chunk)
         is_complete = stage_counts.recorded == stage_counts.tasks
         blob_list = json.dumps([ref.to_json() for ref in self._rows[plan.over]]).encode()

@@ -118,7 +118,7 @@ class NeighborTask:
 
 
 def find_neighbors(task: NeighborTask, store: Store) -> Report:
-    """Find the rows of one part with the highest scores for each query, unless the memo has them."""
+    """Find the rows of one part that score highest for each query, unless the memo has them."""
 
     def produce(workdir: Path) -> StageResult:
         rows_path = store.blobs.get_local_path(task.rows)
@@ -144,10 +144,10 @@ def _iter_parent_neighbors(
     parent_positions = np.array([position_by_query.get(query.tobytes(), -1) for query in queries], np.int64)
     for parent_rows in task.parent_rows:
         parent_task = replace(task, rows=parent_rows, queries=task.parent_queries)
-        neighbor_record = store.memo.find(NEIGHBORS, store.memo.compute_key(parent_task.inputs()))
-        if neighbor_record is None or not store.blobs.exists(parent_rows):
+        record = store.memo.find(NEIGHBORS, store.memo.compute_key(parent_task.inputs()))
+        if record is None or not store.blobs.exists(parent_rows):
             continue
-        lists = _read_neighbors(store, neighbor_record.outputs["neighbors"]).select(parent_positions)
+        lists = _read_neighbors(store, record.outputs["neighbors"]).select(parent_positions)
         if parent_rows == task.rows:
             yield lists, np.arange(task.row_count)
         else:

@@ -148,8 +148,8 @@ def _with_train_result(build: IndexInProgress, result: IndexStageResult) -> Inde
     trained_build = _with_training(annotated_build, result.blob, training_fit)
     if not result.keeps_shards or not build.reused:
         return trained_build
-    parent_numbers = tuple(result.stats.get("previous_shards", ()))
-    return replace(trained_build, parent_shards=build.reused.shards, parent_shard_numbers=parent_numbers)
+    numbers = tuple(result.stats.get("previous_shards", ()))
+    return replace(trained_build, parent_shards=build.reused.shards, parent_shard_numbers=numbers)
 
 
 def _with_reused_training(build: IndexInProgress) -> IndexInProgress:
@@ -352,8 +352,8 @@ def _find_reusable_training(store: Store, build: IndexInProgress) -> tuple[BlobR
     """
     if build.derived:
         return None
-    row_counts = [cell["rows"] for cell in _read_cells(store, build)]
-    imbalance = round(max(row_counts) * len(row_counts) / max(1, sum(row_counts)), 4) if row_counts else 0.0
+    sizes = [cell["rows"] for cell in _read_cells(store, build)]
+    imbalance = round(max(sizes) * len(sizes) / max(1, sum(sizes)), 4) if sizes else 0.0
     return (require_blob(build.trained), build.training_fit.with_imbalance(imbalance)) if build.training_fit else None
 
 

@@ -80,7 +80,7 @@ class IndexInProgress:
     parent_shard_numbers: tuple[int, ...] = ()
     training_fit: TrainingStats | None = None  # how well the trained file fits its training vectors
     pieces: BlobRef | None = None  # JSON list of the pieces of all parts, in row order
-    # Array of `SLICE_LOCATION_DTYPE`, shape (shards, parts): where the slice of each shard is in each
+    # Array of `SLICE_LOCATION_DTYPE`, shape (shards, parts): where each shard's slice is in each
     # piece.
     slice_locations: BlobRef | None = None
     # JSON list with each shard's number of rows, and the digests of its slices and of their
@@ -179,9 +179,9 @@ def train_one(build: IndexInProgress, store: Store) -> Report:
     # Graphs are not trained again because of an imbalance: their cells are split or merged.
     retrain_reason = None if isinstance(get_kind(plan.kind), ShardUpdatingKind) else imbalance
     if reused and not retrain_reason:
-        fit_result = _measure_fit(build, reused, store) if reused.changed_parts else FitResult(0, {})
-        retrain_reason = fit_result.explain_misfit(plan.drift)
-        follow_reason = reused.growth or fit_result.explain_missed_neighbors() or imbalance
+        fit = _measure_fit(build, reused, store) if reused.changed_parts else FitResult(0, {})
+        retrain_reason = fit.explain_misfit(plan.drift)
+        follow_reason = reused.growth or fit.explain_missed_neighbors() or imbalance
         if not retrain_reason:
             if not follow_reason:
                 return asdict(IndexStageResult(None, {}))
@@ -190,8 +190,8 @@ def train_one(build: IndexInProgress, store: Store) -> Report:
     def write_file(out: Path) -> IndexStats:
         return get_kind(plan.kind).train(plan, _open_listed_row_files(store, build.rows), out)
 
-    train_result = _memoize(store, "train", get_index_inputs(plan), write_file, vectors=build.rows.id)
-    return asdict(replace(train_result, note=f"trained again: {retrain_reason}" if retrain_reason else ""))
+    result = _memoize(store, "train", get_index_inputs(plan), write_file, vectors=build.rows.id)
+    return asdict(replace(result, note=f"trained again: {retrain_reason}" if retrain_reason else ""))
 
 
 def _redact_training(
@@ -275,7 +275,7 @@ def scatter_one(task: ScatterTask, store: Store) -> Report:
     plan, trained_blob = task.build.plan, require_blob(task.build.trained)
 
     def write_file(out: Path) -> IndexStats:
-        arguments = store.blobs.get_local_path(trained_blob), store.blobs.get_local_path(task.rows), task.number
+        trained_path, rows_path = map(store.blobs.get_local_path, (trained_blob, task.rows))
         kind = get_kind(plan.kind)
         # If pieces of the parent cannot be used, all vectors of the part are encoded again.
         with suppress(InputError, StoreError):
@@ -284,8 +284,8 @@ def scatter_one(task: ScatterTask, store: Store) -> Report:
                 and kind.carries(plan)
                 and (parent_pieces := _find_parent_pieces(task, store))
             ):
-                return kind.carry(plan, *arguments, parent_pieces, out)
-        return kind.scatter(plan, *arguments, out)
+                return kind.carry(plan, trained_path, rows_path, task.number, parent_pieces, out)
+        return kind.scatter(plan, trained_path, rows_path, task.number, out)
 
     inputs = _get_scatter_inputs(task.rows, trained_blob, task.number)
     return asdict(_memoize(store, "scatter", get_piece_inputs(plan), write_file, **inputs))

@@ -189,7 +189,8 @@ def _report_exits(request_by_pid: dict[int, int]) -> None:
             exit_code = os.waitstatus_to_exitcode(pid_and_status[1])
             # seconds of this process and of all workers that ended
             cpu_seconds = sum(os.times()[:4])
-            os.write(1, f"{request_by_pid.pop(pid_and_status[0])} {exit_code} {cpu_seconds}\n".encode())
+            request_number = request_by_pid.pop(pid_and_status[0])
+            os.write(1, f"{request_number} {exit_code} {cpu_seconds}\n".encode())
 
 
 def _run_worker(environment: Mapping[str, str], folder: str, log_path: str) -> NoReturn:

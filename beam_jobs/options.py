@@ -22,7 +22,7 @@ from rag_model.errors import UsageError
 from rag_model.process import count_cores
 from rag_model.secrets import refuse_secrets
 
-_SECRET_OPTION = re.compile(r"--(?P<name>\w*(?:secret|password|token|connection_string)\w*)", re.IGNORECASE)
+_SECRET = re.compile(r"--(?P<name>\w*(?:secret|password|token|connection_string)\w*)", re.IGNORECASE)
 
 
 _ACCELERATOR_OPTION = "worker_accelerator="
@@ -63,7 +63,7 @@ def check_flags(flags: Sequence[str]) -> tuple[str, ...]:
         UsageError: a flag has a wrong value, or may contain a secret, or there is no such runner.
     """
     refuse_secrets(flags)
-    if secret_flags := [secret_match for flag in flags if (secret_match := _SECRET_OPTION.match(flag))]:
+    if secret_flags := [secret_match for flag in flags if (secret_match := _SECRET.match(flag))]:
         raise UsageError(
             f"Beam's option --{secret_flags[0]['name']} is a secret, and options appear in logs "
             "and process lists: set a variable such as AWS_SECRET_ACCESS_KEY in the environment "

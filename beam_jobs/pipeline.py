@@ -32,8 +32,8 @@ from rag_model import errors
 from rag_model.store.store import Store
 
 FAILED_SUFFIX = "failed"  # suffix of the stage name under which a worker reports an error
-# For each failure of an engine: the pattern of its message, the class of the error to raise, and the
-# error's text after "the STAGE job".
+# For each failure of an engine: the pattern of its message, the class of the error to raise, and
+# the error's text after "the STAGE job".
 _ENGINE_FAILURES = (
     (
         re.compile(r"StatusRuntimeException: (CANCELLED|UNAVAILABLE)"),

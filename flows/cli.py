@@ -58,7 +58,7 @@ _BUILD_ENVIRONMENT = {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "10000"}
 _RETRIEVER_OPTIONS = {"--retriever", "--index"}
 
 
-def select_settable_arguments(commands: tuple[str, ...], arguments: ArgumentCollection) -> ArgumentCollection:
+def select_settable(commands: tuple[str, ...], arguments: ArgumentCollection) -> ArgumentCollection:
     """Return the arguments that may get their values from the environment or from `bookwheel.toml`.
 
     The subcommand `index` ignores the settings `index` and `questions`, which other subcommands
@@ -73,14 +73,14 @@ def select_settable_arguments(commands: tuple[str, ...], arguments: ArgumentColl
         excluded_names |= {"--index", "--questions", "--beam-options"}
     if any(argument.tokens for argument in arguments if _RETRIEVER_OPTIONS & set(argument.names)):
         excluded_names |= _RETRIEVER_OPTIONS
-    settable_arguments = arguments.copy()
-    settable_arguments[:] = [argument for argument in arguments if not excluded_names & set(argument.names)]
-    return settable_arguments
+    settable = arguments.copy()
+    settable[:] = [argument for argument in arguments if not excluded_names & set(argument.names)]
+    return settable
 
 
 class _Environment(Env):
     def __call__(self, app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
-        super().__call__(app, commands, select_settable_arguments(commands, arguments))
+        super().__call__(app, commands, select_settable(commands, arguments))
 
 
 class _TomlSettings(Toml):
@@ -89,8 +89,8 @@ class _TomlSettings(Toml):
 
         Cyclopts itself would drop a key that is also the name of a subcommand, such as `index`.
         """
-        settable_arguments = select_settable_arguments(commands, arguments)
-        update_argument_collection(self.config, self.source, settable_arguments, root_keys=(), allow_unknown=True)
+        settable = select_settable(commands, arguments)
+        update_argument_collection(self.config, self.source, settable, root_keys=(), allow_unknown=True)
 
     def _load_config(self, path: Path) -> dict[str, Any]:
         try:

@@ -224,18 +224,18 @@ def compare_and_report(
     run: ComparisonRun, timed_metrics: Sequence[RetrieverMetrics], clock: StageClock, report: str | None
 ) -> CompareOutcome:
     """Compare the retrievers, recommend one, and write the report."""
-    run.comparisons = comparisons = comparison.compare_retrievers(timed_metrics, run.judge, run.k, run.groups)
+    run.comparisons = comparison.compare_retrievers(timed_metrics, run.judge, run.k, run.groups)
     headline_measure = run.judge.get_headline_measure(run.k)
     advice = advise_retriever(run.snapshot, timed_metrics, headline_measure)
     if report:
-        write_report(render_retrieval_report(_build_report(run, comparisons, advice)), Path(report))
+        write_report(render_retrieval_report(_build_report(run, advice)), Path(report))
     return CompareOutcome(
         snapshot=run.snapshot.id,
         k=run.k,
         n=len(run.question_set.questions),
         judged_by=run.judge.judged_by,
         measure=headline_measure,
-        standings={comparison.expression: comparison.to_json() for comparison in comparisons},
+        standings={comparison.expression: comparison.to_json() for comparison in run.comparisons},
         advice=advice,
         notes=run.groups.notes,
         seconds=clock.seconds,
@@ -264,10 +264,10 @@ def record_comparison(run: ComparisonRun, outcome: CompareOutcome, questions: st
 def _write_record_files(run: ComparisonRun, advice: str, folder: Path) -> None:
     for number, rankings in enumerate(run.rankings, start=1):
         write_jsonl(rankings.results, insert_name(folder / ROWS, _build_name_infix(run, number)))
-    write_report(render_retrieval_report(_build_report(run, run.comparisons, advice)), folder / REPORT)
+    write_report(render_retrieval_report(_build_report(run, advice)), folder / REPORT)
 
 
-def _build_report(run: ComparisonRun, comparisons: Sequence[RetrieverComparison], advice: str) -> RetrievalReport:
+def _build_report(run: ComparisonRun, advice: str) -> RetrievalReport:
     return RetrievalReport(
         snapshot=run.snapshot.id,
         created_at=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -275,7 +275,7 @@ def _build_report(run: ComparisonRun, comparisons: Sequence[RetrieverComparison]
         k=run.k,
         judged_by=run.judge.judged_by,
         measure=run.judge.get_headline_measure(run.k),
-        retrievers=comparisons,
+        retrievers=run.comparisons,
         advice=advice,
         notes=run.groups.notes,
         lineage={

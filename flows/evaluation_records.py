@@ -71,8 +71,8 @@ def store_evaluation(
 
 
 def _publish_page(store: Store, evaluation: str) -> str | None:
-    """Write the report of a recorded evaluation as a page; return its URL, or None if that fails."""
-    with suppress(StoreError, KeyError, ValueError):  # the recorded report is complete without the page
+    """Write the report of a recorded evaluation as a page; return its URL, or None on failure."""
+    with suppress(StoreError, KeyError, ValueError):  # the page is only a copy of the report
         report_html = store.blobs.read(store.evaluations.get(evaluation).content.files[REPORT])
         return store_report(store, evaluation, report_html.decode())
     return None

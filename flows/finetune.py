@@ -100,8 +100,8 @@ class TrainingWatch:
     def _report_rebuild_start(self, n_steps: int) -> None:
         if self._moving is not None and self._moving.is_due(n_steps):
             self._n_started_rebuilds += 1
-            wait_text = ", and waits for it" if self._moving.mode == "synchronous" else ""
-            self._reporter.say(f"rebuilds the index with the encoders of step {n_steps:,}{wait_text} …")
+            wait = ", and waits for it" if self._moving.mode == "synchronous" else ""
+            self._reporter.say(f"rebuilds the index with the encoders of step {n_steps:,}{wait} …")
 
     def _report_index_change(self, n_steps: int, step_values: Mapping[str, float]) -> None:
         age, previous_age = step_values["snapshot_age"], self._index_age
@@ -398,10 +398,10 @@ def train_model(
     watch = TrainingWatch(on_progress, len(job.job.examples["dev"]), settings.loop.evaluate_every, moving_settings)
     uploader = CheckpointUploader(get_training_identity(job, folder), on_progress.say) if processes.is_first else None
     with (
-        open_rebuild_launcher(job.store, get_rebuild_ref(job), beam_options, devices) as rebuild_launcher,
+        open_rebuild_launcher(job.store, get_rebuild_ref(job), beam_options, devices) as launcher,
         uploader or nullcontext(),
     ):
-        return job.run(folder, watch, rebuild_launcher, uploader.enqueue if uploader else None)
+        return job.run(folder, watch, launcher, uploader.enqueue if uploader else None)
 
 
 publish_model = stage(Finetuning.publish, "publish_model")

@@ -44,7 +44,7 @@ class IndexRequest:
     column: str | None = None  # name of the vector column in Parquet files
     invalid: InvalidRowPolicy = "refuse"  # what to do with rows that have a NaN or an infinity
     questions: Path | None = None  # file of query vectors; None: some of the indexed vectors
-    disk: int | None = None  # maximum bytes of the index; None: any
+    disk: int | None = None  # maximum bytes of the index; None: no limit
     # whether candidates may be reranked by the full vectors of a snapshot, as in a recipe
     can_rerank: bool = False
     work: Path | None = None  # folder for the temporary store; None: the folder of `out`
@@ -107,8 +107,8 @@ def plan_index(request: IndexRequest, n: int, d: int) -> VectorPlan:
     recipes = [request.recipe]
     if request.fit_structure:
         recipes = choose_by_recall(list_alternatives(request.recipe, d, with_vectors=request.can_rerank), n, d)
-    limits_search = request.fit_structure or request.memory is not None
-    return fit_into_memory(recipes, n, d, memory or 1 << 62, serving=limits_search, disk=request.disk)
+    for_search = request.fit_structure or request.memory is not None
+    return fit_into_memory(recipes, n, d, memory or 1 << 62, serving=for_search, disk=request.disk)
 
 
 def _check_output_path(out: Path, vector_input: VectorInput) -> None:
@@ -121,14 +121,14 @@ def _check_output_path(out: Path, vector_input: VectorInput) -> None:
 
 
 def _split_vectors(
-    store: Store, vector_input: VectorInput, invalid_policy: InvalidRowPolicy, on_progress: OnProgress
+    store: Store, vector_input: VectorInput, invalid: InvalidRowPolicy, on_progress: OnProgress
 ) -> tuple[list[BlobRef], Rows | None]:
     """Store the vectors as parts, if they are not stored yet; return the parts and the numbers of
     the rows in them (None: all rows).
     """
     key_inputs = {
         "files": [*vector_input.identify_files().values()],
-        "invalid": invalid_policy,
+        "invalid": invalid,
         "part_rows": vector_input.count_part_rows(),
         "code": _SPLIT_CODE,
     }
@@ -142,7 +142,7 @@ def _split_vectors(
             parts[f"{len(parts):05d}"] = _store_array(store, block)
             on_progress(len(parts), n_parts)
 
-        kept_rows = split_into_parts(vector_input, store_block, invalid_policy)
+        kept_rows = split_into_parts(vector_input, store_block, invalid)
         outputs = parts if kept_rows is None else {**parts, "kept": _store_array(store, kept_rows)}
         memo_record = store.memo.write_record("cut", memo_key, outputs, {}, key_inputs)
     part_refs = dict(memo_record.outputs)

@@ -83,7 +83,7 @@ class EvaluateOutcome:
     model: str  # full id, or the folder that was named
     retriever: str  # expression
     n: int  # number of questions
-    k: int  # passages for each question
+    k: int  # number of passages for each question
     metrics: dict[str, float]  # Success@k first, then the measures of the answers
     # 95 % confidence intervals of metrics and ranks, as far as there are any, by resampling
     # questions

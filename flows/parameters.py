@@ -68,7 +68,7 @@ _NON_EMPTY = _NonEmptyText()
 Url = Annotated[str, Parameter(validator=_NON_EMPTY), _NON_EMPTY]
 
 
-def make_file_option(read: Callable[[Path], Any], description: str | None = None, name: str | None = None) -> Parameter:
+def take_file(read: Callable[[Path], Any], description: str | None = None, name: str | None = None) -> Parameter:
     """Return a command-line option that takes a file; `read` turns the file into the parameter.
 
     Without `description`, the docstring of the flow describes the option.
@@ -84,9 +84,7 @@ def make_file_option(read: Callable[[Path], Any], description: str | None = None
 
 
 # In a form, the user enters these settings as a table; on the command line, as a file.
-RecipeParameter = Annotated[
-    Recipe | None, make_file_option(read_recipe, "A TOML file; omitted settings keep their defaults.")
-]
+RecipeParameter = Annotated[Recipe | None, take_file(read_recipe, "A TOML file; omitted settings keep their defaults.")]
 StoreParameter = Annotated[StoreUrl, Parameter(validator=_NON_EMPTY), _NON_EMPTY]
 DumpParameter = Annotated[Url, Parameter(help=DUMP_HELP)]
 

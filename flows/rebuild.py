@@ -213,8 +213,8 @@ def delete_rebuild_refs(store: Store, ref: str) -> None:
                 refs.delete(ref, current_move.number, "the training has ended")
 
 
-def _describe_exit(exit_code: int) -> str:
-    return f"by {signal.Signals(-exit_code).name}" if exit_code < 0 else f"with exit code {exit_code}"
+def _describe_exit(code: int) -> str:
+    return f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
 
 
 if __name__ == "__main__":

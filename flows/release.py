@@ -18,7 +18,7 @@ from typing import Annotated, Any
 from flows import artifacts
 from flows.finetune import finetune
 from flows.outcome import ReleaseOutcome, ReleaseRefusedError
-from flows.parameters import DumpParameter, RecipeParameter, StoreParameter, Url, make_file_option
+from flows.parameters import DumpParameter, RecipeParameter, StoreParameter, Url, take_file
 from flows.reindex import DEFAULT_ENCODER, reindex
 from flows.release_evaluator import ReleaseEvaluation, ReleaseEvaluator
 from flows.stage import StageClock, deployment_flow, stage
@@ -77,7 +77,7 @@ def release(
     model: str | None = None,
     training: Annotated[
         ReleaseTraining | None,
-        make_file_option(
+        take_file(
             _read_training,
             "Train a RAG model on the new snapshot: TOML with kind, train, dev, name and [recipe.TABLE]s.",
         ),
@@ -139,8 +139,8 @@ def release(
             # A measure that applies to none of the questions is missing from the metrics.
             acceptance.check_measures(present_evaluation.metrics)
         if done.setdefault("reindex", snapshot is None):
-            reindex_arguments = dump, store, encoder, recipe, candidate_ref, limit, False, beam_options
-            snapshot = reindex.fn(*reindex_arguments, base=ref, rebuild_graphs=rebuild_graphs).snapshot
+            arguments = dump, store, encoder, recipe, candidate_ref, limit, False, beam_options
+            snapshot = reindex.fn(*arguments, base=ref, rebuild_graphs=rebuild_graphs).snapshot
             if inputs is not None and snapshot is not None:
                 record_snapshot(opened_store, inputs, present_snapshot, snapshot)
         assert snapshot is not None  # None only after a dry run
@@ -252,8 +252,8 @@ def find_withdrawal(store: Store, ref: str, snapshot: str, current_move: RefMove
     """Return `REF@NUMBER` of the last move to `snapshot` if the ref has moved on since; else ""."""
     if current_move is None or current_move.snapshot == snapshot:
         return ""
-    move_numbers = [move.number for move in store.refs.read_history(ref) if move.snapshot == snapshot]
-    return f"{ref}@{move_numbers[-1]}" if move_numbers else ""
+    numbers = [move.number for move in store.refs.read_history(ref) if move.snapshot == snapshot]
+    return f"{ref}@{numbers[-1]}" if numbers else ""
 
 
 @stage

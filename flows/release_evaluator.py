@@ -66,7 +66,7 @@ class ReleaseEvaluator:
         )
 
     def get_headline_measure(self, model: str | None) -> str:
-        """Return the measure that decides: one of answers if there is a model, else one of retrieval."""
+        """Return the measure that decides: of answers if there is a model, else of retrieval."""
         if model:
             return get_deciding_measure(self.settings.kind)
         return self.judge.get_headline_measure(self.settings.depth)

@@ -28,7 +28,7 @@ from flows.add_index import add_index
 from flows.evaluation_records import REPORT, NewEvaluation, store_evaluation
 from flows.import_library import import_library
 from flows.outcome import ReproduceOutcome, ReproductionIncompleteError, ReproductionRefusedError
-from flows.parameters import Url, make_file_option
+from flows.parameters import Url, take_file
 from flows.reindex import reindex
 from flows.release_evaluator import ReleaseEvaluation, ReleaseEvaluator
 from flows.reproduction import DataFile, Library, Reproduction, Row, read_reproduction
@@ -103,18 +103,18 @@ class ReproductionPlan:
         return {
             name: file
             for name, file in self.data.items()
-            if not (file.path or self.get_local_path(file).exists() or self.get_complete_path(file).exists())
+            if not (file.path or self.local_path(file).exists() or self.complete_path(file).exists())
         }
 
-    def get_complete_path(self, file: DataFile) -> Path:
+    def complete_path(self, file: DataFile) -> Path:
         """Return the path of the complete local copy of a data set."""
         return Path(file.path) if file.path else self.folder / file.local_name
 
-    def get_local_path(self, file: DataFile) -> Path:
+    def local_path(self, file: DataFile) -> Path:
         """Return the path of the local copy; a sample from the Hub has a separate folder, with the
         first files.
         """
-        path = self.get_complete_path(file)
+        path = self.complete_path(file)
         is_part = self.fraction is not None and file.url.startswith("hf://")
         return path.with_name(f"{path.name}-first-{self.fraction:g}") if is_part else path
 
@@ -201,7 +201,8 @@ def estimate_library(plan: ReproductionPlan, library_name: str) -> WorkEstimate:
     Raises:
         InputError: the local folder of the encoder has no readable configuration.
     """
-    library, n_passages = plan.reproduction.library[library_name], _count_passages(plan, library_name)
+    library = plan.reproduction.library[library_name]
+    n_passages = _count_passages(plan, library_name)
     architecture, d = _read_encoder_sizes(plan, library)
     indexes = plan.reproduction.select_indexes(library_name, plan.rows)
     estimate = (
@@ -239,7 +240,7 @@ def _read_encoder_sizes(plan: ReproductionPlan, library: Library) -> tuple[Archi
 def _count_passages(plan: ReproductionPlan, library_name: str) -> int:
     library = plan.reproduction.library[library_name]
     file = plan.data[library.dump]
-    n, path = library.passages or file.records, plan.get_local_path(file)
+    n, path = library.passages or file.records, plan.local_path(file)
     if path.is_file() and (not n or plan.fraction is not None):
         # A local copy may be a small part of the published data; a sample is a share of the copy.
         n_passages = estimate_passages(str(path), 100)
@@ -276,7 +277,7 @@ def estimate_row(plan: ReproductionPlan, row: Row, data_name: str) -> WorkEstima
 def reproduce(
     reproduction: str,
     store: Url,
-    folder: Annotated[str, make_file_option(str, name="--data")] = DEFAULT_FOLDER,
+    folder: Annotated[str, take_file(str, name="--data")] = DEFAULT_FOLDER,
     rows: Sequence[str] = (),
     fraction: float | None = None,
     beam_options: Sequence[str] = (),
@@ -467,7 +468,7 @@ def fetch_data(plan: ReproductionPlan, on_progress: OnProgress) -> dict[str, str
         InputError: a data set cannot be downloaded, or does not match its checksum.
     """
     for name, file in plan.list_missing_data().items():
-        path = plan.get_local_path(file)
+        path = plan.local_path(file)
         try:
             if file.url.startswith("hf://"):
                 _fetch_from_hub(file.url, path, plan.fraction)
@@ -481,12 +482,12 @@ def fetch_data(plan: ReproductionPlan, on_progress: OnProgress) -> dict[str, str
                 f"put it into {plan.folder} as {file.local_name}, and run this again{also_missing}"
             ) from error
     for file in plan.data.values():
-        has_no_sample = plan.get_complete_path(file).is_dir() and not plan.get_local_path(file).exists()
+        has_no_sample = plan.complete_path(file).is_dir() and not plan.local_path(file).exists()
         if plan.fraction is not None and has_no_sample:
-            _link_first_files(plan.get_complete_path(file), plan.get_local_path(file), plan.fraction)
+            _link_first_files(plan.complete_path(file), plan.local_path(file), plan.fraction)
     for name, file in plan.data.items():
-        _verify_data(name, file, plan.get_local_path(file))
-    return {name: _get_path_or_glob(file, plan.get_local_path(file)) for name, file in plan.data.items()}
+        _verify_data(name, file, plan.local_path(file))
+    return {name: _get_path_or_glob(file, plan.local_path(file)) for name, file in plan.data.items()}
 
 
 def _link_first_files(folder: Path, sample: Path, fraction: float) -> None:
@@ -592,8 +593,8 @@ def _list_encoders(store: Store, plan: ReproductionPlan, library: Library) -> li
     if encoder.startswith(MODEL_PREFIX):
         return []
     names = resolve_encoders(store, encoder)
-    question_encoder = library.recipe.encode.question_encoder or names.question
-    return [encoder, question_encoder, *(extra.encoder for extra in library.recipe.represent.values())]
+    encoders = [encoder, library.recipe.encode.question_encoder or names.question]
+    return encoders + [extra.encoder for extra in library.recipe.represent.values()]
 
 
 def sample_data(plan: ReproductionPlan, paths: Mapping[str, str], folder: Path) -> dict[str, str]:
@@ -617,7 +618,7 @@ def _strip_compression_suffix(name: str) -> str:
     return name.removesuffix(".gz").removesuffix(".xz").removesuffix(".bz2").removesuffix(".zst")
 
 
-def build_library(run: ReproductionRun, library_name: str) -> None:
+def build_library(run: ReproductionRun, name: str) -> None:
     """Find the snapshot of a library with the indexes of its rows; build it if there is none.
 
     First build a snapshot of passages and vectors without indexes, so that further rows of the same
@@ -626,14 +627,14 @@ def build_library(run: ReproductionRun, library_name: str) -> None:
     Raises:
         StoreError: the store is full or cannot be written.
     """
-    plan, ref = run.plan, run.get_ref(library_name)
-    indexes = plan.reproduction.select_indexes(library_name, plan.rows)
-    library_recipe = use_local_models(plan.reproduction.library[library_name].recipe, plan.folder)
+    plan, ref = run.plan, run.get_ref(name)
+    indexes = plan.reproduction.select_indexes(name, plan.rows)
+    library_recipe = use_local_models(plan.reproduction.library[name].recipe, plan.folder)
     base_recipe = replace(library_recipe, index={}, retriever="")
-    with _record_failure(run.library_failures, library_name):
-        build, inputs = _choose_build(run, library_name, base_recipe, ref)
+    with _record_failure(run.library_failures, name):
+        build, inputs = _choose_build(run, name, base_recipe, ref)
         base_snapshot = _find_or_build(run.store, inputs, build)
-    if library_name in run.library_failures:
+    if name in run.library_failures:
         return
 
     def build_with_indexes(index_names: Collection[str]) -> str:
@@ -645,21 +646,21 @@ def build_library(run: ReproductionRun, library_name: str) -> None:
         return _find_or_build(run.store, new_inputs, lambda: build_indexes().snapshot)
 
     failures: dict[str, BookwheelError] = {}
-    with _record_failure(failures, library_name):
-        run.snapshots[library_name] = build_with_indexes(indexes)
-    if library_name in run.snapshots:
+    with _record_failure(failures, name):
+        run.snapshots[name] = build_with_indexes(indexes)
+    if name in run.snapshots:
         return
     if len(indexes) == 1:
-        run.index_failures.update({(library_name, index_name): failures[library_name] for index_name in indexes})
+        run.index_failures.update({(name, index_name): failures[name] for index_name in indexes})
     else:
         # Build one index at a time to learn which indexes fail. Files of finished indexes are
         # reused.
         for index_name in indexes:
-            with _record_failure(run.index_failures, (library_name, index_name)):
+            with _record_failure(run.index_failures, (name, index_name)):
                 build_with_indexes([index_name])
-    with _record_failure(run.library_failures, library_name):
-        good_indexes = [index for index in indexes if (library_name, index) not in run.index_failures]
-        run.snapshots[library_name] = build_with_indexes(good_indexes)
+    with _record_failure(run.library_failures, name):
+        good_indexes = [index for index in indexes if (name, index) not in run.index_failures]
+        run.snapshots[name] = build_with_indexes(good_indexes)
 
 
 @contextmanager
@@ -674,10 +675,10 @@ def _record_failure(failures: dict[FailureKey, BookwheelError], key: FailureKey)
 
 
 def _choose_build(
-    run: ReproductionRun, library_name: str, recipe: Recipe, ref: str
+    run: ReproductionRun, name: str, recipe: Recipe, ref: str
 ) -> tuple[Callable[[], str | None], Inputs | None]:
     """Return a function that builds a library without indexes, and the inputs of that build."""
-    plan, library = run.plan, run.plan.reproduction.library[library_name]
+    plan, library = run.plan, run.plan.reproduction.library[name]
     encoder, dump = _find_model(plan.folder, library.encoder), run.paths[library.dump]
     if library.vectors:
         vectors = expand_pattern(run.paths[library.vectors])
@@ -687,7 +688,7 @@ def _choose_build(
         run_import = partial(import_library.fn, *arguments, beam_options=run.beam_options)
         version_tags = {url: get_version_tag(url) for url in vectors}
         return lambda: run_import().snapshot, None if inputs is None else {**inputs, "vectors": version_tags}
-    passage_limit = None if plan.fraction is None else _count_passages(plan, library_name)
+    passage_limit = None if plan.fraction is None else _count_passages(plan, name)
     build = partial(reindex.fn, dump, run.store.url, encoder, recipe, ref, passage_limit, beam_options=run.beam_options)
     return lambda: build().snapshot, collect_inputs(run.store, dump, encoder, recipe, passage_limit)
 

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 # Variable with the URL to which failed runs are reported. It is not a parameter, because the URL is
 # secret and Prefect shows parameters.
 WEBHOOK_VARIABLE = "BOOKWHEEL_WEBHOOK"
-# Errors after which a retry would fail in the same way; their subclass `UnreachableError` is retried.
+# Errors after which a retry would fail in the same way, except their subclass `UnreachableError`
 _FINAL_ERRORS = (InputError, MissingExtraError, RefusedError, ResourceError, UsageError)
 _WEBHOOK_TIMEOUT = 30.0  # seconds until a webhook that does not answer counts as failed
 

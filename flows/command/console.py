@@ -103,7 +103,7 @@ class _ProgressBar:
 
 
 class _ProgressLines:
-    """Prints plain lines at intervals; the rate since the first call gives the time left."""
+    """Prints plain lines at intervals; the rate since the first call determines the time left."""
 
     def __init__(self, stage_name: str, as_bytes: bool) -> None:
         self._stage_name, self._as_bytes = stage_name, as_bytes

@@ -140,7 +140,7 @@ def load_route(
         StoreError: the store has no such evaluation.
         UsageError: no reader is `auto`, or there is no store.
     """
-    from rag_model.reading.routing import CHOOSE_ROUTE, EVALUATION_PREFIX, Route  # noqa: PLC0415 - loads torch
+    from rag_model.reading.routing import CHOOSE_ROUTE, EVALUATION_PREFIX, Route  # noqa: PLC0415 - torch
 
     if source is None:
         if "auto" in readers and not is_chosen_later:

@@ -63,10 +63,10 @@ def _read_definitions(file: Path) -> list[dict[str, Any]]:
         raise InputError(f"{file} contains no automations ({error}): give infra/prefect-automations.yaml") from error
 
 
-def _parse_automation(file: Path, definition: dict[str, Any], block_id: str) -> AutomationCore:
+def _parse_automation(file: Path, definition: dict[str, Any], block: str) -> AutomationCore:
     try:
         action_fields = [
-            {"block_document_id": block_id, **action} if action["type"] == "call-webhook" else action
+            {"block_document_id": block, **action} if action["type"] == "call-webhook" else action
             for action in definition["actions"]
         ]
         return AutomationCore.model_validate({**definition, "actions": action_fields})

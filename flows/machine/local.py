@@ -116,7 +116,7 @@ def up(
         return _read_services(folder)
     try:
         on_step("starting an object store, a Prefect server and the workers …")
-        local_services = _start_services(folder.resolve())  # absolute, for runs in other folders
+        local_services = _start_services(folder.resolve())  # absolute: runs have other working folders
         on_step(f"deploying the flows of {deployments} …")
         _deploy(folder, local_services, deployments)
     except BaseException:

@@ -20,7 +20,7 @@ from rag_model.errors import UsageError
 from rag_model.process import CORES_VARIABLE, count_cores, format_bytes, parse_bytes
 from rag_model.resources import PROCESS_BYTES, RunLimits, RunResources, WorkEstimate, choose_resources
 
-_DEFAULT_HOURS = 6.0  # intended duration of a run: one night
+_HOURS = 6.0  # default duration of a run: one night
 _THREADS_VARIABLE = "OMP_NUM_THREADS"  # without it, torch and faiss use all cores of the machine
 SHARED_MACHINE = "process"  # the type of a work pool whose runs share the worker's machine
 _SCRATCH_GIB = 100  # GiB for downloads, the cache, and Beam's temporary files
@@ -105,7 +105,7 @@ def start_run(
             are given.
     """
     pool = get_pool_type(deployment)
-    limits, default_hours = get_limits(most, pool), 0.0 if pool == SHARED_MACHINE else _DEFAULT_HOURS
+    limits, default_hours = get_limits(most, pool), 0.0 if pool == SHARED_MACHINE else _HOURS
     resources = choose_resources(
         estimate_work(parse_bytes(limits.memory), **parameters), limits, default_hours if hours is None else hours
     )

@@ -57,7 +57,7 @@ class DataFile:
 
     @property
     def local_name(self) -> str:
-        """The name of the copy in the data folder: of a file, or for files from the Hub of a folder."""
+        """The name of the copy in the data folder; the copy of files from the Hub is a folder."""
         if self.file or not self.url.startswith("hf://"):
             return self.file or self.url.rpartition("/")[2]
         return re.sub(r"[^A-Za-z0-9._-]+", "-", self.url.rpartition("/")[0].removeprefix("hf://datasets/"))

@@ -50,8 +50,8 @@ def finetune(
     if print_settings:
         text = render_settings(objective)
         return Reply({"kind": objective.name, "settings": text}, text.rstrip())
-    example_options = ("train", "dev") if objective.takes_examples else ()
-    required_options = {"--store": store, **{f"--{name}": arguments[name] for name in example_options}}
+    option_names = ("train", "dev") if objective.takes_examples else ()
+    required_options = {"--store": store, **{f"--{name}": arguments[name] for name in option_names}}
     if store is None or None in required_options.values():
         missing_options = [name for name, value in required_options.items() if value is None]
         raise UsageError(f"{' and '.join(missing_options)} {'is' if len(missing_options) == 1 else 'are'} required")

@@ -123,8 +123,8 @@ def index(
         metric: Inner product, or squared distance.
         memory: Memory for building and for searching: 16GB, 512MiB; by default the free memory.
         recall: Choose the index and its search parameters for this recall@20, such as 0.95. Without
-            --index only structures that reach it are considered; those of --plan may rerank by the
-            vectors of a snapshot.
+            --index only structures that reach this recall are considered; with --plan they may
+            rerank by the vectors of a snapshot.
         questions: Query vectors for the measurement; by default some of the indexed vectors.
         column: The column of Parquet files, if several contain vectors.
         invalid: Rows with a NaN or an infinity: refuse them, or drop them and write the numbers of

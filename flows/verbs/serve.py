@@ -51,7 +51,7 @@ def serve(
     index: tuple[str, ...] = (),
     in_memory: bool = False,
     memory: str | None = None,
-    # former option, which is now the default
+    # a former option, whose behaviour is now the default
     low_memory: Annotated[bool, Parameter(show=False)] = False,
     dest: Path | None = None,
     from_store: bool = False,
@@ -104,8 +104,9 @@ def serve(
         pinned: Number of snapshots besides the current one that stay open while requests to
             /retrieve name them; each takes the memory of a second version.
         retriever: Retriever expression: an index, rrf(A, B, k=60, weights=[1, 1]) or rerank(A,
-            MODEL, 50); repeat it for more. The first is the default. Requests may combine their
-            indexes in others. By default every index of the snapshot that fits into memory.
+            MODEL, 50); repeat it for more. The first is the default. Requests may combine the
+            same indexes in other expressions. By default every index of the snapshot that fits
+            into memory.
         index: An index, or `exact`; the short form of --retriever. Repeat the option for further
             values.
         in_memory: Load indexes instead of mapping them: the kernel cannot evict their pages, and

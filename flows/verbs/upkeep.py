@@ -33,7 +33,8 @@ def expire(
         older_than: Keep younger moves; the age of a move is the time since the ref moved away
             from it.
     """
-    report = expire_store(Store.open(store), ExpirePolicy(keep, parse_age(older_than)), dry_run=not yes)
+    policy = ExpirePolicy(keep, parse_age(older_than))
+    report = expire_store(Store.open(store), policy, dry_run=not yes)
     lines = [
         *(f"move      {move}" for move in report.moves),
         *(f"snapshot  {snapshot[:12]}" for snapshot in report.snapshots),
