@@ -261,7 +261,7 @@ class _ReuseLookup:
             with ReusableArticles(fetch_chunked_files(self._store, task.parent_parts), self.table) as reusable_articles:
                 chunk_arguments = task.part, task.siteinfo, task.recipe, self._scratch, None, reusable_articles
                 stats = chunk_part(
-                    *chunk_arguments, task.suppressed, self._files, table=self.table, page_table=page_table
+                    *chunk_arguments, task.suppressed, self._files, template_table=self.table, page_table=page_table
                 )
             chunk_result = ChunkResult(BlobRef(digest_file(self._scratch), self._scratch.stat().st_size), stats)
             self.chunk.count_task(stats.articles, stats.inherited, inputs)

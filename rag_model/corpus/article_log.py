@@ -64,8 +64,8 @@ class StoredArticle:
     """The passages of an article as consecutive rows of a passage file, with their digest."""
 
     file: PassageFile
-    first: int
-    count: int
+    first_row: int
+    n_rows: int
     digest: bytes
 
 
@@ -83,7 +83,7 @@ class ArticleResult:
     @property
     def n_passages(self) -> int:
         """The number of passages."""
-        return len(self.passages) if self.stored is None else self.stored.count
+        return len(self.passages) if self.stored is None else self.stored.n_rows
 
 
 def compute_key_basis(siteinfo: Siteinfo, recipe_identity: Mapping[str, Any], version: int) -> bytes:
@@ -100,13 +100,13 @@ def compute_key_basis(siteinfo: Siteinfo, recipe_identity: Mapping[str, Any], ve
     ).encode()
 
 
-def compute_article_key(basis: bytes, article: Page | Article, *, with_metadata: bool = False) -> bytes:
+def compute_article_key(key_basis: bytes, article: Page | Article, *, with_metadata: bool = False) -> bytes:
     """Return the 16-byte key of a document, or of a page whose XML element is unknown.
 
     The metadata of a document are part of the key only if `with_metadata` is set. The metadata of a
     page are always part of the key, because only pages staged by `page_lines` have metadata.
     """
-    hasher = hashlib.sha256(basis)
+    hasher = hashlib.sha256(key_basis)
     for field in (str(article.page_id), str(article.rev_id), str(article.revised), article.title):
         # A NUL in a document's id or title must not be mistaken for the end of the field.
         hasher.update(field.replace("\0", "\0\1").encode() + b"\0")
@@ -120,9 +120,9 @@ def compute_article_key(basis: bytes, article: Page | Article, *, with_metadata:
     return hasher.digest()[:_KEY_BYTES]
 
 
-def compute_element_key(basis: bytes, element: bytes, metadata: Metadata = NO_METADATA) -> bytes:
+def compute_element_key(key_basis: bytes, element: bytes, metadata: Metadata = NO_METADATA) -> bytes:
     """Return the 16-byte key of a page, given its XML element and its page-table metadata."""
-    hasher = hashlib.sha256(basis)
+    hasher = hashlib.sha256(key_basis)
     hasher.update(element)
     if metadata is not NO_METADATA and metadata != NO_METADATA:
         hasher.update(format_metadata(metadata).encode())
@@ -155,14 +155,14 @@ class ArticleLog:
         _write_log(pa.Table.from_arrays(arrays, schema=ARTICLE_SCHEMA), path)
 
 
-def redact_log(log_path: Path, pages: Collection[str], out: Path) -> None:
-    """Write a copy of an article log without the given pages.
+def redact_log(log_path: Path, page_ids: Collection[str], out: Path) -> None:
+    """Write a copy of an article log without the pages with these ids.
 
     Raises:
         InputError: The log is damaged.
     """
     log_table = _read_log(log_path)
-    keep_mask = [page_id not in pages for page_id in log_table["page_id"].to_pylist()]
+    keep_mask = [page_id not in page_ids for page_id in log_table["page_id"].to_pylist()]
     schema = pa.schema([field for field in ARTICLE_SCHEMA if field.name in log_table.column_names])
     _write_log(log_table.filter(pa.array(keep_mask, pa.bool_())).cast(schema).combine_chunks(), out)
 
@@ -185,16 +185,16 @@ class _LoggedArticle:
 class ReusableArticles:
     """Results of articles that an earlier build chunked, looked up by the key of the article."""
 
-    def __init__(self, parts: Sequence[tuple[Path, ...]] = (), table: TemplateTable = NO_TEMPLATES) -> None:
+    def __init__(self, parts: Sequence[tuple[Path, ...]] = (), template_table: TemplateTable = NO_TEMPLATES) -> None:
         """Open the passages, the article log and the optional spans of each part.
 
         A part is skipped if its log does not match its passages. An article is not reused if
-        `table` has a different entry for one of its templates.
+        `template_table` has a different entry for one of its templates.
 
         Raises:
             InputError: A file is not Parquet, or a column is missing.
         """
-        self._table = table
+        self._table = template_table
         self._files: list[PassageFile] = []
         self._articles: dict[bytes, _LoggedArticle] = {}  # by key
         for passages, log, *spans in parts:
@@ -254,7 +254,6 @@ class ReusableArticles:
         self._articles.update(compress(zip(keys, articles, strict=True), consistent_mask.tolist()))
 
     def __enter__(self) -> Self:
-        """Return itself."""
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -268,14 +267,14 @@ def _split_names(names: str) -> tuple[str, ...]:
 
 
 def _find_consistent_articles(
-    file: PassageFile, page_ids: Sequence[Any], starts: npt.NDArray[Any], n_rows: npt.NDArray[Any]
+    file: PassageFile, page_ids: Sequence[Any], start_rows: npt.NDArray[Any], row_counts: npt.NDArray[Any]
 ) -> npt.NDArray[np.bool_]:
     """Return (n,) booleans: for each article, whether all passages in its rows have its page id."""
     id_columns = [batch.column(0) for batch in file.iter_batches(["page_id"])]
     page_index = pc.index_in(pa.chunked_array(id_columns, pa.string()), value_set=pa.array(page_ids, pa.string()))
-    is_own_row = page_index.fill_null(-1).to_numpy() == np.repeat(np.arange(len(page_ids)), n_rows)
-    own_before = np.concatenate([[0], np.cumsum(is_own_row)])
-    is_complete: npt.NDArray[np.bool_] = own_before[starts + n_rows] - own_before[starts] == n_rows
+    is_own_row = page_index.fill_null(-1).to_numpy() == np.repeat(np.arange(len(page_ids)), row_counts)
+    n_own_before = np.concatenate([[0], np.cumsum(is_own_row)])
+    is_complete: npt.NDArray[np.bool_] = n_own_before[start_rows + row_counts] - n_own_before[start_rows] == row_counts
     return is_complete
 
 

@@ -15,7 +15,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Literal
 
-from rag_model.corpus.language_names import get_names, list_fallbacks
+from rag_model.corpus.language_names import get_language_names, list_fallbacks
 from rag_model.corpus.records import Page, Siteinfo
 
 # Values of the fields of `Language`, by language code and field name.
@@ -43,7 +43,7 @@ def get_namespace_aliases(code: str) -> dict[str, int]:
     >>> get_namespace_aliases("el")
     {'αρχείο': 6, 'εικόνα': 6, 'κατηγορία': 14}
     """
-    wiki_names = get_names(code)
+    wiki_names = get_language_names(code)
     return dict.fromkeys(wiki_names.files, _FILE) | dict.fromkeys(wiki_names.categories, _CATEGORY)
 
 
@@ -58,14 +58,14 @@ def get_base_language(code: str) -> str:
 
 
 def get_language(code: str) -> Language:
-    """Return the words of a language (`de`, `pt-BR`, …), its fallback languages and English."""
+    """Return the words for a language (`de`, `pt-BR`, …), with its fallback languages and English."""
     codes = dict.fromkeys([*map(get_base_language, list_fallbacks(code)), "en"])
     tables = [LANGUAGE_WORDS[language] for language in codes if language in LANGUAGE_WORDS]
     words_by_field = {
         field.name: tuple(chain.from_iterable(table.get(field.name, ()) for table in tables))
         for field in fields(Language)
     }
-    wiki_names = get_names(code)
+    wiki_names = get_language_names(code)
     words_by_field["disambiguation_templates"] += wiki_names.disambiguation
     words_by_field["apparatus_headings"] += wiki_names.headings
     return Language(**words_by_field)
@@ -92,13 +92,13 @@ def _compile_page_patterns(code: str) -> _PagePatterns:
     language = get_language(code)
     template_names = "|".join(re.escape(name).replace(r"\ ", "[ _]") for name in language.disambiguation_templates)
     template_re = rf"\{{\{{[\s_]*(?i:{template_names})[\s_]*(?:\||\}}\}}|<!--)|__DISAMBIG__"
-    redirect_words = "|".join(map(re.escape, ["#REDIRECT", *get_names(code).redirects]))
+    redirect_words = "|".join(map(re.escape, ["#REDIRECT", *get_language_names(code).redirects]))
     redirect_re = rf"\s*+(?:{redirect_words})\s*+:?\s*+\[\["
     return _PagePatterns(language, re.compile(redirect_re, re.IGNORECASE), re.compile(template_re))
 
 
 def has_disambiguation_template(names: Iterable[str], language: str) -> bool:
-    """Return whether one of a page's template names is a name of a disambiguation template.
+    """Return whether one of a page's template names is that of a disambiguation template.
 
     >>> has_disambiguation_template(["Modèle:Homonymie de personnes"], "fr")
     True

@@ -74,7 +74,7 @@ _local = threading.local()
 
 
 def _get_workspace() -> tuple[Any, ...]:
-    """Return the arrays of this thread; decoding a block of 400 kB uses 3 MB of them."""
+    """Return this thread's arrays for decoding; a block of 400 kB uses 3 MB of them."""
     if not hasattr(_local, "workspace"):
         _local.workspace = (
             np.empty(_MAX_BLOCK, np.uint8),  # the last column of the sorted rotations
@@ -95,26 +95,28 @@ def _read_bits(words: Any, bit_pos: int, n_bits: int) -> int:
 
 
 def _compute_checksum(block: bytes) -> int:
-    """Return the CRC of a block: reverse the bits of each byte, and those of the `crc32` result."""
+    """Return bzip2's CRC of a block: zlib's, with the bits of the bytes and the result reversed."""
     return int(f"{zlib.crc32(block.translate(_REVERSED_BITS)):032b}"[::-1], 2)
 
 
 @compiled
 def _peek_bits(words: Any, bit_pos: Any, n_bits: Any) -> Any:
     """Return the next `n_bits` (1 to 32) bits as an int64."""
-    index = np.uint64(bit_pos >> 5)
-    bits = np.uint64(words[index]) << np.uint64(32) | np.uint64(words[index + np.uint64(1)])
+    word_index = np.uint64(bit_pos >> 5)
+    bits = np.uint64(words[word_index]) << np.uint64(32) | np.uint64(words[word_index + np.uint64(1)])
     return np.int64((bits << np.uint64(bit_pos & 31)) >> np.uint64(64 - n_bits))
 
 
 @compiled
 def _decode_block(words: Any, n_bits: Any, bit_pos: Any, max_bytes: Any, workspace: Any) -> Any:
-    """Decode a block into the workspace; return (next bit, number of bytes or -1 on an error).
+    """Decode a block into the workspace; return the next bit's position and the number of bytes.
+
+    Either is -1 if the block is damaged or unusual.
 
     Args:
         words: (w,) uint32, big-endian, with the padding.
         n_bits: number of bits before the padding.
-        bit_pos: first bit after the block's checksum.
+        bit_pos: position of the first bit after the block's checksum.
         max_bytes: maximum bytes of a block at this compression level.
         workspace: the arrays of `_get_workspace`.
     """
@@ -170,7 +172,7 @@ def _decode_block(words: Any, n_bits: Any, bit_pos: Any, max_bytes: Any, workspa
 
 @compiled
 def _read_group_tables(words: Any, n_bits: Any, bit_pos: Any, n_tables: Any, table_of_group: Any) -> Any:
-    """Read the Huffman table number of each group; return the next bit, or -1 on an error."""
+    """Read each group's Huffman table number; return the next bit's position, or -1 on an error."""
     table_order = np.arange(_MAX_TABLES).astype(np.uint8)
     for group in range(table_of_group.size):
         table_rank = 0
@@ -190,7 +192,7 @@ def _read_group_tables(words: Any, n_bits: Any, bit_pos: Any, n_tables: Any, tab
 
 @compiled
 def _read_code_table(words: Any, n_bits: Any, bit_pos: Any, n_symbols: Any, code_table: Any) -> Any:
-    """Read the codes of one Huffman table; return the next bit, or -1 on an error."""
+    """Read the codes of one Huffman table; return the next bit's position, or -1 on an error."""
     lookup_table, code_ends, rank_offsets, symbol_by_rank = code_table
     length_of_symbol, code_length = np.empty(_MAX_SYMBOLS, np.int64), _peek_bits(words, bit_pos, 5)
     bit_pos += 5
@@ -225,7 +227,7 @@ def _read_code_table(words: Any, n_bits: Any, bit_pos: Any, n_symbols: Any, code
 def _read_symbols(
     words: Any, n_bits: Any, bit_pos: Any, alphabet: Any, code_tables: Any, symbols: Any, symbol_counts: Any
 ) -> Any:
-    """Decode and count symbols; return (next bit, number of symbols), or (-1, -1) on an error."""
+    """Decode and count symbols; return the next bit's position and their number, or (-1, -1)."""
     failure = (np.int64(-1), np.int64(-1))
     move_to_front_table, end_symbol = alphabet
     table_of_group, lookup_table, code_ends, rank_offsets, symbol_by_rank = code_tables
@@ -246,8 +248,8 @@ def _read_symbols(
             table_number, n_left_in_group = np.int64(table_of_group[group]), _GROUP_SYMBOLS
             table_start, group = np.uint64(table_number << _TABLE_BITS), group + 1
         n_left_in_group -= 1
-        index = bit_position >> np.uint64(5)
-        bits = np.uint64(words[index]) << np.uint64(32) | np.uint64(words[index + one])
+        word_index = bit_position >> np.uint64(5)
+        bits = np.uint64(words[word_index]) << np.uint64(32) | np.uint64(words[word_index + one])
         bits <<= bit_position & np.uint64(31)
         table_entry = np.uint64(lookup_table[table_start | bits >> np.uint64(64 - _TABLE_BITS)])
         if table_entry:

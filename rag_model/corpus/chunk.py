@@ -75,7 +75,8 @@ MAX_UNKNOWN_TEMPLATES = 100  # maximum unknown templates to list; these are the 
 _ELEMENT_HEAD = re.compile(
     rb"<page>\s*<title>((?:[^<&]|&(?:amp|lt|gt|quot|#0?39);)*)</title>\s*<ns>(\d+)</ns>\s*<id>(\d{1,18})</id>"
 )
-_UNUSUAL_MARKUP = re.compile(rb"<(?:[!?]|page\b)")  # a page with one may not end at `</page>`
+# A page with such markup may continue after its first `</page>`.
+_UNUSUAL_MARKUP = re.compile(rb"<(?:[!?]|page\b)")
 LENGTH_BIN = 10  # bin width of the histogram of lengths, in words
 
 
@@ -195,7 +196,7 @@ def chunk_part(
     suppressed: Collection[str] = (),
     files: Mapping[str, Path] | None = None,
     spans: Path | None = None,
-    table: TemplateTable = NO_TEMPLATES,
+    template_table: TemplateTable = NO_TEMPLATES,
     page_table: PageTable = NO_PAGES,
 ) -> ChunkStats:
     """Write the passages of one part to a Parquet file, and return the statistics.
@@ -207,10 +208,10 @@ def chunk_part(
         out: path of the passage file.
         log: path for the article log, from which a later build reuses articles.
         reusable: articles of earlier parts, which are reused.
-        suppressed: ids of pages that are counted but not chunked.
+        suppressed: ids of pages that were taken down; they are counted but not chunked.
         files: for each setting that names a file, the path; the recipe stores only its digest.
         spans: path for the salient spans, if the recipe stores them.
-        table: templates of the wiki; must be the table that was given to `reusable`.
+        template_table: templates of the wiki; must be the table that was given to `reusable`.
         page_table: redirects and Wikidata items of the part's pages.
 
     Raises:
@@ -218,19 +219,19 @@ def chunk_part(
     """
     tally, article_log, span_writer = _PartTally(suppressed=suppressed), ArticleLog(), SpanWriter()
     with PassageWriter(out, recipe.schema) as writer:
-        context = _ChunkContext(recipe, siteinfo, files, table, page_table)
+        context = _ChunkContext(recipe, siteinfo, files, template_table, page_table)
         for article in _iter_articles(part, context, tally, reusable or ReusableArticles()):
             result, stored_article = article.result, article.result.stored
             if stored_article is None:
                 digest = writer.write_article(result.passages)
             else:
                 digest = stored_article.digest
-                writer.copy_article(stored_article.file, stored_article.first, stored_article.count, digest)
+                writer.copy_article(stored_article.file, stored_article.first_row, stored_article.n_rows, digest)
             if recipe.spans:
                 for passage_spans in result.spans or [find_spans(passage.text) for passage in result.passages]:
                     span_writer.write(passage_spans)
             if article.key:
-                template_digest = table.compute_digest(result.templates) if result.templates else b""
+                template_digest = template_table.compute_digest(result.templates) if result.templates else b""
                 article_log.record(article.page_id, article.key, result, digest, article.revised, template_digest)
         tally.check_quarantine(part, recipe)
     length_bins = Counter[int]()
@@ -252,7 +253,7 @@ def chunk_part(
         unknown_templates=dict(
             sorted(tally.unknown_templates.items(), key=lambda item: (-item[1], item[0]))[:MAX_UNKNOWN_TEMPLATES]
         ),
-        inherited=tally.inherited,
+        inherited=tally.reused,
     )
 
 
@@ -265,14 +266,14 @@ class _PartTally:
     dropped: Counter[str] = field(default_factory=Counter)
     quarantined: list[QuarantinedPage] = field(default_factory=list)
     newest_revision: int | None = None  # seconds since 1970, UTC
-    inherited: int = 0
+    reused: int = 0  # reused articles
     unknown_templates: Counter[str] = field(default_factory=Counter)
 
     def count_article(self, result: ArticleResult, *, is_reused: bool) -> None:
         """Count an article with passages, or a page without text."""
         if result.n_passages:
             self.articles += 1
-            self.inherited += is_reused
+            self.reused += is_reused
         else:
             self.dropped["no_text"] += 1
 
@@ -384,13 +385,13 @@ def _iter_articles(
 
 def _chunk_document(
     article: Article,
-    names: Collection[MetadataName],
+    metadata_names: Collection[MetadataName],
     chunk_article: ChunkFunction,
 ) -> ArticleResult:
-    if "aliases" in names:
+    if "aliases" in metadata_names:
         sections = add_aliases(article.sections, article.title, article.metadata.aliases)
         article = replace(article, sections=sections)
-    return ArticleResult(set_passage_metadata(chunk_article(article), article.metadata, names))
+    return ArticleResult(set_passage_metadata(chunk_article(article), article.metadata, metadata_names))
 
 
 def _chunk_pages(
@@ -398,21 +399,21 @@ def _chunk_pages(
 ) -> Iterator[_ArticleEntry]:
     """Yield the articles and dropped pages of a part of a wiki dump; reuse unchanged articles."""
     open_chunker, with_spans = cache(context.open_chunker), context.recipe.spans
-    basis = context.compute_key_basis(part)
+    key_basis = context.compute_key_basis(part)
 
     def identify(element: bytes) -> tuple[bytes, Page | None]:
         metadata = context.find_element_metadata(element)
         if metadata is None:
             return b"", None
-        key = compute_element_key(basis, element, metadata)
+        key = compute_element_key(key_basis, element, metadata)
         return key, reusable.find_page(key, with_spans=with_spans) or _skim_outside_page(element, part)
 
     for parsed_page in iterate_results(page_format, "read", lambda: page_format.read(part, identify)):
         page = context.add_metadata(parsed_page)
-        key = page.key or compute_article_key(basis, page)
+        key = page.key or compute_article_key(key_basis, page)
         reused_article = reusable.find(key, with_spans=with_spans)
         if reused_article is None and page.key:  # logs of earlier versions only have keys of pages
-            reused_article = reusable.find(compute_article_key(basis, page), with_spans=with_spans)
+            reused_article = reusable.find(compute_article_key(key_basis, page), with_spans=with_spans)
         result = reused_article or _classify_page(page, page_format, context)
         if not (result and result.dropped) and not tally.accept_page(str(page.page_id)):
             tally.record_time(page)

@@ -73,7 +73,6 @@ class _MinimumRateStream(io.RawIOBase):
         self._raw, self._sock, self._seconds_left = raw, sock, PATIENCE
 
     def readable(self) -> bool:
-        """Return True."""
         return True
 
     def readinto(self, buffer: Any) -> int | None:
@@ -167,14 +166,14 @@ class PublishedDump:
 
 
 def find_newest_dump(
-    wiki: str, after: str = "", job: str = ARTICLES_JOB, tables: Sequence[str] = ()
+    wiki_url: str, after: str = "", job: str = ARTICLES_JOB, tables: Sequence[str] = ()
 ) -> PublishedDump | None:
     """Return the newest complete dump after a date, or None.
 
     If there is no newer run, only one request is sent.
 
     Args:
-        wiki: URL of a wiki's dumps, such as `https://dumps.wikimedia.org/enwiki/`.
+        wiki_url: URL of a wiki's dumps, such as `https://dumps.wikimedia.org/enwiki/`.
         after: date of the newest known dump, yyyymmdd.
         job: name of the dump job that creates the files to list.
         tables: further jobs that must be done; their files are listed after those of `job`.
@@ -183,13 +182,13 @@ def find_newest_dump(
         InputError: The server is unreachable, or its response is not a list of dumps or a dump
             status.
     """
-    refuse_secret(wiki)
-    wiki = wiki.rstrip("/") + "/"
-    run_dates = sorted(set(_RUN_LINK.findall(_read_text_page(wiki))), reverse=True)
+    refuse_secret(wiki_url)
+    wiki_url = wiki_url.rstrip("/") + "/"
+    run_dates = sorted(set(_RUN_LINK.findall(_read_text_page(wiki_url))), reverse=True)
     if not run_dates:
-        raise InputError(f"{wiki} lists no dumps by date: give the folder of one wiki, such as …/enwiki/")
+        raise InputError(f"{wiki_url} lists no dumps by date: give the folder of one wiki, such as …/enwiki/")
     for date in [date for date in run_dates if date > after][:_MAX_UNFINISHED_RUNS]:
-        if dump := _read_status(urljoin(wiki, f"{date}/dumpstatus.json"), date, [job, *tables]):
+        if dump := _read_status(urljoin(wiki_url, f"{date}/dumpstatus.json"), date, [job, *tables]):
             return dump
     return None
 

@@ -36,10 +36,10 @@ class LanguageNames(NamedTuple):
 
 
 @cache
-def get_names(code: str) -> LanguageNames:
+def get_language_names(code: str) -> LanguageNames:
     """Return the names in a language, its variants (`zh-hans`) and its fallback languages.
 
-    >>> get_names("el").files, get_names("pt-BR").redirects
+    >>> get_language_names("el").files, get_language_names("pt-BR").redirects
     (('αρχείο', 'εικόνα'), ('#REDIRECIONAMENTO',))
     """
     table, codes = _read_table(), list_fallbacks(code)
@@ -52,7 +52,7 @@ def get_names(code: str) -> LanguageNames:
 
 
 def list_fallbacks(code: str) -> list[str]:
-    """Return a language, followed by its fallback languages.
+    """Return the code of a language, followed by the codes of its fallback languages.
 
     >>> list_fallbacks("bar"), list_fallbacks("pt-BR")
     (['bar', 'de'], ['pt-br', 'pt'])
@@ -71,7 +71,7 @@ def format_local_date(code: str, day: str, month: int, year: str) -> str:
     >>> format_local_date("uk", "27", 1, "1839"), format_local_date("ja", "27", 1, "1839")
     ('27 січня 1839', '1839年1月27日')
     """
-    names = get_names(code)
+    names = get_language_names(code)
     month_name = names.months[month - 1] if names.months else str(month)
     if not (day and year):
         return " ".join(date_part for date_part in (day, month_name, year) if date_part)
@@ -79,8 +79,8 @@ def format_local_date(code: str, day: str, month: int, year: str) -> str:
 
 
 @cache
-def list_switches() -> frozenset[str]:
-    """Return the switches of all languages, because a page and its wiki may differ in language."""
+def list_behaviour_switches() -> frozenset[str]:
+    """Return all languages' behaviour switches: a page and its wiki may differ in language."""
     return _SWITCHES_OF_EXTENSIONS.union(*(names.switches for _, names in _read_table().values()))
 
 

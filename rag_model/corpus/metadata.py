@@ -42,12 +42,12 @@ VERSION = 1  # increase it when the same page would give other metadata
 MAX_CATEGORIES = 2_000  # characters
 MAX_ALIAS_WORDS = 24
 _FIELDS = tuple(field.name for field in fields(Metadata))
-_CATEGORY = 14  # key of the namespace
+_CATEGORY = 14  # number of the category namespace
 _LANGUAGE = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,34}")
 _ITEM = re.compile(r"Q[1-9][0-9]{0,14}")
 _SURROGATE = re.compile("[\ud800-\udfff]")  # valid in JSON, but not in UTF-8
 _WORD = re.compile(r"\w+")
-_LINK = re.compile(r"\[\[\s*([^\W\d][^\[\]|:\n]{0,80}):\s*([^\[\]|\n#]{1,255})(?:\|[^\[\]\n]*)?\]\]")
+_NAMESPACE_LINK = re.compile(r"\[\[\s*([^\W\d][^\[\]|:\n]{0,80}):\s*([^\[\]|\n#]{1,255})(?:\|[^\[\]\n]*)?\]\]")
 TABLE_VERSION = 2  # increase it when the same pages or properties would give other files
 _REDIRECT_SCHEMA = pa.schema(
     # `title` is the target of a redirect, and `key` its hash. `page_id` and `alias` are the id and
@@ -57,7 +57,7 @@ _REDIRECT_SCHEMA = pa.schema(
 _ITEM_SCHEMA = pa.schema([("page_id", pa.int64()), ("item", pa.int64())])
 _KEY_BITS = 64
 _ITEM_BATCH_ROWS = 1 << 16
-_TARGET = re.compile(r"[^\[]*\[\[[\s_:]*([^\[\]|#\n]*)(#?)")
+_REDIRECT_TARGET = re.compile(r"[^\[]*\[\[[\s_:]*([^\[\]|#\n]*)(#?)")
 _PROPERTY = re.compile(rb"\((\d{1,18}),'wikibase_item','Q(\d{1,15})',")
 _MAX_PROPERTY_BYTES = 64  # maximum length of a match of `_PROPERTY`
 
@@ -122,7 +122,7 @@ def collect_metadata(page: Page, siteinfo: Siteinfo) -> Metadata:
 def find_categories(text: str, siteinfo: Siteinfo) -> tuple[str, ...]:
     """Return the categories that a page's wikitext names, in their order."""
     prefixes = {name for name, number in siteinfo.namespaces.items() if number == _CATEGORY}
-    links = (link for link in _LINK.finditer(text) if link[1].strip().lower() in prefixes)
+    links = (link for link in _NAMESPACE_LINK.finditer(text) if link[1].strip().lower() in prefixes)
     return _list_titles([link[2].replace("_", " ") for link in links])
 
 
@@ -145,12 +145,12 @@ def add_aliases(sections: Sequence[Section], title: str, aliases: Iterable[str])
 
 
 def set_passage_metadata(
-    passages: Iterable[Passage], metadata: Metadata, names: Collection[MetadataName]
+    passages: Iterable[Passage], metadata: Metadata, metadata_names: Collection[MetadataName]
 ) -> list[Passage]:
     """Return passages with the requested columns of their page's metadata."""
-    language = metadata.language if "language" in names else ""
-    wikidata_item = metadata.wikidata if "wikidata" in names else ""
-    categories = _join_categories(metadata.categories) if "categories" in names else ""
+    language = metadata.language if "language" in metadata_names else ""
+    wikidata_item = metadata.wikidata if "wikidata" in metadata_names else ""
+    categories = _join_categories(metadata.categories) if "categories" in metadata_names else ""
     if not (language or wikidata_item or categories):
         return list(passages)
     return [replace(passage, language=language, wikidata=wikidata_item, categories=categories) for passage in passages]
@@ -199,9 +199,10 @@ def select_aliases(title: str, aliases: Iterable[str]) -> tuple[str, ...]:
 
 
 def write_redirects(pages: Iterable[Page], siteinfo: Siteinfo, path: Path) -> int:
-    """Write the redirects of a part that are in the article namespace, sorted; return their number.
+    """Write a part's redirects in the article namespace; return their number.
 
-    A redirect to a section is left out, because it names only a part of the article's subject.
+    The rows are sorted by the hash of the target's title. A redirect to a section is left out,
+    because it names only a part of the article's subject.
     """
     rows: set[tuple[int, str, int, str]] = set()
     for page in pages:
@@ -216,7 +217,7 @@ def write_redirects(pages: Iterable[Page], siteinfo: Siteinfo, path: Path) -> in
 
 def _find_target(page: Page, siteinfo: Siteinfo) -> str:
     """Return the title of a redirect's target; empty if the target is a section or unknown."""
-    link = _TARGET.match(page.text)
+    link = _REDIRECT_TARGET.match(page.text)
     if link is not None and link[2]:
         return ""
     if page.target or link is None:
@@ -230,24 +231,25 @@ def _hash_title(title: str) -> int:
     return int.from_bytes(hashlib.blake2b(title.encode(), digest_size=_KEY_BITS // 8).digest(), "big")
 
 
-def merge_redirects(parts: Iterable[Path], prefix: int, n_bits: int, out: Path, removed: Collection[int] = ()) -> None:
+def merge_redirects(paths: Iterable[Path], prefix: int, n_bits: int, out: Path, removed: Collection[int] = ()) -> None:
     """Merge the redirects of all parts whose keys start with the `n_bits` bits of `prefix`.
 
-    Redirects whose ids are in `removed` are left out, because their titles were taken down.
+    `paths` are the files of `write_redirects`. Redirects whose ids are in `removed` are left out,
+    because their titles were taken down.
     """
     first_key, end_key = (bound << _KEY_BITS - n_bits for bound in (prefix, prefix + 1))
-    key_ranges = []
-    for path in parts:
+    matching_tables = []
+    for path in paths:
         table = _map_table(path)
         keys = _get_keys(table)
         start_row = np.searchsorted(keys, np.uint64(first_key))
         end_row = len(keys) if end_key >> _KEY_BITS else np.searchsorted(keys, np.uint64(end_key))
-        key_ranges.append(table.slice(start_row, end_row - start_row))
+        matching_tables.append(table.slice(start_row, end_row - start_row))
     # Grouping removes the duplicates of a page that is in the dump twice.
-    table = pa.concat_tables(key_ranges)
+    table = pa.concat_tables(matching_tables)
     if removed:
-        removed_ids = pa.array(sorted(removed), pa.int64())
-        table = table.filter(pc.invert(pc.is_in(table["page_id"], removed_ids)))
+        removed_array = pa.array(sorted(removed), pa.int64())
+        table = table.filter(pc.invert(pc.is_in(table["page_id"], removed_array)))
     table = table.group_by(_REDIRECT_SCHEMA.names).aggregate([])
     sort_keys = [(name, "ascending") for name in _REDIRECT_SCHEMA.names]
     _write_table(table.select(_REDIRECT_SCHEMA.names).sort_by(sort_keys), out)
@@ -296,9 +298,14 @@ class PageTable:
     def __init__(
         self, redirects: Sequence[Path] = (), items: Path | None = None, first_page: int = 0, last_page: int = 0
     ) -> None:
-        """Memory-map the 1, 2, 4, … files of `merge_redirects`, and read the Wikidata items."""
+        """Memory-map the files of `merge_redirects`, and read the Wikidata items of the part.
+
+        The number of files is a power of two. The part has the page ids `first_page` to
+        `last_page`.
+        """
         tables = [_map_table(path) for path in redirects]
         self._redirects = [(table, _get_keys(table)) for table in tables]
+        # A title's hash, shifted by this number of bits, is the number of its file.
         self._shift = _KEY_BITS - (len(tables).bit_length() - 1)
         self._items = _read_items(items, first_page, last_page) if items else {}
 
@@ -308,8 +315,8 @@ class PageTable:
 
     def find(self, page_id: int, title: str) -> Metadata:
         """Return the Wikidata item and the aliases of an article."""
-        number = self._items.get(page_id)
-        return Metadata(wikidata=f"Q{number}" if number else "", aliases=self._find_aliases(title))
+        item = self._items.get(page_id)
+        return Metadata(wikidata=f"Q{item}" if item else "", aliases=self._find_aliases(title))
 
     def _find_aliases(self, title: str) -> tuple[str, ...]:
         if not self._redirects:

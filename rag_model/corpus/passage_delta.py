@@ -44,7 +44,8 @@ def write_delta(base: Path, target: Path, out: Path) -> bool:
     The other columns of both files are in memory.
 
     Returns:
-        False if this Parquet library writes the rows of `target` as different bytes.
+        Whether the delta can be used: False if this Parquet library writes the rows of `target` as
+        different bytes.
 
     Raises:
         InputError: One of the two files is damaged.
@@ -85,11 +86,11 @@ def apply_delta(base: Path, delta: Path, n_rows: int, out: Path) -> None:
     runs = _parse_runs(runs_json, base_rows.num_rows, n_rows, new_rows.num_rows)
     if runs is None:
         raise InputError(f"{delta} is not a delta of {base}: fetch the whole file")
-    _write_rows(pa.concat_tables([new_rows.slice(0, 0), *_iter_slices(runs, base_rows, new_rows)]), out, {})
+    _write_rows(pa.concat_tables([new_rows.slice(0, 0), *_iter_run_tables(runs, base_rows, new_rows)]), out, {})
 
 
-def compute_base_rows(delta: PassageFile, n_base: int, n_rows: int, *, by_text: bool = False) -> Rows:
-    """Return the base row of each target row, (rows,) int64; -1 for new rows.
+def compute_base_rows(delta: PassageFile, n_base_rows: int, n_rows: int, *, by_text: bool = False) -> Rows:
+    """Return the base row of each target row, (n_rows,) int64; -1 for new rows.
 
     New rows are the rows of the delta, in order; base rows are ascending. If `by_text` is set, a
     new row is also mapped to a base row that has its text.
@@ -100,14 +101,15 @@ def compute_base_rows(delta: PassageFile, n_base: int, n_rows: int, *, by_text: 
     runs_json = delta.metadata.get(_RUNS_KEY.encode(), b"")
     text_runs_json = delta.metadata.get(_TEXT_RUNS_KEY.encode()) if by_text else None
     runs = (
-        _parse_runs(runs_json, n_base, n_rows, delta.n_rows)
+        _parse_runs(runs_json, n_base_rows, n_rows, delta.n_rows)
         if text_runs_json is None
-        else _parse_runs(text_runs_json, n_base, n_rows)
+        else _parse_runs(text_runs_json, n_base_rows, n_rows)
     )
     if runs is None:
-        raise InputError(f"the delta does not lead from {n_base} passages to {n_rows}: read the whole file")
+        raise InputError(f"the delta does not lead from {n_base_rows} passages to {n_rows}: read the whole file")
     first_rows, run_lengths = np.array(runs, np.int64).reshape(-1, 2).T
     run_starts = np.cumsum(run_lengths) - run_lengths
+    # -2 * n_rows is so low that a new row stays negative when its row number is added.
     base_row_of: Rows = np.arange(n_rows) + np.repeat(
         np.where(first_rows == _NEW_ROW, -2 * n_rows, first_rows - run_starts), run_lengths
     )
@@ -177,7 +179,7 @@ def _list_runs(base_row_of: Rows) -> list[Run]:
     return list(zip(base_row_of[run_starts].tolist(), run_lengths.tolist(), strict=True))
 
 
-def _parse_runs(runs_json: bytes, n_base: int, n_rows: int, n_new: int | None = None) -> Sequence[Run] | None:
+def _parse_runs(runs_json: bytes, n_base_rows: int, n_rows: int, n_new_rows: int | None = None) -> Sequence[Run] | None:
     """Parse and check the runs of a delta; None if they are invalid or do not fit the files."""
     try:
         runs = [(row, n) for row, n in parse_json(runs_json)]
@@ -188,16 +190,16 @@ def _parse_runs(runs_json: bytes, n_base: int, n_rows: int, n_new: int | None = 
     reused_ranges = [(row, row + n) for row, n in runs if row != _NEW_ROW]
     is_ascending = all(
         first_range[1] <= second_range[0]
-        for first_range, second_range in pairwise([(0, 0), *reused_ranges, (n_base, n_base)])
+        for first_range, second_range in pairwise([(0, 0), *reused_ranges, (n_base_rows, n_base_rows)])
     )
     # Each base row is used at most once.
     is_disjoint = is_ascending and all(first_row < end_row for first_row, end_row in reused_ranges)
     new_counts = [n for row, n in runs if row == _NEW_ROW]
-    has_all_rows = sum(n for _, n in runs) == n_rows and n_new in (None, sum(new_counts))
+    has_all_rows = sum(n for _, n in runs) == n_rows and n_new_rows in (None, sum(new_counts))
     return runs if is_disjoint and has_all_rows and min(new_counts, default=1) > 0 else None
 
 
-def _iter_slices(runs: Iterable[Run], base_rows: pa.Table, new_rows: pa.Table) -> Iterator[pa.Table]:
+def _iter_run_tables(runs: Iterable[Run], base_rows: pa.Table, new_rows: pa.Table) -> Iterator[pa.Table]:
     n_new_used = 0
     for first_row, n_run_rows in runs:
         if first_row == _NEW_ROW:

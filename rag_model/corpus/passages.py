@@ -72,7 +72,7 @@ UNDATED_SCHEMA = pa.schema(  # schema of files written before passages had dates
         }.items()
     ]
 )
-DATE, KIND = "revised", "kind"
+DATE, KIND = "revised", "kind"  # names of columns that a passage file may lack
 _SECONDS = pa.timestamp("s", tz="UTC")
 # Parquet has no unit of seconds.
 PASSAGE_SCHEMA = UNDATED_SCHEMA.append(pa.field(DATE, pa.timestamp("ms", tz="UTC")))
@@ -101,7 +101,7 @@ class PassageWriter:
         """Write to `path` the columns of `schema`, which is one of `PASSAGE_SCHEMAS`."""
         self._schema = schema
         # This takes a tenth of the time of `astuple`, which copies values.
-        self._values = attrgetter(*self._schema.names)
+        self._get_values = attrgetter(*self._schema.names)
         self.rows = 0
         self.lengths = Counter[int]()  # number of passages by number of words
         self._hasher = hashlib.sha256()
@@ -120,7 +120,7 @@ class PassageWriter:
     def write_article(self, passages: Sequence[Passage]) -> bytes:
         """Append the passages of an article; return their digest, 16 bytes."""
         self._flush_run()
-        rows = list(map(self._values, passages))
+        rows = list(map(self._get_values, passages))
         digest = hashlib.sha256(b"".join(map(_encode_row, rows))).digest()[:ARTICLE_DIGEST_BYTES]
         self._new_rows += rows
         self._record_rows(len(rows), digest)
@@ -133,7 +133,7 @@ class PassageWriter:
         self._tables.append(rows)
         self._record_rows(rows.num_rows, b"")
 
-    def copy_article(self, file: "PassageFile", first: int, count: int, digest: bytes) -> None:
+    def copy_article(self, file: "PassageFile", first_row: int, n_rows: int, digest: bytes) -> None:
         """Append an article from the rows of another file; `digest` is the article's digest.
 
         Consecutive articles are copied together, as columns. The file must stay open.
@@ -142,12 +142,12 @@ class PassageWriter:
             InputError: the other file is damaged.
         """
         self._flush_new_rows()
-        if self._run is not None and self._run[0] is file and self._run[2] == first:
-            self._run = file, self._run[1], first + count
+        if self._run is not None and self._run[0] is file and self._run[2] == first_row:
+            self._run = file, self._run[1], first_row + n_rows
         else:
             self._flush_run()
-            self._run = file, first, first + count
-        self._record_rows(count, digest)
+            self._run = file, first_row, first_row + n_rows
+        self._record_rows(n_rows, digest)
 
     @property
     def digest(self) -> str:
@@ -197,12 +197,12 @@ class PassageWriter:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self, error_type: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if kind is None and self.rows > self._written_rows:
+        if error_type is None and self.rows > self._written_rows:
             self._write_row_groups(1)
         self._file.close()
-        self._atomic_write.__exit__(kind, error, trace)
+        self._atomic_write.__exit__(error_type, error, trace)
 
 
 class DecodedCache:
@@ -246,6 +246,7 @@ class PassageFile:
         """
         self._source, self._name = source, getattr(source, "name", source)
         self._group_cache = group_cache
+        # (row group, number of a leaf column) -> maximum bytes of a string in its dictionary
         self._checked_leaves: dict[tuple[int, int], int] = {}
         with self._translate_errors():
             self._file = self._open_parquet()
@@ -270,7 +271,7 @@ class PassageFile:
         with self._translate_errors():
             check_footer(metadata, file_bytes)
         for group in range(metadata.num_row_groups):  # check sizes before Arrow allocates memory
-            self._check_decoded(metadata.row_group(group).total_byte_size)
+            self._check_decoded_size(metadata.row_group(group).total_byte_size)
         self._starts = [0, *accumulate(group_sizes)]
 
     @property
@@ -313,7 +314,7 @@ class PassageFile:
         with self._translate_errors():
             for batch in file.iter_batches(batch_size=max_rows, columns=stored_columns, use_threads=False):
                 decoded_bytes += _compute_batch_bytes(batch)
-                self._check_decoded(decoded_bytes)
+                self._check_decoded_size(decoded_bytes)
                 yield _add_missing_columns(decode_dictionaries(batch), column_names)
 
     def iter_selected(self, rows: Sequence[int], columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
@@ -330,10 +331,10 @@ class PassageFile:
                 table = self._dictionary_file.read_row_group(group, columns=stored_columns, use_threads=False)
                 selected_rows = table.take(_build_row_array(group_rows, self._starts[group])).combine_chunks()
                 for batch in selected_rows.to_batches():
-                    self._check_decoded(sum(map(compute_decoded_size, batch.columns)))
+                    self._check_decoded_size(sum(map(compute_decoded_size, batch.columns)))
                     yield _add_missing_columns(decode_dictionaries(batch), columns)
 
-    def iter_tables(self, first: int, end: int) -> Iterator[pa.Table]:
+    def iter_tables(self, first_row: int, end_row: int) -> Iterator[pa.Table]:
         """Yield the stored columns of the rows in [first, end), a table for each row group.
 
         The row group that was read last is kept in memory.
@@ -341,14 +342,14 @@ class PassageFile:
         Raises:
             InputError: The file is damaged, or decodes to far more bytes than its size.
         """
-        while first < end:
-            group = self._find_group(first)
+        while first_row < end_row:
+            group = self._find_group(first_row)
             if self._last_group is None or self._last_group[0] != group:
                 self._last_group = group, self._read_group(group)
             group_start = self._starts[group]
-            table = self._last_group[1].slice(first - group_start, end - first)
+            table = self._last_group[1].slice(first_row - group_start, end_row - first_row)
             yield table
-            first += table.num_rows
+            first_row += table.num_rows
 
     def _read_group(self, group: int) -> pa.Table:
         names = self.schema.names
@@ -357,14 +358,14 @@ class PassageFile:
         file = self._select_file(self._starts[group + 1] - self._starts[group], max_row_bytes, leaves)
         with self._translate_errors():
             (batch,) = file.read_row_group(group, names, use_threads=False).combine_chunks().to_batches()
-            self._check_decoded(sum(map(compute_decoded_size, batch.columns)))
+            self._check_decoded_size(sum(map(compute_decoded_size, batch.columns)))
             return pa.Table.from_batches([decode_dictionaries(batch)])
 
     def iter_passages(self) -> Iterator[Passage]:
         """Yield every passage in row order."""
         for batch in self.iter_batches():
             with self._translate_errors():
-                passages = _to_passages(pa.Table.from_batches([batch]))
+                passages = _table_to_passages(pa.Table.from_batches([batch]))
             yield from passages
 
     def read_rows(self, rows: Sequence[int]) -> list[Passage]:
@@ -385,10 +386,10 @@ class PassageFile:
             group_table = self._find_or_read_group(group, stored_columns, leaves)
             with self._translate_errors():
                 table = group_table.take(_build_row_array(group_rows, group_start))
-                self._check_decoded(
+                self._check_decoded_size(
                     sum(compute_decoded_size(chunk) for column in table.columns for chunk in column.chunks)
                 )
-                passage_by_row.update(zip(group_rows, _to_passages(table), strict=True))
+                passage_by_row.update(zip(group_rows, _table_to_passages(table), strict=True))
         return [passage_by_row[row] for row in rows]
 
     def _find_or_read_group(self, group: int, stored_columns: list[str], leaves: Sequence[int]) -> pa.Table:
@@ -444,10 +445,10 @@ class PassageFile:
 
     def _select_file(self, n_rows: int, max_row_bytes: int, leaves: Sequence[int]) -> pq.ParquetFile:
         """Return the file opened without dictionaries (faster) if decoded rows fit in memory."""
-        fits_flat = n_rows * max_row_bytes <= _MAX_GROUP_BYTES and not has_repeated_values(self._file.metadata, leaves)
-        return self._file if fits_flat else self._dictionary_file
+        is_small = n_rows * max_row_bytes <= _MAX_GROUP_BYTES and not has_repeated_values(self._file.metadata, leaves)
+        return self._file if is_small else self._dictionary_file
 
-    def _check_decoded(self, n_bytes: int) -> None:
+    def _check_decoded_size(self, n_bytes: int) -> None:
         if n_bytes > self._max_decoded:
             raise InputError(
                 f"{self._name} decodes to more than {self._max_decoded >> 20:,} MiB, far more than "
@@ -510,7 +511,7 @@ def to_passages(tables: Iterable[pa.Table]) -> list[Passage]:
         InputError: A date is invalid.
     """
     try:
-        return [passage for table in tables for passage in _to_passages(table)]
+        return [passage for table in tables for passage in _table_to_passages(table)]
     except ValueError as error:
         raise InputError(f"a passage's date is invalid ({error}): build its part again") from error
 
@@ -612,7 +613,7 @@ def _escape_json(strings: pa.Array) -> pa.Array:
     """Escape a column as `encode_basestring` does, without the quotation marks around a string."""
     data, _ = _view_strings(strings)
     special_bytes = np.unique(data[(data < 0x20) | (data == 0x22) | (data == 0x5C)])
-    # the backslash first
+    # The backslash is escaped first, because the escapes of other characters contain it.
     for character in map(chr, sorted(special_bytes.tolist(), key=lambda byte: byte != 0x5C)):
         strings = pc.replace_substring(strings, character, encode_basestring(character)[1:-1])
     return strings
@@ -637,7 +638,7 @@ def _build_array(values: Sequence[Any], dtype: pa.DataType) -> pa.Array:
     return pa.array(values, _SECONDS).cast(dtype) if pa.types.is_timestamp(dtype) else pa.array(values, dtype)
 
 
-def _to_passages(table: pa.Table) -> list[Passage]:
+def _table_to_passages(table: pa.Table) -> list[Passage]:
     """Convert rows to passages.
 
     Raises:

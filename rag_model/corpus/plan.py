@@ -1,7 +1,7 @@
-"""Plan a corpus: find its format and divide it into parts. Only this step reads the whole source.
+"""Plan a corpus: find its format and divide it into parts.
 
 For a multistream dump, planning reads only the index; any other source is read once, from start to
-end.
+end. The workers of later steps read only the slices of their parts.
 """
 
 import re
@@ -10,7 +10,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rag_model.corpus.dump_formats.document_files import find_dump_files, has_document_files
+from rag_model.corpus.dump_formats.document_files import are_document_formats, find_dump_files
 from rag_model.corpus.dump_formats.dump_format import (
     SITE,
     PlanRequest,
@@ -73,13 +73,13 @@ def plan_dump(
     dump_files = find_dump_files(pattern)
     urls = dump_files.urls
     format_names = {detect_format(url) for url in urls}
-    if len(format_names) != 1 and not (format_names and has_document_files(format_names)):
+    if len(format_names) != 1 and not (format_names and are_document_formats(format_names)):
         raise UsageError(
             f"{pattern} matches {'files of several formats' if format_names else 'index files only'}: "
             "give dumps of one format at a time"
         )
     format_name = min(format_names)
-    site_and_mirror = site or SiteSettings(), mirror
+
     request = PlanRequest(
         workdir,
         stage,
@@ -87,7 +87,8 @@ def plan_dump(
         part_bytes,
         parent_boundaries,
         choose_part_format(format_name),
-        *site_and_mirror,
+        site or SiteSettings(),
+        mirror,
         dump_files.folder,
         dump_files.dropped,
     )
@@ -98,9 +99,7 @@ def plan_dump(
 
 
 def find_dump_properties(pattern: str) -> str | None:
-    """Return the URL of the table of page properties next to the files of a wiki's export, or
-    None.
-    """
+    """Return the URL of the table of page properties next to a wiki's export, or None."""
     if is_wiki_site(pattern):
         return None
     return next(filter(None, map(find_properties_file, find_dump_files(pattern).urls[:1])), None)

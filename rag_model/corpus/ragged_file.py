@@ -33,7 +33,7 @@ from rag_model.errors import InputError
 BATCH_ROWS = 1_024  # passages per record batch: 30 MB of float16 at 120 tokens of 128 dimensions
 _MAGIC = b"ARROW1"
 _MAX_GAP_BYTES = 64 << 10  # maximum gap between rows that one request reads
-# Position of a record batch in the footer, the struct `Block` of Arrow's `File.fbs`.
+# The position of a record batch, as the footer stores it: the struct `Block` of Arrow's `File.fbs`.
 _BLOCK = np.dtype([("offset", "<i8"), ("metadata", "<i4"), ("padding", "<i4"), ("body", "<i8")])
 
 Offsets = npt.NDArray[np.int64]
@@ -51,7 +51,7 @@ _DTYPES = {pa.float16(): np.float16, pa.float32(): np.float32}
 
 
 class RaggedBatch:
-    """The values of m passages; passage i has the values offsets[i] <= k < offsets[i + 1].
+    """The values of m passages; those of passage i are at offsets[i] <= k < offsets[i + 1].
 
     A subclass is a dataclass with columns of values, followed by `offsets`.
     """
@@ -116,7 +116,6 @@ class RaggedWriter(Generic[RowsT]):
             self._writer.write_batch(pa.record_batch([lists], schema=self._schema))
 
     def __enter__(self) -> Self:
-        """Return itself."""
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -209,14 +208,14 @@ def _read_blocks(source: IO[bytes]) -> npt.NDArray[Any]:
     footer_end = file_size - len(_MAGIC) - 4
     (footer_size,) = struct.unpack("<i", _read_range(source, footer_end, 4))
     footer = _read_range(source, footer_end - footer_size, footer_size)
-    (table,) = struct.unpack_from("<I", footer)
-    vtable = table - struct.unpack_from("<i", footer, table)[0]
-    (vtable_size,) = struct.unpack_from("<H", footer, vtable)
-    offset = struct.unpack_from("<H", footer, vtable + 10)[0] if vtable_size > 10 else 0
-    if not offset:
+    (table_start,) = struct.unpack_from("<I", footer)
+    vtable_start = table_start - struct.unpack_from("<i", footer, table_start)[0]
+    (vtable_size,) = struct.unpack_from("<H", footer, vtable_start)
+    field_offset = struct.unpack_from("<H", footer, vtable_start + 10)[0] if vtable_size > 10 else 0
+    if not field_offset:
         return np.zeros(0, _BLOCK)
-    start = table + offset + struct.unpack_from("<I", footer, table + offset)[0]
-    return np.frombuffer(footer, _BLOCK, struct.unpack_from("<I", footer, start)[0], start + 4)
+    list_start = table_start + field_offset + struct.unpack_from("<I", footer, table_start + field_offset)[0]
+    return np.frombuffer(footer, _BLOCK, struct.unpack_from("<I", footer, list_start)[0], list_start + 4)
 
 
 def _read_range(source: IO[bytes], start_byte: int, n_bytes: int) -> bytes:
@@ -233,7 +232,7 @@ def _read_range(source: IO[bytes], start_byte: int, n_bytes: int) -> bytes:
 class RaggedFile(Generic[RowsT]):
     """A part's rows, memory-mapped, or read by byte ranges from an object store."""
 
-    rows: type[RowsT]
+    batch_class: type[RowsT]
     content_name: str  # name of a row's content in messages
 
     def __init__(self, source: Path | IO[bytes]) -> None:
@@ -280,7 +279,7 @@ class RaggedFile(Generic[RowsT]):
             InputError: The file is damaged.
         """
         try:
-            return self.rows.concatenate(
+            return self.batch_class.concatenate(
                 [self._batches[i].take(batch_rows) for i, _, batch_rows in self._partition.split(rows)]
             )
         except (ValueError, pa.ArrowException) as error:
@@ -331,7 +330,7 @@ class SparseVectors(RaggedBatch):
     """The weighted terms of m passages; passage i has terms[offsets[i]:offsets[i + 1]]."""
 
     terms: npt.NDArray[np.int32]  # (t,) ascending within a passage
-    weights: npt.NDArray[np.uint8]  # (t,) in units, at least 1
+    weights: npt.NDArray[np.uint8]  # (t,) in units of 1 / scale, at least 1
     offsets: Offsets  # (m + 1,) int64, ascending from 0 to t
 
     def columns(self) -> tuple[npt.NDArray[Any], ...]:
@@ -368,9 +367,9 @@ class SparseWriter(RaggedWriter[SparseVectors]):
 
 
 class SparseFile(RaggedFile[SparseVectors]):
-    """A part's weighted terms, memory-mapped."""
+    """A part's weighted terms; see `RaggedFile`."""
 
-    rows, content_name = SparseVectors, "weighted terms"
+    batch_class, content_name = SparseVectors, "weighted terms"
 
     @property
     def n_postings(self) -> int:
@@ -447,9 +446,9 @@ class TokenWriter(RaggedWriter[TokenVectors]):
 
 
 class TokenFile(RaggedFile[TokenVectors]):
-    """A part's token vectors, memory-mapped."""
+    """A part's token vectors; see `RaggedFile`."""
 
-    rows, content_name = TokenVectors, "token vectors"
+    batch_class, content_name = TokenVectors, "token vectors"
 
     def __init__(self, source: Path | IO[bytes]) -> None:
         """Open the file as `RaggedFile` does, and compute the lengths of its rows."""

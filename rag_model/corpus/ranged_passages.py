@@ -39,7 +39,8 @@ _MAX_CUTS = 8  # maximum cuts of a row group
 _MAX_PAGE_BYTES = 16 << 20  # decompressed; 512 KiB are usual for 100-word texts
 _MAX_ROWS = 1 << 16  # maximum rows of a row group
 _LENGTH = struct.Struct("<I")
-# PLAIN is 0, RLE_DICTIONARY is 8, and PLAIN_DICTIONARY, an old name of both, is 2.
+# Encodings that a page of each type may have: PLAIN is 0, RLE_DICTIONARY is 8, and
+# PLAIN_DICTIONARY, an old name of both, is 2.
 _ENCODINGS = {DICTIONARY_PAGE: (0, 2), DATA_PAGE: (2, 8)}
 _DTYPES = {pa.int32(): "<i4", pa.int64(): "<i8", pa.timestamp("ms", tz="UTC"): "<i8"}
 _Indices = npt.NDArray[np.int64]
@@ -67,8 +68,8 @@ class _Column:
     indices: _Indices  # (rows,) the dictionary index of each row, -1 for null
 
     def get_value(self, row: int) -> Any:
-        index = int(self.indices[row])
-        return None if index < 0 else self.values[index]
+        dictionary_index = int(self.indices[row])
+        return None if dictionary_index < 0 else self.values[dictionary_index]
 
 
 class _TextDictionary:
@@ -81,16 +82,16 @@ class _TextDictionary:
     def __init__(self, data: bytes) -> None:
         self._data, self._ends = data, [0]
 
-    def __getitem__(self, number: int) -> str:
+    def __getitem__(self, text_number: int) -> str:
         """Return a text, or raise `IndexError` if the page does not have it as a whole."""
         data, text_ends, parse_length = self._data, self._ends, _LENGTH.unpack_from
         text_end = text_ends[-1]
-        for _ in range(len(text_ends), number + 2):
+        for _ in range(len(text_ends), text_number + 2):
             text_end += _LENGTH.size + parse_length(data, text_end)[0]
             text_ends.append(text_end)
-        if text_ends[number + 1] > len(data):
-            raise IndexError(f"text {number} is incomplete")
-        return data[text_ends[number] + _LENGTH.size : text_ends[number + 1]].decode()
+        if text_ends[text_number + 1] > len(data):
+            raise IndexError(f"text {text_number} is incomplete")
+        return data[text_ends[text_number] + _LENGTH.size : text_ends[text_number + 1]].decode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,9 +259,7 @@ def _list_cut_sizes(page: _Page) -> range:
 
 
 def _list_block_ends(group_bytes: bytes, page: _Page) -> list[int]:
-    """Return the ends of the blocks of a page's Zstandard frame. Source: RFC 8878, section
-    3.1.1.
-    """
+    """Return the ends of the blocks of a page's Zstandard frame (RFC 8878, section 3.1.1)."""
     descriptor = group_bytes[page.start + 4]
     is_single_segment, size_code = descriptor >> 5 & 1, descriptor >> 6
     offset = page.start + 5 + (not is_single_segment) + (0, 1, 2, 4)[descriptor & 3]
@@ -338,9 +337,7 @@ def _decompress(group_bytes: bytes, page: _Page) -> bytes:
 
 
 def _list_text_ends(texts: bytes, start: int = 0) -> list[int]:
-    """Return the ends of the complete texts from `start` on; 4 bytes before a text are its
-    length.
-    """
+    """Return the ends of the complete texts from `start` on; each follows its 4-byte length."""
     text_ends, n_bytes, read_length = list[int](), len(texts), _LENGTH.unpack_from
     while start + 4 <= n_bytes:
         start += 4 + read_length(texts, start)[0]
@@ -367,7 +364,10 @@ def _decode_indices(data: bytes, n_rows: int, *, is_nullable: bool) -> _Indices:
 
 
 def _decode_hybrid(data: bytes, offset: int, bit_width: int, n_numbers: int) -> _Indices:
-    """Decode numbers. Source: `Encodings.md` of parquet-format, "RLE/Bit-Packing Hybrid"."""
+    """Decode numbers of `bit_width` bits in Parquet's "RLE/Bit-Packing Hybrid".
+
+    Source: `Encodings.md` of parquet-format.
+    """
     numbers, n_read = np.zeros(n_numbers, np.int64), 0
     while bit_width and n_read < n_numbers:
         header, offset = parse_varint(data, offset)

@@ -82,7 +82,7 @@ class Page:
 
 @dataclass(frozen=True, slots=True)
 class Structure:
-    """A table, an infobox or a long list: rows of text below its head lines."""
+    """A table, an infobox or a long list: rows of text with their header lines."""
 
     kind: PassageKind
     rows: tuple[str, ...]  # rows of a table, `field: value` lines, or items
@@ -223,7 +223,7 @@ class Part:
     first_page: int
     last_page: int
     slices: tuple[Slice, ...]
-    # Ids strictly increase through the slices; otherwise there may be duplicates.
+    # Whether ids strictly increase through the slices; otherwise an id may occur twice.
     ordered: bool = True
     format: str = ""  # dump format of the slices; if empty, the standard format of `kind`
 

@@ -30,18 +30,18 @@ from rag_model.corpus.records import hash_id
 from rag_model.corpus.salient_spans import SpanFile
 
 
-def may_contain(kind: str, first_page: int, last_page: int, page: str) -> bool:
-    """Return whether a part with these bounds (inclusive) may contain the page of this id."""
+def may_contain(kind: str, first_page: int, last_page: int, page_id: str) -> bool:
+    """Return whether a part with these bounds (inclusive) may contain the page with this id."""
     if kind == "wiki":
-        return page.isascii() and page.isdecimal() and first_page <= int(page) <= last_page
+        return page_id.isascii() and page_id.isdecimal() and first_page <= int(page_id) <= last_page
     if kind == "documents":
-        return first_page <= hash_id(page) <= last_page
+        return first_page <= hash_id(page_id) <= last_page
     return True  # page ids of ready-made passages are titles, which do not determine the part
 
 
-def select_pages(kind: str, first_page: int, last_page: int, pages: Iterable[str]) -> tuple[str, ...]:
-    """Return the given pages that a part may contain, sorted."""
-    return tuple(sorted(page for page in pages if may_contain(kind, first_page, last_page, page)))
+def select_pages(kind: str, first_page: int, last_page: int, page_ids: Iterable[str]) -> tuple[str, ...]:
+    """Return the ids of those pages that a part may contain, sorted."""
+    return tuple(sorted(page_id for page_id in page_ids if may_contain(kind, first_page, last_page, page_id)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,14 +49,15 @@ class PartFiles:
     """The local files of a part: passages and, if present, vectors, article log and spans."""
 
     passages: Path
-    # By name: vectors, token vectors or weighted terms; row i belongs to passage i.
+    # Name of a representation -> its file of vectors, token vectors or weighted terms; row i
+    # belongs to passage i.
     vectors: Mapping[str, Path] = field(default_factory=dict)
     articles: Path | None = None
     spans: Path | None = None
 
 
-def redact_part(part: PartFiles, pages: Collection[str], folder: Path) -> tuple[PartFiles, int]:
-    """Write a part's files without the given pages; return the new files and their number of rows.
+def redact_part(part: PartFiles, page_ids: Collection[str], folder: Path) -> tuple[PartFiles, int]:
+    """Write a part's files without these pages; return the new files and their number of rows.
 
     Row i of the vectors still belongs to passage i. The vectors of one part are in memory.
 
@@ -69,11 +70,11 @@ def redact_part(part: PartFiles, pages: Collection[str], folder: Path) -> tuple[
         part.articles and folder / "articles.parquet",
         part.spans and folder / "spans.npy",
     )
-    kept_rows = _redact_passages(part.passages, pages, redacted_files.passages)
+    kept_rows = _redact_passages(part.passages, page_ids, redacted_files.passages)
     for name, path in part.vectors.items():
         _redact_vectors(path, np.array(kept_rows, np.int64), redacted_files.vectors[name])
     if part.articles and redacted_files.articles:
-        redact_log(part.articles, pages, redacted_files.articles)
+        redact_log(part.articles, page_ids, redacted_files.articles)
     if part.spans and redacted_files.spans:
         SpanFile(part.spans).write_rows(kept_rows, redacted_files.spans)
     return redacted_files, len(kept_rows)
@@ -99,12 +100,12 @@ def _copy_rows(source: RaggedFile[RowsT], row_numbers: NDArray[np.int64], writer
             writer.write(source.take(row_numbers[first_row : first_row + BATCH_ROWS]))
 
 
-def _redact_passages(source: Path, pages: Collection[str], out: Path) -> list[int]:
+def _redact_passages(source: Path, page_ids: Collection[str], out: Path) -> list[int]:
     """Write the passages of all other pages, and return their rows."""
     kept_rows = []
     with PassageFile(source) as file, PassageWriter(out, file.schema) as writer:
         for row_number, passage in enumerate(file.iter_passages()):
-            if passage.page_id not in pages:
+            if passage.page_id not in page_ids:
                 kept_rows.append(row_number)
                 writer.write(passage)
     return kept_rows

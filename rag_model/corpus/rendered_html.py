@@ -37,17 +37,17 @@ _CLASSES = (
     "shortdescription side-box sidebar sistersitebox stub succession-box thumb toc vertical-navbox"
 )
 _TYPES = "File Image Video Extension/ref Extension/gallery Extension/timeline Extension/templatestyles"
-_BLOCK = "blockquote br caption center dd div dl dt hr li ol p section td th tr ul"
+_BLOCKS = "blockquote br caption center dd div dl dt hr li ol p section td th tr ul"
 _DROPPED_TAGS, _DROPPED_CLASSES = frozenset(_TAGS.split()), frozenset(_CLASSES.split())
 _DROPPED_TYPES = tuple(f"mw:{name}" for name in _TYPES.split())
 _DROPPED_ROLES = frozenset({"navigation", "note"})
-_BLOCKS, _ITEMS = frozenset(_BLOCK.split()), frozenset({"li", "dd", "dt"})
-_HEADINGS = frozenset({"h1", "h2", "h3", "h4", "h5", "h6"})
-# Noncharacters that stand for markup until the joined text of a section is protected.
+_BLOCK_TAGS, _ITEM_TAGS = frozenset(_BLOCKS.split()), frozenset({"li", "dd", "dt"})
+_HEADING_TAGS = frozenset({"h1", "h2", "h3", "h4", "h5", "h6"})
+# Noncharacters that represent markup until the joined text of a section is protected.
 _LINE, _ITEM, _SUPERSCRIPT, _SUPERSCRIPT_END = "\ufde8", "\ufde9", "\ufdea", "\ufdeb"
 _MARKUP = {_LINE: "\n", _ITEM: "\n* ", _SUPERSCRIPT: "<sup>", _SUPERSCRIPT_END: "</sup>"}
-_START_MARKS = {name: _ITEM if name in _ITEMS else _LINE for name in _BLOCKS} | {"sup": _SUPERSCRIPT}
-_END_MARKS = dict.fromkeys(_BLOCKS, _LINE) | {"sup": _SUPERSCRIPT_END}
+_START_MARKS = {name: _ITEM if name in _ITEM_TAGS else _LINE for name in _BLOCK_TAGS} | {"sup": _SUPERSCRIPT}
+_END_MARKS = dict.fromkeys(_BLOCK_TAGS, _LINE) | {"sup": _SUPERSCRIPT_END}
 
 
 def clean_html(
@@ -63,7 +63,7 @@ def clean_html(
     link_marks = (LINK_START, LINK_END) if anchors else ("", "")
     grids: list[Grid] | None = [] if structures else None  # tables of the last yielded section
 
-    def extract(section: RawSection) -> tuple[str, list[Structure]]:
+    def extract_structures(section: RawSection) -> tuple[str, list[Structure]]:
         requested_grids = (grid for grid in grids or () if is_requested(grid, structures))
         results = (grid.to_structure(to_plain_text) for grid in requested_grids)
         return section.body, [structure for structure in results if structure is not None]
@@ -71,12 +71,12 @@ def clean_html(
     raw_sections = _split_sections(text, link_marks, grids)
     language = siteinfo.language
     return clean_sections(
-        raw_sections, lambda raw: raw, language, anchors=anchors, extract=extract if structures else None
+        raw_sections, lambda raw: raw, language, anchors=anchors, extract=extract_structures if structures else None
     )
 
 
-def _split_sections(text: str, marks: tuple[str, str], grids: list[Grid] | None) -> Iterator[RawSection]:
-    """Yield the sections as protected text; its only markup is `_MARKUP`, `marks` and gaps.
+def _split_sections(text: str, link_marks: tuple[str, str], grids: list[Grid] | None) -> Iterator[RawSection]:
+    """Yield the sections as protected text; its only markup is `_MARKUP`, `link_marks` and gaps.
 
     If `grids` is a list, it contains the tables of the section that was yielded last.
     """
@@ -95,13 +95,13 @@ def _split_sections(text: str, marks: tuple[str, str], grids: list[Grid] | None)
                 skipped_element = element
                 events.skip_subtree()
                 continue
-            if name in _HEADINGS:
+            if name in _HEADING_TAGS:
                 yield RawSection(level, heading, _protect_text("".join(section_texts)))
                 if grids is not None:
                     grids.clear()
                 level, heading, section_texts = int(name[1]), "", []
             is_link = name == "a" and _is_link(element)
-            section_texts.append(marks[0] if is_link else _START_MARKS.get(name, ""))
+            section_texts.append(link_marks[0] if is_link else _START_MARKS.get(name, ""))
             section_texts.append(_remove_codes(element.text))
             continue
         depth -= 1
@@ -109,17 +109,17 @@ def _split_sections(text: str, marks: tuple[str, str], grids: list[Grid] | None)
             skipped_element = None
             if grids is not None and name == "table":
                 grids.append(_read_table(element))
-        elif name in _HEADINGS:
+        elif name in _HEADING_TAGS:
             heading, section_texts = _protect_text("".join(section_texts)), []
         else:
             is_link = name == "a" and _is_link(element)
-            section_texts.append(marks[1] if is_link else _END_MARKS.get(name, ""))
+            section_texts.append(link_marks[1] if is_link else _END_MARKS.get(name, ""))
         section_texts.append(_remove_codes(element.tail))
     yield RawSection(level, heading, _protect_text("".join(section_texts)))
 
 
 def _remove_codes(text: str | None) -> str:
-    """Return the text of an element without noncharacters, which stand for markup."""
+    """Return the text of an element without noncharacters, because these represent markup here."""
     return text if text and text.isascii() else remove_noncharacters(text or "")
 
 
@@ -156,7 +156,7 @@ def _create_nesting_error() -> UnparsablePageError:
 
 
 def _read_table(table: Any) -> Grid:
-    """Return the cells of a table; the text of a table in a cell is lines of that cell."""
+    """Return the cells of a table; a table in a cell becomes lines of that cell."""
     grid = Grid(table.get("class", "") + (" noprint" if table.get("role") in _DROPPED_ROLES else ""))
     builder = GridBuilder(grid)
     skipped_element: Any = None

@@ -56,13 +56,13 @@ def find_dates(text: str) -> list[SalientSpan]:
     return [SalientSpan(match.start(), match.end(), DATE) for match in _DATE.finditer(text)]
 
 
-def find_spans(text: str, links: Sequence[tuple[int, int]] = ()) -> list[SalientSpan]:
+def find_spans(text: str, link_spans: Sequence[tuple[int, int]] = ()) -> list[SalientSpan]:
     """Return the spans of a text, ascending and disjoint.
 
     Of two overlapping spans the longer one is used, or the first if they are equally long.
     """
     spans: list[SalientSpan] = []
-    for span in sorted([*(SalientSpan(*link, LINK) for link in links), *find_dates(text)]):
+    for span in sorted([*(SalientSpan(*link, LINK) for link in link_spans), *find_dates(text)]):
         if not spans or span.start >= spans[-1].end:
             spans.append(span)
         elif span.end - span.start > spans[-1].end - spans[-1].start:
@@ -80,13 +80,13 @@ def find_article_spans(article: Article, passages: Sequence[Passage]) -> list[li
 
 def _locate_links(article: Article, passages: Sequence[Passage]) -> list[list[tuple[int, int]]]:
     text, links = _join_sections(article.sections)
-    starts = [start for start, _ in links]
+    link_starts = [start for start, _ in links]
     links_by_passage: list[list[tuple[int, int]]] = []
     for passage, passage_start in zip(passages, _locate_passages(text, passages), strict=True):
         links_in_passage: list[tuple[int, int]] = []
         if passage_start is not None:
             end = passage_start + len(passage.text)
-            near_links = links[bisect_right(starts, passage_start - 1) : bisect_right(starts, end)]
+            near_links = links[bisect_right(link_starts, passage_start - 1) : bisect_right(link_starts, end)]
             links_in_passage = [(i - passage_start, j - passage_start) for i, j in near_links if j <= end]
         links_by_passage.append(links_in_passage)
     return links_by_passage
@@ -111,7 +111,7 @@ def _locate_passages(text: str, passages: Sequence[Passage]) -> Iterator[int | N
 
 
 def _join_sections(sections: Sequence[Section]) -> tuple[str, list[tuple[int, int]]]:
-    """Join the words of all sections by single spaces, and shift the links."""
+    """Join the words of all sections by single spaces; return the text, and the links in it."""
     section_lines: list[str] = []
     links: list[tuple[int, int]] = []
     offset = 0
@@ -138,7 +138,10 @@ def _shift_links(section: Section, words: Sequence[str], offset: int) -> Iterato
         offset += len(word) + 1
     for start, end in section.links:
         first, last = bisect_right(section_offsets, start) - 1, bisect_right(section_offsets, end - 1) - 1
-        yield line_offsets[first] + start - section_offsets[first], line_offsets[last] + end - section_offsets[last]
+        yield (
+            line_offsets[first] + start - section_offsets[first],
+            line_offsets[last] + end - section_offsets[last],
+        )
 
 
 class SpanWriter:
@@ -183,13 +186,13 @@ class SpanFile:
         """Return the spans of the passage in a row, ascending."""
         return self.get_range(row, row + 1)[0]
 
-    def get_range(self, first: int, last: int) -> list[list[SalientSpan]]:
-        """Return the spans of rows `first` to `last` (exclusive), one list per passage."""
-        start_span, end_span = np.searchsorted(self._spans[:, 0], [first, last])
-        spans_by_row: list[list[SalientSpan]] = [[] for _ in range(first, last)]
+    def get_range(self, start_row: int, end_row: int) -> list[list[SalientSpan]]:
+        """Return the spans of rows `start_row` to `end_row` (exclusive), one list per passage."""
+        start_span, end_span = np.searchsorted(self._spans[:, 0], [start_row, end_row])
+        spans_by_row: list[list[SalientSpan]] = [[] for _ in range(start_row, end_row)]
         for row, *span in self._spans[start_span:end_span].tolist():
-            if first <= row < last:  # rows of a damaged file may be unordered
-                spans_by_row[row - first].append(SalientSpan(*span))
+            if start_row <= row < end_row:  # rows of a damaged file may be unordered
+                spans_by_row[row - start_row].append(SalientSpan(*span))
         return spans_by_row
 
     def write_rows(self, rows: Sequence[int], out: Path) -> None:

@@ -1,5 +1,4 @@
-"""Find the compressed bytes of the one file in a `.7z` archive, so that they can be decoded as a
-stream.
+"""Locate the one file in a `.7z` archive, so that its bytes can be decoded as a stream.
 
 The header of an archive may demand gigabytes, so a child process parses it within limits. The file
 itself is decoded by the standard library: LZMA, LZMA2 and bzip2, which `7z` and Wikimedia use.
@@ -96,13 +95,14 @@ def _build_filters(coders: Iterable[tuple[bytes, bytes]], name: str) -> list[dic
     methods = [method for method, _ in coders]
     if methods == [_BZIP2]:
         return []
-    ids = [_FILTERS.get(method, 0) for method in methods]
+    filter_ids = [_FILTERS.get(method, 0) for method in methods]
     # After LZMA without an end mark, liblzma does not output the last bytes of the x86 filter.
-    if ids not in ([lzma.FILTER_LZMA1], [lzma.FILTER_LZMA2], [lzma.FILTER_LZMA2, lzma.FILTER_X86]):
+    if filter_ids not in ([lzma.FILTER_LZMA1], [lzma.FILTER_LZMA2], [lzma.FILTER_LZMA2, lzma.FILTER_X86]):
         raise InputError(
             f"{name} is encrypted, or uses a method other than LZMA, LZMA2 and bzip2: {_advise_unpacking(name)}"
         )
-    return [_build_filter(filter_id, properties) for filter_id, (_, properties) in zip(ids, coders, strict=True)][::-1]
+    filters = [_build_filter(filter_id, coder[1]) for filter_id, coder in zip(filter_ids, coders, strict=True)]
+    return filters[::-1]
 
 
 def _build_filter(filter_id: int, properties: bytes) -> dict[str, int]:

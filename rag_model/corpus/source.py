@@ -33,8 +33,9 @@ from rag_model.secrets import refuse_secret
 
 CHUNK_BYTES = 1 << 18  # bytes per chunk
 # Fields of file systems that identify a version of a file; the first available one is used.
-_STAMP_FIELDS = "ETag", "mtime", "LastModified", "last_modified", "created", "blob_id"
-_CLIENT_ERRORS = {"aiohttp": "ClientError", "httpx2": "HTTPError"}  # huggingface_hub uses httpx2
+_TAG_FIELDS = "ETag", "mtime", "LastModified", "last_modified", "created", "blob_id"
+# Module of an HTTP client -> base class of its errors; huggingface_hub uses httpx2.
+_CLIENT_ERRORS = {"aiohttp": "ClientError", "httpx2": "HTTPError"}
 _TEMPORARY_STATUSES = {408, 425, 429}
 _NETWORK_MODULES = {"aiohttp"}  # modules whose connection errors are not all OSErrors
 _PERMANENT_ERRORS = FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError
@@ -83,7 +84,7 @@ def expand_pattern(pattern: str) -> list[str]:
         if not urls and "http" in fs.protocol and not has_magic(path):
             fs.info(path)  # raises the error of the connection, which `isfile` hides
     except Exception as error:
-        raise _read_error(pattern, error) from error
+        raise _build_read_error(pattern, error) from error
     if not urls:
         raise InputError(f"no file matches {pattern}: check the path, or give a glob such as 'dumps/*.bz2'")
     return sorted(urls, key=_build_natural_key)
@@ -134,7 +135,7 @@ def list_folder(pattern: str) -> list[FolderEntry] | None:
                     n_bytes = int(file_info.get("size") or 0)
                     entries.append(FolderEntry(fs.unstrip_protocol(name), _make_relative(name, root), n_bytes, problem))
     except Exception as error:
-        raise _read_error(pattern, error) from error
+        raise _build_read_error(pattern, error) from error
     return sorted(entries, key=lambda entry: entry.path)
 
 
@@ -148,12 +149,12 @@ def _make_relative(path: str, root: str) -> str:
     return path.removeprefix(root.rstrip("/")).lstrip("/")
 
 
-def _find_problem(info: Mapping[str, Any], name: str) -> str:
+def _find_problem(file_info: Mapping[str, Any], name: str) -> str:
     if name.startswith("."):
         return "hidden"
-    if info.get("islink"):
+    if file_info.get("islink"):
         return "link"
-    return "" if info["type"] in {"file", "directory"} else "unreadable"
+    return "" if file_info["type"] in {"file", "directory"} else "unreadable"
 
 
 def file_exists(url: str) -> bool:
@@ -162,7 +163,7 @@ def file_exists(url: str) -> bool:
         fs, path = _open_filesystem(url)
         return bool(fs.isfile(path))
     except Exception as error:
-        raise _read_error(url, error) from error
+        raise _build_read_error(url, error) from error
 
 
 def get_size(url: str) -> int:
@@ -175,7 +176,7 @@ def get_size(url: str) -> int:
         fs, path = url_to_fs(url)
         n_bytes = fs.size(path)
     except Exception as error:
-        raise _read_error(url, error) from error
+        raise _build_read_error(url, error) from error
     if n_bytes is None:
         raise InputError(f"the server of {url} does not report the file's size: download the file and give its path")
     return int(n_bytes)
@@ -193,8 +194,8 @@ def get_version_tag(url: str) -> str | None:
         fs, path = _open_filesystem(url)
         file_info = fs.info(path)
     except Exception as error:
-        raise _read_error(url, error) from error
-    version_tag = next((str(file_info[name]) for name in _STAMP_FIELDS if file_info.get(name) is not None), None)
+        raise _build_read_error(url, error) from error
+    version_tag = next((str(file_info[name]) for name in _TAG_FIELDS if file_info.get(name) is not None), None)
     return None if version_tag is None else f"{file_info.get('size')} {version_tag}"
 
 
@@ -216,7 +217,7 @@ def read_bytes(url: str, offset: int = 0, length: int | None = None) -> Iterator
                 remaining = None if remaining is None else remaining - len(chunk)
                 yield chunk
     except Exception as error:
-        raise _read_error(url, error) from error
+        raise _build_read_error(url, error) from error
     if remaining:
         is_file_empty = not offset and remaining == length
         problem = "is empty" if is_file_empty else f"ends before byte {offset + (length or 0)}"
@@ -237,7 +238,7 @@ def basename(url: str) -> str:
 
 
 def _open_filesystem(url: str) -> tuple[Any, str]:
-    """Return a file system without cached listings."""
+    """Return the file system of a URL, without cached listings, and the path in it."""
     fs, path = url_to_fs(url)
     fs.invalidate_cache()
     return fs, path
@@ -247,7 +248,7 @@ def _build_natural_key(url: str) -> list[tuple[int, str]]:
     return [(int(piece or 0), "") if i % 2 else (0, piece) for i, piece in enumerate(re.split(r"(\d+)", url))]
 
 
-def _read_error(url: str, error: Exception) -> InputError:
+def _build_read_error(url: str, error: Exception) -> InputError:
     cause = error.__cause__  # fsspec reports each error of an HTTP server as a missing file
     if isinstance(error, FileNotFoundError) and isinstance(cause, Exception) and _comes_from_network(cause):
         error = cause
@@ -356,8 +357,8 @@ def read_lines(url: str) -> Iterator[bytes]:
         InputError: The file is unreadable or corrupt, or has a line of more than `MAX_LINE` bytes.
     """
     if is_tar(url):
-        files = read_archived_files(url)
-        return chain.from_iterable(split_lines(chunks, basename(url)) for chunks in files)
+        archived_files = read_archived_files(url)
+        return chain.from_iterable(split_lines(chunks, basename(url)) for chunks in archived_files)
     chunks = read_decoded(url)
     head = next(filter(None, chunks), b"")
     refuse_utf16(head, basename(url))
@@ -560,7 +561,8 @@ def _drain_gzip(decoder: "zlib._Decompress", compressed_bytes: bytes) -> Iterato
             return
 
 
-# Codec -> (decoder, function that drains it, first bytes of a stream, padding between streams).
+# Codec -> (function that creates a decoder, function that yields all output of a decoder for some
+# input, first bytes of a stream, padding between streams).
 _CODECS: dict[Compression, tuple[Callable[[], _Decoder], Callable[..., Iterator[bytes]], bytes, bytes]] = {
     "bz2": (bz2.BZ2Decompressor, _drain_bz2, b"BZh", b""),
     "xz": (

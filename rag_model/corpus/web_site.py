@@ -53,7 +53,7 @@ PREFIX = "sitemap+"
 # environment variable for the folder of the mirrors; default `~/.cache/bookwheel/sites`
 FOLDER_VARIABLE = "BOOKWHEEL_SITES"
 MAX_PAGE_BYTES = 8 << 20  # the same limit as for an HTML file in a folder
-# The protocol allows 50 MB.
+# Limits of a site; the protocol allows sitemaps of 50 MB.
 _MAX_SITEMAP_BYTES, _MAX_SITEMAPS, _MAX_PAGES = 50 << 20, 1_000, 1_000_000
 _MAX_ROBOTS_BYTES = 512 << 10
 # Number and share of pages with HTTP 500; if both are exceeded, the site is considered down.
@@ -62,7 +62,7 @@ _MAX_FAILED_PAGES, _MAX_FAILED_SHARE = 20, 0.1
 _STOP_AFTER_FAILED_PAGES = 50
 # Few attempts suffice: the cause is probably a bug, since a busy server would send `Retry-After`.
 _SERVER_ERROR, _MAX_ERROR_TRIES = "HTTP 500", 4
-_MAX_DELAY = 60.0  # seconds between two requests
+_MAX_DELAY = 60.0  # maximum seconds between two requests, even if `Crawl-delay` is longer
 _log = logging.getLogger(__name__)
 _SAVE_INTERVAL = 100  # pages between two saves of their versions
 _FRESH_SECONDS = 600.0  # a process reads a site again only after this time
@@ -83,9 +83,7 @@ class _PageVersion:
 
 @dataclass(frozen=True, slots=True)
 class SiteFiles:
-    """The folder of a site's pages, and the numbers of listed pages that were dropped, by
-    reason.
-    """
+    """The folder of a site's pages, and the number of dropped pages by reason."""
 
     folder: Path
     dropped: Mapping[str, int]
@@ -159,26 +157,26 @@ class _SiteClient:
         """Fetch the pages that changed, and remove those that the sitemap no longer lists."""
         with self._lock_folder():
             self._read_robots()
-            versions, pages, dropped = self._load_versions(), dict[str, str](), Counter[str]()
+            versions, url_by_path, dropped = self._load_versions(), dict[str, str](), Counter[str]()
             try:
-                for page, lastmod in self._list_pages(dropped):
-                    path = _choose_path(page)
+                for url, lastmod in self._list_pages(dropped):
+                    path = _choose_path(url)
                     if not path:
                         dropped["bad_name"] += 1
-                    elif not self._robots.can_fetch("bookwheel", page):
+                    elif not self._robots.can_fetch("bookwheel", url):
                         dropped["robots"] += 1
-                    elif path not in pages:
-                        pages[path] = page
-                        self._update_page(page, path, lastmod, versions, dropped)
-                        self._check_failures(len(pages), _STOP_AFTER_FAILED_PAGES)
-                    elif pages[path] != page:
+                    elif path not in url_by_path:
+                        url_by_path[path] = url
+                        self._update_page(url, path, lastmod, versions, dropped)
+                        self._check_failures(len(url_by_path), _STOP_AFTER_FAILED_PAGES)
+                    elif url_by_path[path] != url:
                         dropped["same_name"] += 1
             finally:
                 self._save_versions(versions)
-            self._check_failures(len(pages), _MAX_FAILED_PAGES)
-            if not versions.keys() & pages.keys():
+            self._check_failures(len(url_by_path), _MAX_FAILED_PAGES)
+            if not versions.keys() & url_by_path.keys():
                 raise InputError(f"{self._url} lists no page that can be read ({dict(dropped)}): check the sitemap")
-            for path in versions.keys() - pages.keys():
+            for path in versions.keys() - url_by_path.keys():
                 del versions[path]
             self._save_versions(versions)
             self._remove_other_files(versions)
@@ -207,7 +205,7 @@ class _SiteClient:
                     file.unlink(missing_ok=True)
 
     def _update_page(
-        self, page: str, path: str, lastmod: str, versions: dict[str, _PageVersion], dropped: Counter[str]
+        self, url: str, path: str, lastmod: str, versions: dict[str, _PageVersion], dropped: Counter[str]
     ) -> None:
         """Fetch a page unless its file is up to date, and record its version."""
         file, version = self.folder / path, versions.get(path, _PageVersion())
@@ -216,7 +214,7 @@ class _SiteClient:
             return
         condition_headers = {"If-None-Match": version.etag, "If-Modified-Since": version.modified} if has_file else {}
         try:
-            status, headers, body = self._fetch(page, MAX_PAGE_BYTES, {k: v for k, v in condition_headers.items() if v})
+            status, headers, body = self._fetch(url, MAX_PAGE_BYTES, {k: v for k, v in condition_headers.items() if v})
             drop_reason = "" if status == 200 or (status == 304 and has_file) else "missing"
         except _UnusablePageError as error:
             status, headers, body, drop_reason = 0, httpx.Headers(), None, error.reason
@@ -225,7 +223,7 @@ class _SiteClient:
                 raise
             self._n_failed += 1
             if has_file:
-                _log.warning("%s answers %s: keeping its last version", page, _SERVER_ERROR)
+                _log.warning("%s answers %s: keeping its last version", url, _SERVER_ERROR)
                 return
             status, headers, body, drop_reason = 500, httpx.Headers(), None, "server_error"
         if status == 200:
@@ -256,9 +254,7 @@ class _SiteClient:
         self._delay = float(min(self._robots.crawl_delay("bookwheel") or 0, _MAX_DELAY))
 
     def _list_pages(self, dropped: Counter[str]) -> Iterator[tuple[str, str]]:
-        """Yield the address and `lastmod` of each page of the sitemap and of the sitemaps that
-        it lists.
-        """
+        """Yield address and `lastmod` of each page in the sitemap and in those that it lists."""
         pending_sitemaps, n_pages = [self._origin + self._start_path], 0
         seen_sitemaps = {*pending_sitemaps}
         while pending_sitemaps:
@@ -289,9 +285,7 @@ class _SiteClient:
     def _fetch(
         self, url: str, max_bytes: int, headers: Mapping[str, str] | None = None
     ) -> tuple[int, httpx.Headers, bytes | None]:
-        """Return the status, the headers and the body of a reply; None for a body that is too
-        large.
-        """
+        """Return the status, headers and body of a reply; the body is None if it is too large."""
         return retry(url, lambda: self._send(url, max_bytes, headers or {}), lambda: self._has_answered, self._sleep)
 
     def _send(self, url: str, max_bytes: int, headers: Mapping[str, str]) -> tuple[int, httpx.Headers, bytes | None]:
@@ -344,13 +338,13 @@ class _SiteClient:
             temporary_path.write_text(json.dumps({path: asdict(version) for path, version in versions.items()}))
 
 
-def _choose_path(page: str) -> str:
+def _choose_path(url: str) -> str:
     """Return the path of a page's file in the folder; empty if its address has no safe path.
 
     >>> _choose_path("https://example.org/guide/"), _choose_path("https://example.org/a?b=1")
     ('guide/index.html', 'a%3Fb=1.html')
     """
-    url_parts = urlsplit(page)
+    url_parts = urlsplit(url)
     *folders, name = unquote(url_parts.path.lstrip("/")).split("/")
     name = (name or "index.html") + (f"?{url_parts.query}" if url_parts.query else "")
     segments = [quote(segment, safe=" =&") for segment in (*folders, name)]
@@ -364,7 +358,7 @@ def _choose_path(page: str) -> str:
 
 
 def _split_address(address: str) -> tuple[str, str]:
-    """Return the origin of an address, and its path with the query; empty if it is invalid.
+    """Return the origin of an address, and its path with the query; both are "" if it is invalid.
 
     >>> _split_address("HTTPS://Example.org:443#top"), _split_address("http://[x")
     (('https://example.org', '/'), ('', ''))
@@ -391,8 +385,7 @@ def _is_rule(line: str) -> bool:
 
 
 def _parse_sitemap(body: bytes, url: str) -> Iterator[tuple[str, str, str]]:
-    """Yield the kind (`url` or `sitemap`), address and `lastmod` of each entry; entities are not
-    expanded.
+    """Yield the kind (`url` or `sitemap`), address and `lastmod` of each entry.
 
     Raises:
         InputError: The file is not a sitemap.

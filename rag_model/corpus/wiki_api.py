@@ -33,6 +33,7 @@ from rag_model.http_client import (
 from rag_model.secrets import refuse_secret
 from rag_model.untrusted_text import parse_json
 
+# Environment variables with the account on a wiki.
 USER = "BOOKWHEEL_WIKI_USER"  # name of a bot password, as Name@Bot
 PASSWORD = "BOOKWHEEL_WIKI_PASSWORD"
 TOKEN = "BOOKWHEEL_WIKI_TOKEN"  # OAuth 2 access token, instead of user and password
@@ -89,7 +90,7 @@ class WikiClient:
 
         Args:
             url: `mediawiki+https://` and the address of the site, or of its `api.php`.
-            sleep: function that waits before another attempt.
+            sleep: function that waits for some seconds before another attempt.
             api_path: where an earlier client found `api.php`, relative to `url`.
 
         Raises:
@@ -129,11 +130,9 @@ class WikiClient:
         return self._api_urls[0].removeprefix(self.url).lstrip("/") if len(self._api_urls) == 1 else ""
 
     def __enter__(self) -> Self:
-        """Return itself."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close the connection."""
         self._http.close()
 
     def query(self, **parameters: Any) -> Reply:
@@ -173,7 +172,7 @@ class WikiClient:
         for _ in range(2):
             if self._needs_login:
                 self._log_in()
-            reply = self._call(parameters, is_asserted=self._has_account)
+            reply = self._call(parameters, assert_login=self._has_account)
             error_code = self._get_error_code(reply)
             if error_code not in _LOGIN_CODES or not self._user:
                 break
@@ -182,7 +181,7 @@ class WikiClient:
             raise self._build_refusal_error(error_code, reply)
         return reply
 
-    def _call(self, parameters: Mapping[str, Any], *, is_asserted: bool = False) -> Reply:
+    def _call(self, parameters: Mapping[str, Any], *, assert_login: bool = False) -> Reply:
         """Return the reply of `api.php`, which is in the folder `w` of the site or at its root.
 
         The first request finds out in which of the two folders it is.
@@ -190,7 +189,7 @@ class WikiClient:
         api_errors: list[_NoApiError] = []
         for url in self._api_urls:
             try:
-                send_request = partial(self._send, url, parameters, is_asserted=is_asserted)
+                send_request = partial(self._send, url, parameters, assert_login=assert_login)
                 reply = retry(url, send_request, lambda: self._has_answered, self._sleep)
             except _NoApiError as error:
                 if len(self._api_urls) == 1:
@@ -204,12 +203,12 @@ class WikiClient:
             f"address of its api.php, such as mediawiki+{self.url.rstrip('/')}/wiki/api.php"
         ) from api_errors[0]
 
-    def _send(self, url: str, parameters: Mapping[str, Any], *, is_asserted: bool) -> Reply:
+    def _send(self, url: str, parameters: Mapping[str, Any], *, assert_login: bool) -> Reply:
         fields = {
             "format": "json",
             "formatversion": "2",
             "maxlag": str(_MAX_LAG),
-            **({"assert": "user"} if is_asserted else {}),
+            **({"assert": "user"} if assert_login else {}),
             **{name: _join_values(value) for name, value in parameters.items()},
         }
         is_post = any(name in fields for name in ("lgtoken", "text")) or fields["action"] == "purge"

@@ -164,14 +164,14 @@ def apply_changes(mirror: Mirror, state: MirrorState, changes: Mapping[int, Page
 
 
 def apply_stream(
-    mirror: Mirror, state: MirrorState, changes: Iterable[tuple[int, Page | None]], *, record: bool
+    mirror: Mirror, state: MirrorState, changes: Iterable[tuple[int, Page | None]], *, save: bool
 ) -> MirrorState:
-    """Apply a stream of changed pages in batches; if `record`, save all states but the last."""
+    """Apply a stream of changed pages in batches; if `save`, save all states but the last."""
     batch, batch_bytes = dict[int, Page | None](), 0
     for page_id, page in changes:
         if batch_bytes >= FLUSH_BYTES or len(batch) >= FLUSH_PAGES:
             state, batch, batch_bytes = apply_changes(mirror, state, batch), {}, 0
-            if record:
+            if save:
                 mirror.save(state)
         batch[page_id] = page
         batch_bytes += len(page.text) if page else 0
@@ -180,19 +180,19 @@ def apply_stream(
 
 def _write_blocks(mirror: Mirror, pages: Sequence[tuple[int, bytes]]) -> Iterator[Block]:
     """Write pages, in the order of their ids, as blocks of about equal size."""
-    total_bytes, next_page = sum(len(page_xml) for _, page_xml in pages), 0
+    total_bytes, next_index = sum(len(page_xml) for _, page_xml in pages), 0
     n_blocks, done_bytes = max(1, round(total_bytes / BLOCK_BYTES)), 0
     for i in range(1, n_blocks + 1):
-        first = next_page
-        while next_page < len(pages) and (done_bytes * n_blocks < total_bytes * i or i == n_blocks):
-            done_bytes += len(pages[next_page][1])
-            next_page += 1
-        if next_page == first:
+        first_index = next_index
+        while next_index < len(pages) and (done_bytes * n_blocks < total_bytes * i or i == n_blocks):
+            done_bytes += len(pages[next_index][1])
+            next_index += 1
+        if next_index == first_index:
             continue
-        block_xml = b"".join(page_xml for _, page_xml in pages[first:next_page])
+        block_xml = b"".join(page_xml for _, page_xml in pages[first_index:next_index])
         blob_ref, blob_bytes = mirror.put(gzip.compress(block_xml, 6, mtime=0))
-        first_id, last_id = pages[first][0], pages[next_page - 1][0]
-        yield Block(blob_ref, blob_bytes, first_id, last_id, len(block_xml), next_page - first)
+        first_id, last_id = pages[first_index][0], pages[next_index - 1][0]
+        yield Block(blob_ref, blob_bytes, first_id, last_id, len(block_xml), next_index - first_index)
 
 
 def read_block(mirror: Mirror, block: Block) -> list[tuple[Page, bytes]]:
@@ -210,9 +210,9 @@ def read_block(mirror: Mirror, block: Block) -> list[tuple[Page, bytes]]:
     return [(page, bytes(block_xml[offset:end])) for (offset, page), end in zip(pages_by_offset, ends, strict=True)]
 
 
-def remove_pages(mirror: Mirror, state: MirrorState, pages: Collection[int]) -> MirrorState:
-    """Remove pages; return the new state."""
-    removed_pages = {page: None for page in pages if _find_block(state.blocks, page) is not None}
+def remove_pages(mirror: Mirror, state: MirrorState, page_ids: Collection[int]) -> MirrorState:
+    """Remove the pages with these ids; return the new state."""
+    removed_pages = {page_id: None for page_id in page_ids if _find_block(state.blocks, page_id) is not None}
     return apply_changes(mirror, state, removed_pages) if removed_pages else state
 
 

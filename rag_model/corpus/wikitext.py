@@ -90,7 +90,7 @@ class Links:
         target = arguments[0].strip()
         prefix, colon, title = target.removeprefix(":").partition(":")
         name = prefix.strip().lower().replace("_", " ") if colon else ""
-        if name and target[0] != ":" and self._is_hidden(name, is_bare=len(arguments) == 1):
+        if name and target[0] != ":" and self._is_hidden(name, is_unlabelled=len(arguments) == 1):
             return GAP
         is_namespace = name and name in self._names and not title.partition("#")[0].strip()
         if is_namespace or ((_UNUSUAL_CHARACTER.search(target) or not target) and not _is_title(target)):
@@ -98,10 +98,10 @@ class Links:
             return GAP if _BARE_ADDRESS.fullmatch(text) else f"[[{text}]]"
         return self._get_shown_text(target.removeprefix(":"), arguments)
 
-    def _is_hidden(self, prefix: str, is_bare: bool) -> bool:
+    def _is_hidden(self, prefix: str, is_unlabelled: bool) -> bool:
         if prefix in self._hidden:
             return True
-        return is_bare and prefix not in _NOT_LANGUAGES and _LANGUAGE.fullmatch(prefix) is not None
+        return is_unlabelled and prefix not in _NOT_LANGUAGES and _LANGUAGE.fullmatch(prefix) is not None
 
     @staticmethod
     def _get_shown_text(target: str, arguments: list[str]) -> str:

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from rag_model.corpus.chunkers.article_words import ends_line, ends_run, ends_sentence, split_token
+from rag_model.corpus.chunkers.article_words import ends_line, ends_sentence, ends_unspaced_sentence, split_token
 from rag_model.corpus.records import Passage
 from rag_model.retrieve.hits import Hit
 
@@ -117,7 +117,7 @@ def _is_boundary(text: str, token_span: Sequence[int], next_span: Sequence[int])
     token, next_token = text[slice(*token_span)], text[slice(*next_span)]
     gap_text = text[token_span[1] : next_span[0]]
     if not gap_text:
-        return ends_run(token)
+        return ends_unspaced_sentence(token)
     return ends_line(token, next_token) if "\n" in gap_text else ends_sentence(token, next_token)
 
 

@@ -97,7 +97,7 @@ def ends_sentence(word: str, next_word: str) -> bool:
     return stripped_word[-1] != "." or not _is_abbreviation(stripped_word.rstrip(".").lstrip(_OPENERS), stripped_word)
 
 
-def ends_run(word: str) -> bool:
+def ends_unspaced_sentence(word: str) -> bool:
     """Return whether a sentence ends after a word in a script without spaces, such as Japanese."""
     return word[-1] in _END_OR_CLOSER and word.rstrip(_CLOSERS)[-1:] in _CJK_END
 
@@ -220,4 +220,4 @@ def _iter_token_words(token: str, boundary: int) -> Iterator[tuple[str, int]]:
         return
     for word in split_token(token):
         yield word, boundary
-        boundary = SENTENCE if ends_run(word) else INSIDE
+        boundary = SENTENCE if ends_unspaced_sentence(word) else INSIDE

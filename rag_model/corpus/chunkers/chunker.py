@@ -133,9 +133,9 @@ def list_setting_files(chunker: Chunker) -> dict[str, dict[str, Path]]:
     return {name: _list_files(chunker, name, path) for name, path in _list_paths(chunker).items()}
 
 
-def digest_files(files: Mapping[str, str]) -> str:
-    """Return the digest of a setting's files; `files` maps names to digests of the bytes."""
-    return files[_SINGLE_FILE] if [*files] == [_SINGLE_FILE] else digest_json(dict(files))
+def digest_files(digests: Mapping[str, str]) -> str:
+    """Return the digest of a setting's files, from the digests of their bytes by file name."""
+    return digests[_SINGLE_FILE] if is_single_file(digests) else digest_json(dict(digests))
 
 
 def is_single_file(files: Mapping[str, Any]) -> bool:
@@ -144,8 +144,8 @@ def is_single_file(files: Mapping[str, Any]) -> bool:
 
 
 def _list_paths(chunker: Chunker) -> dict[str, Path]:
-    values = {field.name: getattr(chunker, field.name) for field in fields(chunker)}  # type: ignore[arg-type]
-    return {name: value for name, value in values.items() if isinstance(value, Path)}
+    settings = {field.name: getattr(chunker, field.name) for field in fields(chunker)}  # type: ignore[arg-type]
+    return {name: value for name, value in settings.items() if isinstance(value, Path)}
 
 
 def _digest_setting(chunker: Chunker, setting: str, path: Path) -> str:

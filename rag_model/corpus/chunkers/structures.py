@@ -1,6 +1,6 @@
-"""Build passages from groups of rows of a table, infobox or long list, below its head lines.
+"""Build passages from groups of rows of a table, infobox or long list, below its header lines.
 
-Every passage starts with the heading of the section and the head lines of the structure, one per
+Every passage starts with the heading of the section and the header lines of the structure, one per
 line, so that a query can match a row in the middle of a long table by the column names. A row is
 split only if it alone is longer than the limit.
 """
@@ -13,7 +13,7 @@ from rag_model.corpus.records import Article, Passage, Section, Structure
 
 VERSION = 1  # increase it if a change gives other passages for the same structures
 DEFAULT_WORDS = 100  # maximum words of a passage, if the chunker does not limit words
-_HEAD_SHARE = 0.5  # maximum share of head lines, so that at least half of a passage is rows
+_HEAD_SHARE = 0.5  # maximum share of header lines, so that at least half of a passage is rows
 _BAR = " |"  # separates cells, and does not count as a word
 
 
@@ -28,9 +28,9 @@ def build_structure_passages(
     used_names: dict[str, int] = {}
     for section in sections:
         anchor = create_anchor(section.heading, used_names)
-        n_by_kind: dict[str, int] = {}
+        counts: dict[str, int] = {}
         for structure in section.structures:
-            structure_number = n_by_kind[structure.kind] = n_by_kind.get(structure.kind, -1) + 1
+            structure_number = counts[structure.kind] = counts.get(structure.kind, -1) + 1
             position = f"{anchor}.{structure.kind}{structure_number}".lstrip(".")
             for passage_number, (first_word, text, n_words) in enumerate(
                 group_rows(structure, max_words, section.heading)
@@ -72,7 +72,7 @@ def group_rows(structure: Structure, max_words: int, heading: str = "") -> Itera
 
 
 def _fit_head(lines: Sequence[str], max_words: int) -> list[str]:
-    """Return head lines for at most half of a passage; cut the first line that is too long."""
+    """Return the header lines that fit into half of a passage; cut the first that is too long."""
     words_left, head_lines = int(max_words * _HEAD_SHARE), list[str]()
     for line in filter(None, lines):
         cut_line = _split_row(line, words_left)[0] if words_left > 0 else ""

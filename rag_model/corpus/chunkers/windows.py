@@ -10,7 +10,7 @@ separate field, not in the text.
 Ids contain the heading instead of an ordinal: a section that is inserted above does not change the
 ids below.
 
-`sentences` builds windows of whole sentences that restart at headings.
+`sentences` builds windows of whole sentences; each heading starts a new window.
 
 `recursive` follows LangChain's RecursiveCharacterTextSplitter, with boundaries instead of
 separators: a text that is too long is split at its strongest boundaries (headings, then paragraphs,
@@ -132,7 +132,7 @@ def join_spans(spans: Sequence[Span], max_words: int) -> Iterator[Span]:
 
 @dataclass(frozen=True, slots=True)
 class Sentences(Windows):
-    """Windows of whole sentences that restart at headings."""
+    """Windows of whole sentences; each heading starts a new window."""
 
     def __call__(self, article: Article) -> Iterator[Passage]:
         """Yield passages of at most `words` words."""

@@ -83,7 +83,7 @@ class ParsedFile:
 
     sections: list[tuple[str, str]]  # (path of headings, text)
     revised: int | None = None  # seconds since 1970, UTC, if the file states it
-    metadata: Mapping[str, Any] = field(default_factory=dict)  # made by `metadata_to_dict`
+    metadata: Mapping[str, Any] = field(default_factory=dict)  # output of `metadata_to_dict`
 
 
 class DocumentFiles(RecordFormat):
@@ -122,7 +122,7 @@ class DocumentFiles(RecordFormat):
             raise InputError(f"{basename(url)} is {reason}: give a file with text") from error
 
     def read_document(self, url: str, path: str) -> Record:
-        """Read the document of a file, whose id and title are its path.
+        """Read the document of a file; `path`, relative to the folder, gives its id and title.
 
         Raises:
             DroppedFileError: No document can be read from the file.
@@ -147,7 +147,7 @@ class DocumentFiles(RecordFormat):
             InputError: No document can be read from any file.
         """
         dropped = Counter(request.dropped)
-        plan = self.plan_records(_read_files(urls, request.folder, dropped), urls, request)
+        plan = self.plan_records(_read_documents(urls, request.folder, dropped), urls, request)
         if not plan.parts:
             raise _create_no_documents_error(request.folder, dropped)
         return replace(plan, dropped=dict(sorted(dropped.items())))
@@ -242,16 +242,16 @@ class SectionBuilder:
         elif lines:
             self._blocks.append("\n".join(lines))
 
-    def add_table(self, head: Sequence[str], rows: Sequence[str]) -> None:
+    def add_table(self, headers: Sequence[str], rows: Sequence[str]) -> None:
         """Add a table; a long table becomes several blocks of rows, each below the header."""
-        words = " ".join([*head, *rows]).split()
-        if head and rows and len(words) > DEFAULT_WORDS:
+        words = " ".join([*headers, *rows]).split()
+        if headers and rows and len(words) > DEFAULT_WORDS:
             # Document chunkers count each `|` between cells as a word, but `group_rows` does not.
             max_words = DEFAULT_WORDS * (len(words) - words.count("|")) // len(words)
-            for _, text, _ in group_rows(Structure("table", tuple(rows), tuple(head)), max(max_words, 1)):
+            for _, text, _ in group_rows(Structure("table", tuple(rows), tuple(headers)), max(max_words, 1)):
                 self.add_block(text)
         else:
-            self.add_block("\n".join([*head, *rows]))
+            self.add_block("\n".join([*headers, *rows]))
 
     def add_rows(self, rows: Iterable[Iterable[str]]) -> None:
         """Add a table of the rows that have text.
@@ -325,9 +325,9 @@ def list_document_formats() -> list["DocumentFiles"]:
     return [dump_format for dump_format in formats if isinstance(dump_format, DocumentFiles)]
 
 
-def has_document_files(names: Iterable[str]) -> bool:
+def are_document_formats(format_names: Iterable[str]) -> bool:
     """Return whether all formats of these names are document formats; one dump may mix them."""
-    return all(isinstance(get_format(name), DocumentFiles) for name in names)
+    return all(isinstance(get_format(name), DocumentFiles) for name in format_names)
 
 
 def _find_root_folder(pattern: str) -> str:
@@ -350,7 +350,7 @@ def _find_drop_reason(folder_entry: FolderEntry, formats: Sequence["DocumentFile
     return "" if is_valid and len(_build_document_id(folder_entry.path)) <= MAX_ID else "bad_name"
 
 
-def _read_files(urls: Sequence[str], folder: str, dropped: Counter[str]) -> Iterator[Record]:
+def _read_documents(urls: Sequence[str], folder: str, dropped: Counter[str]) -> Iterator[Record]:
     """Yield the documents of files of any document format; count dropped files in `dropped`."""
     for url in urls:
         dump_format = get_format(detect_format(url))
@@ -369,7 +369,7 @@ def _build_document_id(path: str) -> str:
 
 def _create_no_documents_error(folder: str, dropped: Mapping[str, int]) -> InputError:
     reason_counts = ", ".join(f"{_DROP_REASONS.get(name, name)}: {n:,}" for name, n in sorted(dropped.items()))
-    formats = [dump_format.summary for name, dump_format in BUILT_IN_FORMATS.items() if has_document_files([name])]
+    formats = [dump_format.summary for name, dump_format in BUILT_IN_FORMATS.items() if are_document_formats([name])]
     return InputError(
         f"{folder} has no documents ({reason_counts or 'it is empty'}): give {', '.join(formats)}, "
         "or a glob of dumps such as 'dumps/*.bz2'"

@@ -220,7 +220,7 @@ def get_format(name: str) -> DumpFormat:
         raise UsageError(
             f"no dump format {name!r}: choose one of {', '.join(FORMATS.list_names())}, or install its package"
         )
-    if not is_standard(name):
+    if not is_built_in(name):
         _check_plugin(name, dump_format)
     return dump_format
 
@@ -236,7 +236,7 @@ def can_plan_fast(name: str, url: str) -> bool:
         return bool(dump_format.can_plan_fast(url))
 
 
-def _call_predicate(name: str, member: str, *arguments: Any) -> bool:
+def _call_predicate(name: str, method: str, *arguments: Any) -> bool:
     """Call a method of a format that must return a bool, and return the result.
 
     Raises:
@@ -244,13 +244,13 @@ def _call_predicate(name: str, member: str, *arguments: Any) -> bool:
             message names the format.
     """
     dump_format = get_format(name)
-    with explain_format_errors(dump_format, member):
-        result: bool = getattr(dump_format, member)(*arguments)
-    return check_result(dump_format, member, result, bool)
+    with explain_format_errors(dump_format, method):
+        result: bool = getattr(dump_format, method)(*arguments)
+    return check_result(dump_format, method, result, bool)
 
 
 @contextmanager
-def explain_format_errors(dump_format: object, member: str) -> Iterator[None]:
+def explain_format_errors(dump_format: object, method: str) -> Iterator[None]:
     """Convert an exception raised by an installed format to an InputError that names the format.
 
     Exceptions of built-in formats are raised unchanged.
@@ -266,11 +266,11 @@ def explain_format_errors(dump_format: object, member: str) -> Iterator[None]:
         if is_from_bookwheel(dump_format):
             raise
         raise plugin_error(
-            dump_format, f"raises {type(error).__name__} in `{member}` ({format_error(error)})"
+            dump_format, f"raises {type(error).__name__} in `{method}` ({format_error(error)})"
         ) from error
 
 
-def check_result(dump_format: object, member: str, value: T, expected_type: type[Any]) -> T:
+def check_result(dump_format: object, method: str, value: T, expected_type: type[Any]) -> T:
     """Return `value`, which a format's member returned, if it has the expected type.
 
     Raises:
@@ -278,18 +278,18 @@ def check_result(dump_format: object, member: str, value: T, expected_type: type
     """
     if isinstance(value, expected_type):
         return value
-    raise plugin_error(dump_format, f"returns {value!r:.40} from `{member}` instead of {expected_type.__name__}")
+    raise plugin_error(dump_format, f"returns {value!r:.40} from `{method}` instead of {expected_type.__name__}")
 
 
-def iterate_results(dump_format: object, member: str, call: Callable[[], Iterable[T]]) -> Iterator[T]:
+def iterate_results(dump_format: object, method: str, call: Callable[[], Iterable[T]]) -> Iterator[T]:
     """Yield the results of a format's generator.
 
     Raises:
         InputError: The member does not return an iterable, or raises an exception; the message
             names the format.
     """
-    with explain_format_errors(dump_format, member):
-        yield from check_result(dump_format, member, call(), Iterable)
+    with explain_format_errors(dump_format, method):
+        yield from check_result(dump_format, method, call(), Iterable)
 
 
 def is_from_bookwheel(dump_format: object) -> bool:
@@ -299,7 +299,7 @@ def is_from_bookwheel(dump_format: object) -> bool:
 
 def plugin_error(dump_format: object, problem: str) -> InputError:
     """Return an error whose message names a format, its package and the problem."""
-    plugin_names = [name for name in FORMATS.list_names() if not is_standard(name)]
+    plugin_names = [name for name in FORMATS.list_names() if not is_built_in(name)]
     name = next((name for name in plugin_names if FORMATS.find_loaded(name) is dump_format), None)
     description = f"dump format {type(dump_format).__name__!r}" if name is None else FORMATS.describe(name)
     return InputError(f"{description} {problem}: repair or uninstall its package")
@@ -341,19 +341,19 @@ def get_format_identity(part: Part) -> dict[str, Any]:
     return get_plugin_identity([part.format] if part.format else [])
 
 
-def get_plugin_identity(names: Iterable[str]) -> dict[str, Any]:
+def get_plugin_identity(format_names: Iterable[str]) -> dict[str, Any]:
     """Return the entries that formats add to memo keys: the versions of their code.
 
     Most built-in formats add none, because `chunk.VERSION` covers their code.
     """
-    version_by_format = {name: get_format(name).version for name in sorted(names)}
+    version_by_format = {name: get_format(name).version for name in sorted(format_names)}
     version_by_format = {
-        name: version for name, version in version_by_format.items() if version or not is_standard(name)
+        name: version for name, version in version_by_format.items() if version or not is_built_in(name)
     }
     return {"dump_formats": version_by_format} if version_by_format else {}
 
 
-def is_standard(name: str) -> bool:
+def is_built_in(name: str) -> bool:
     """Return whether a format is built in."""
     return name in BUILT_IN_FORMATS
 
@@ -367,13 +367,13 @@ def _detect_format_name(url: str) -> str | None:
     if is_wiki_site(url):
         return SITE
     file_name, read_head = url.rpartition("/")[2], cache(lambda: _read_head(url))
-    names = sorted({*FORMATS.list_names()} - {SITE}, key=lambda name: (_get_detection_rank(name), name))
+    format_names = sorted({*FORMATS.list_names()} - {SITE}, key=lambda name: (_get_detection_rank(name), name))
     first_error: InputError | None = None  # error of the first broken plugin
-    for name in names:
+    for name in format_names:
         try:
             is_recognized = _call_predicate(name, "recognize", file_name, read_head)
         except InputError as error:
-            if is_standard(name):  # the file cannot be read
+            if is_built_in(name):  # the file cannot be read
                 raise
             first_error = first_error or error
             continue
@@ -388,7 +388,7 @@ def _detect_format_name(url: str) -> str | None:
 
 
 def _get_detection_rank(name: str) -> tuple[bool, ...]:
-    return name == _FALLBACK, not is_standard(name), name in _GENERIC_FORMATS
+    return name == _FALLBACK, not is_built_in(name), name in _GENERIC_FORMATS
 
 
 def _is_companion(file_name: str) -> bool:

@@ -54,14 +54,15 @@ def iter_objects(url: str) -> Iterator[tuple[int, dict[str, Any]]]:
             yield line_number, _parse_line(line, url, line_number)
 
 
-def _parse_line(line: bytes, url: str, number: int) -> dict[str, Any]:
+def _parse_line(line: bytes, url: str, line_number: int) -> dict[str, Any]:
+    location = f"line {line_number} of {basename(url)}"
     try:
         row = json.loads(line)
     except (ValueError, RecursionError) as error:
         reason = describe_json_error(line, error)
-        raise InputError(f"line {number} of {basename(url)} is not JSON ({reason}): give an object per line") from error
+        raise InputError(f"{location} is not JSON ({reason}): give an object per line") from error
     if not isinstance(row, dict):
-        raise InputError(f"line {number} of {basename(url)} is not a JSON object: give an object per line")
+        raise InputError(f"{location} is not a JSON object: give an object per line")
     return row
 
 

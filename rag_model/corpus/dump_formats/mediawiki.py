@@ -128,7 +128,7 @@ def parse_pages(chunks: Iterable[bytes], location: str) -> Iterator[Page]:
 
 
 def parse_unlogged_pages(chunks: Iterable[bytes], location: str, identify: IdentifyPage) -> Iterator[Page]:
-    """Yield the pages of a run of `<page>` elements; pages that a log contains are not parsed.
+    """Yield the pages of a run of `<page>` elements; pages in an article log are not parsed.
 
     An element ends at the first `</page>`, because in XML without comments, CDATA sections and
     instructions every `<` begins a tag. If a piece is not one `<page>` element, for example the end
@@ -499,19 +499,19 @@ def _build_run(url: str, offset: int, run_end: int, entries: Sequence[_IndexEntr
     return PageRun(byte_slice, run_end - offset, _is_increasing(page_ids), any(template_flags))
 
 
-def _is_increasing(ids: Sequence[int]) -> bool:
-    return all(first_id < second_id for first_id, second_id in pairwise(ids))
+def _is_increasing(page_ids: Sequence[int]) -> bool:
+    return all(first_id < second_id for first_id, second_id in pairwise(page_ids))
 
 
 def _read_entries(index_url: str, namespaces: Mapping[str, int]) -> Iterator[_IndexEntry]:
-    for number, line in enumerate(read_lines(index_url), start=1):
+    for line_number, line in enumerate(read_lines(index_url), start=1):
         offset, _, id_and_title = line.partition(b":")
         page_id, _, title = id_and_title.partition(b":")
         try:
             yield int(offset), int(page_id), _is_template_title(title, namespaces)
         except ValueError as error:
             raise InputError(
-                f"line {number} of {basename(index_url)} is not `offset:page id:title`: {_ADVICE}"
+                f"line {line_number} of {basename(index_url)} is not `offset:page id:title`: {_ADVICE}"
             ) from error
 
 
@@ -649,7 +649,7 @@ class MediaWiki(PageFormat):
         return parse_pages(read_slice(byte_slice), describe_slice(byte_slice))
 
     def parse_unlogged(self, byte_slice: Slice, identify: IdentifyPage) -> Iterator[Page]:
-        """Yield the pages of a slice with their keys, without parsing pages that a log contains."""
+        """Yield the pages of a slice with their keys; pages in an article log are not parsed."""
         # a subclass may have other elements
         if type(self).parse_slice is not MediaWiki.parse_slice:
             return self.parse_slice(byte_slice)

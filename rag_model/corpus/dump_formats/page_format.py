@@ -17,7 +17,7 @@ _MISMATCH_ADVICE = "download the dump and its index again, both with the same da
 _UNKNOWN_TIME = -(1 << 63)
 
 
-# Returns the key of a `<page>` element, and the page if a log contains it.
+# Returns the key of a `<page>` element, and the page if an article log contains it.
 IdentifyPage = Callable[[bytes], tuple[bytes, Page | None]]
 
 
@@ -66,7 +66,7 @@ class PageFormat:
         """
 
     def parse_unlogged(self, byte_slice: Slice, identify: IdentifyPage) -> Iterator[Page]:
-        """Yield the pages of a slice with their keys, without parsing pages that a log contains.
+        """Yield the pages of a slice with their keys; pages in an article log are not parsed.
 
         By default every page is parsed, and has no key.
 
@@ -130,7 +130,7 @@ class PageFormat:
         twice, first for the ids only. If several pages have the same id, the one with the newest
         revision is used (by `get_recency`); if several have this revision, the first of them.
 
-        If `identify` is given, logged pages of an ordered part are not parsed.
+        If `identify` is given and the part is ordered, pages in the article log are not parsed.
 
         Raises:
             InputError: A slice is unreadable, damaged or hostile, or does not contain all pages
@@ -215,9 +215,9 @@ class PageFormat:
                 continue
             unread_runs = [run] if newest_by_page else selected_runs
             for page in chain.from_iterable(self.read_slice(run.slice) for run in unread_runs):
-                version = (get_recency(page.revised, page.rev_id), self.classify(page, siteinfo) is page)
-                if page.page_id not in newest_by_page or version[0] > newest_by_page[page.page_id][0]:
-                    newest_by_page[page.page_id] = version
+                revision = (get_recency(page.revised, page.rev_id), self.classify(page, siteinfo) is page)
+                if page.page_id not in newest_by_page or revision[0] > newest_by_page[page.page_id][0]:
+                    newest_by_page[page.page_id] = revision
             if len(newest_by_page) >= limit:
                 article_ids = sorted(page_id for page_id, (_, is_article) in newest_by_page.items() if is_article)
                 if len(article_ids) >= limit:

@@ -61,7 +61,7 @@ class Parquet(RecordFormat):
         """Yield a record per row; see `read_rows`."""
         yield from self.read_rows(url)
 
-    def read_rows(self, url: str, first: int = 0, end: int | None = None) -> Iterator[Record]:
+    def read_rows(self, url: str, first_row: int = 0, end_row: int | None = None) -> Iterator[Record]:
         """Yield a record for each of the rows [first, end), with the fields of `jsonl` as columns.
 
         `revised` may also be a Parquet date or timestamp.
@@ -70,9 +70,9 @@ class Parquet(RecordFormat):
             InputError: The file is not Parquet or decodes to far more bytes than it has, or a row
                 is not a document or has more than `MAX_LINE` bytes.
         """
-        yield from self._read_batches(url, _BATCH_ROWS, first, end, self.parse_batch)
+        yield from self._read_batches(url, _BATCH_ROWS, first_row, end_row, self.parse_batch)
 
-    def read_columns(self, url: str, first: int, end: int) -> Iterator[tuple[pa.Array, ...]]:
+    def read_columns(self, url: str, first_row: int, end_row: int) -> Iterator[tuple[pa.Array, ...]]:
         """Yield the rows [first, end) as columns: ids, titles, texts, times and page ids.
 
         Times are seconds since 1970 or null. A page id is empty if the file has none.
@@ -80,7 +80,7 @@ class Parquet(RecordFormat):
         Raises:
             InputError: As for `read_rows`.
         """
-        yield from self._read_batches(url, 4 * _BATCH_ROWS, first, end, self._parse_columns)
+        yield from self._read_batches(url, 4 * _BATCH_ROWS, first_row, end_row, self._parse_columns)
 
     def _read_batches(
         self,
@@ -119,8 +119,7 @@ class Parquet(RecordFormat):
             ) from error
 
     def parse_batch(self, batch: pa.RecordBatch, n_rows_before: int, name: str) -> Iterator[Record]:
-        """Yield the records of a batch that follows the first `n_rows_before` rows of the file
-        `name`.
+        """Yield the records of a batch of the file `name`, after its first `n_rows_before` rows.
 
         Raises:
             InputError: A row is not a record.
@@ -147,17 +146,15 @@ class Parquet(RecordFormat):
             yield build_record_columns([*self.parse_batch(batch, n_rows_before, name)])
 
 
-def _select_columns(names: Sequence[str], wanted_names: Collection[str]) -> list[str]:
-    columns = [name for name in names if name in wanted_names]
+def _select_columns(column_names: Sequence[str], wanted_names: Collection[str]) -> list[str]:
+    columns = [name for name in column_names if name in wanted_names]
     if len({*columns}) < len(columns):
         raise ParquetError(f"has two columns with the same name among {', '.join(columns)}")
     return columns
 
 
 def build_record_columns(records: Sequence[Record]) -> tuple[pa.Array, ...]:
-    """Convert records to the columns of `Parquet.read_columns`; the texts of sections are
-    joined.
-    """
+    """Convert records to the columns of `Parquet.read_columns`; join the texts of sections."""
     plain_rows = [record[:4] for record in records]  # without metadata
     ids, titles, bodies, dates = zip(*plain_rows, strict=True) if plain_rows else ((), (), (), ())
     texts = [body if isinstance(body, str) else " ".join(text for _, text in body) for body in bodies]
@@ -238,9 +235,9 @@ def _convert_dates_to_seconds(batch: pa.RecordBatch, date_field: str) -> pa.Reco
 
 
 def _needs_no_parsing(batch: pa.RecordBatch, types: Mapping[str, pa.DataType] = _RECORD_TYPES) -> bool:
-    """Return whether a batch needs no parsing.
+    """Return whether the columns of a batch can be used unchanged.
 
-    All columns are of `types`, every row has an id, and no value is too long.
+    They can if all are of `types`, every row has an id, and no value is too long.
     """
     schema = batch.schema
     if not {*_REQUIRED_COLUMNS} <= {*schema.names} or any(types.get(field.name) != field.type for field in schema):

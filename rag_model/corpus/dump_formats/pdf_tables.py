@@ -40,7 +40,7 @@ _ROTATIONS: dict[int, _Transform] = {
 
 
 class _Line(NamedTuple):
-    """A line: horizontal (`position` is y; `start` and `end` are x) or, vice versa, vertical."""
+    """A line at `position` from `start` to `end`: y and x if horizontal, x and y if vertical."""
 
     position: float
     start: float
@@ -59,20 +59,20 @@ class _Character(NamedTuple):
     top: float
     bottom: float
 
-    def follows(self, last: "_Character", max_gap: float) -> bool:
-        """Return whether this character continues the text line of `last`.
+    def follows(self, previous: "_Character", max_gap: float) -> bool:
+        """Return whether this character continues the text line of `previous`.
 
         The gap between the two characters must be smaller than `max_gap` times the height of this
         character.
         """
         height = self.bottom - self.top
-        return self.left - last.right < max_gap * height and abs(self.bottom - last.bottom) < height / 2
+        return self.left - previous.right < max_gap * height and abs(self.bottom - previous.bottom) < height / 2
 
-    def is_above_or_below(self, last: "_Character") -> bool:
-        """Return whether this letter is above or below the letter `last`, as in a rotated table."""
-        common_height = min(self.bottom, last.bottom) - max(self.top, last.top)
-        is_beside = 4 * common_height > min(self.bottom - self.top, last.bottom - last.top)
-        return self.text.isalnum() and last.text.isalnum() and not is_beside
+    def is_above_or_below(self, previous: "_Character") -> bool:
+        """Return whether this letter is above or below the letter `previous`, as in rotated tables."""
+        common_height = min(self.bottom, previous.bottom) - max(self.top, previous.top)
+        is_beside = 4 * common_height > min(self.bottom - self.top, previous.bottom - previous.top)
+        return self.text.isalnum() and previous.text.isalnum() and not is_beside
 
 
 class _Grid:
@@ -129,7 +129,7 @@ class _Grid:
         table = [[_join_characters(texts.get((*row, column), "")) for column in columns] for row in row_keys]
         for (row, _), row_cells in zip(row_keys, table, strict=True):
             if row not in ruled_rows and sum(map(bool, row_cells)) == 1:
-                # the only text is a heading of the rows below
+                # The only text is a heading of the rows below, and moves to the first column.
                 row_cells.sort(key=bool, reverse=True)
         has_columns = sum(sum(map(bool, row_cells)) > 1 for row_cells in table) > 1
         is_table = has_columns and 2 * len(texts) >= n_cells and n_cut_words <= _MAX_CUT_SHARE * len(texts)

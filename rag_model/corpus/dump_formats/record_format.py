@@ -147,8 +147,8 @@ class RecordFormat:
     def read(self, part: Part) -> Iterator[Article | Passage]:
         """Yield the documents of a part as articles, or its passages, in the order of the source.
 
-        Ready-made passages have no pages: the title of a passage is its page id, and its section
-        is empty.
+        A ready-made passage without a page id has its title, or else its id, as its page id. Its
+        section is empty.
 
         Raises:
             InputError: Two records have the same id, or a staged file is missing or corrupt.
@@ -313,17 +313,17 @@ def _build_part(kind: SourceKind, bucket: int, first_hash: int, last_hash: int, 
     return Part(f"part-{bucket:05d}", kind, first_hash, last_hash, slices)
 
 
-def _get_bucket_path(folder: Path, i: int) -> Path:
-    return folder / f"bucket-{i:05d}.jsonl.gz"
+def _get_bucket_path(folder: Path, bucket: int) -> Path:
+    return folder / f"bucket-{bucket:05d}.jsonl.gz"
 
 
 def parse_document(row: Mapping[str, Any], location: str) -> Record:
-    """Return the record of an object with `id`, `_id` or `docid`, `title`, and `text` or
-    `sections`.
+    """Build the record of an object with an id, a `title`, and `text` or `sections`.
 
-    `sections` is a list of `{"heading": …, "text": …}` or of strings. Alternatively, `contents` has
-    the title (which may be quoted), a line break, and the text. `revised` is optional, as are
-    `language`, `wikidata`, `categories`, `aliases`, and the `page_id` of a passage.
+    The id is `id`, `_id` or `docid`. `sections` is a list of `{"heading": …, "text": …}` or of
+    strings. Alternatively, `contents` has the title (which may be quoted), a line break, and the
+    text. `revised` is optional, as are `language`, `wikidata`, `categories`, `aliases`, and the
+    `page_id` of a passage.
 
     Raises:
         InputError: `row` is not an object with these fields; the message starts with `location`.

@@ -55,8 +55,8 @@ class _Definition(NamedTuple):
 
     node: "Node"
     name: str
-    first: int
-    end: int  # number of the line after the last line
+    first_line: int  # number of the line, from 0
+    end_line: int  # number of the line after the last line
 
 
 class SourceCode(DocumentFiles):
@@ -92,34 +92,34 @@ class SourceCode(DocumentFiles):
 
 
 def _split_lines(
-    node: "Node", lines: Sequence[str], first: int, end: int, path: tuple[str, ...]
+    node: "Node", lines: Sequence[str], first_line: int, end_line: int, path: tuple[str, ...]
 ) -> Iterator[tuple[tuple[str, ...], int, int]]:
     """Yield the path and line range of each definition in a node, and of the lines between them.
 
     Comments and decorators that are directly above a definition belong to it.
     """
-    next_line = first
+    next_line = first_line
     body = node.child_by_field_name("body")
     # The head of a class is not part of its first member.
-    first_member_row = body.start_point.row + (body.text or b"").startswith(b"{") if body else first
+    first_member_row = body.start_point.row + (body.text or b"").startswith(b"{") if body else first_line
     for definition in _find_definitions(node):
-        start_line = max(definition.first, next_line)
-        if definition.end <= start_line:
+        start_line = max(definition.first_line, next_line)
+        if definition.end_line <= start_line:
             continue
         while start_line > max(next_line, first_member_row) and lines[start_line - 1].strip():
             start_line -= 1
-        if path and start_line - next_line == 1 and next_line == first:
-            start_line = first  # a head of one line joins the first member
+        if path and start_line - next_line == 1 and next_line == first_line:
+            start_line = first_line  # a head of one line joins the first member
         if next_line < start_line:
             yield path, next_line, start_line
         member_path = (*path, definition.name)
         if _CONTAINER_TYPES.fullmatch(definition.node.type) and len(path) < _MAX_DEPTH:
-            yield from _split_lines(definition.node, lines, start_line, definition.end, member_path)
+            yield from _split_lines(definition.node, lines, start_line, definition.end_line, member_path)
         else:
-            yield member_path, start_line, definition.end
-        next_line = first_member_row = definition.end
-    if next_line < end:
-        yield path, next_line, end
+            yield member_path, start_line, definition.end_line
+        next_line = first_member_row = definition.end_line
+    if next_line < end_line:
+        yield path, next_line, end_line
 
 
 def _find_definitions(node: "Node") -> Iterator[_Definition]:
@@ -127,11 +127,11 @@ def _find_definitions(node: "Node") -> Iterator[_Definition]:
     pending_nodes = list(reversed(node.named_children))
     while pending_nodes:
         child = pending_nodes.pop()
-        first, end = child.start_point.row, child.end_point.row + (child.end_point.column > 0)
-        if end - first < 2:
+        first_line, end_line = child.start_point.row, child.end_point.row + (child.end_point.column > 0)
+        if end_line - first_line < 2:
             continue
         if _is_definition(child):
-            yield _Definition(child, _find_definition_name(child), first, end)
+            yield _Definition(child, _find_definition_name(child), first_line, end_line)
         else:
             pending_nodes.extend(reversed(child.named_children))
 

@@ -72,7 +72,7 @@ _MAX_ID = (1 << 63) - 1
 _TEMPLATES, _MODULES = 10, 828  # namespaces whose pages change the HTML of other pages
 # Types of log entries that change, add or remove pages.
 _LOG_TYPES = {"delete", "move", "import", "merge", "suppress", "contentmodel", "pagelang"}
-# Parameters of requests. The Wikidata item comes first, because a long reply ends at a revision.
+# Parameters of requests. The Wikidata item comes first, because a long reply is cut at a revision.
 _PROPERTIES = {"prop": "pageprops|info|revisions", "ppprop": "wikibase_item"}
 _CONTENT = {**_PROPERTIES, "rvprop": "ids|timestamp|content|contentmodel", "rvslots": "main"}
 _SITEINFO = {"meta": "siteinfo", "siprop": "general|namespaces|namespacealiases|rightsinfo"}
@@ -113,8 +113,8 @@ class _SiteEvents:
     site_time: int
     changes: tuple[SeenChange, ...]  # all changes in the replies, including those seen before
     logs: tuple[tuple[int, str], ...]  # (id, timestamp) of all log entries in the replies
-    pages: frozenset[int] = frozenset()  # ids and titles of the pages in new entries
-    titles: frozenset[str] = frozenset()
+    page_ids: frozenset[int] = frozenset()  # ids of pages in new entries
+    titles: frozenset[str] = frozenset()  # titles of pages in new entries
     templates: frozenset[str] = frozenset()  # titles of changed templates and modules
 
 
@@ -134,7 +134,7 @@ class SiteFollower:
         """Fetch the changes since a state of the mirror; return (new state, siteinfo, licence).
 
         Raises:
-            InputError: The site's replies are wrong, or it may not be read.
+            InputError: The site's replies are invalid, or the account may not read the site.
             UnreachableError: The site cannot be reached; the progress is recorded.
         """
         now_seconds = int(self._now().timestamp())
@@ -158,16 +158,16 @@ class SiteFollower:
 
     def fetch_first_articles(self, limit: int) -> tuple[MirrorState, Siteinfo, str]:
         """Fetch pages in the order of the listing until there are `limit` articles."""
-        events, changes, n_articles = self._read_events(None), dict[int, Page | None](), 0
+        events, page_by_id, n_articles = self._read_events(None), dict[int, Page | None](), 0
         for listed_pages in self._list_pages():
             for page_id, page in self._fetch_pages(sorted(listed_pages), events.siteinfo):
-                changes[page_id] = page
+                page_by_id[page_id] = page
                 n_articles += page is not None and FORMAT.classify(page, events.siteinfo) is page
                 if n_articles == limit:
                     break
             if n_articles == limit:
                 break
-        return apply_changes(self._mirror, MirrorState(), changes), events.siteinfo, events.licence
+        return apply_changes(self._mirror, MirrorState(), page_by_id), events.siteinfo, events.licence
 
     def list_runs(self) -> tuple[list[PageRun], Siteinfo]:
         """Return a run per page of the site, without fetching the pages, for a dry run."""
@@ -206,19 +206,19 @@ class SiteFollower:
         seen_log_ids = {log_entry[0] for log_entry in cursor.logs}
         new_changes = [(change, row) for change, row in changes if change.id not in seen_change_ids]
         new_entries = [row for row, (log_id, _) in zip(log_entries, logs, strict=True) if log_id not in seen_log_ids]
-        pages, titles, templates = self._collect_names(new_changes, new_entries)
-        return _SiteEvents(siteinfo, licence, site_time, all_changes, all_logs, pages, titles, templates)
+        page_ids, titles, templates = self._collect_names(new_changes, new_entries)
+        return _SiteEvents(siteinfo, licence, site_time, all_changes, all_logs, page_ids, titles, templates)
 
     def _collect_names(
         self, changes: Iterable[tuple[SeenChange, Reply]], log_entries: Iterable[Reply]
     ) -> tuple[frozenset[int], frozenset[str], frozenset[str]]:
         """Return ids and titles of pages that may have changed, and titles of changed templates."""
-        pages, titles, templates = set[int](), set[str](), set[str]()
+        page_ids, titles, templates = set[int](), set[str](), set[str]()
         uses_html = self._settings.text == HTML_MODEL
         for change, row in changes:
             namespace = row.get("ns")
             if row.get("type") in {"edit", "new"} and namespace in self._namespaces:
-                pages.add(change.page)
+                page_ids.add(change.page)
             if uses_html and row.get("type") in {"edit", "new"} and namespace in {_TEMPLATES, _MODULES}:
                 templates.add(change.title)
         for row in log_entries:
@@ -233,12 +233,12 @@ class SiteFollower:
                 is_template = uses_html and not {_TEMPLATES, _MODULES}.isdisjoint(namespaces)
                 templates |= named_titles if is_template else set()
                 continue
-            pages |= {self._read_number(row, name) for name in ("pageid", "logpage") if name in row}
+            page_ids |= {self._read_number(row, name) for name in ("pageid", "logpage") if name in row}
             titles |= named_titles
-        return frozenset(pages - {0}), frozenset(titles), frozenset(templates)
+        return frozenset(page_ids - {0}), frozenset(titles), frozenset(templates)
 
     def _fetch_changed_pages(self, state: MirrorState, events: _SiteEvents, removed_ids: frozenset[int]) -> MirrorState:
-        page_ids = {*events.pages}
+        page_ids = {*events.page_ids}
         if events.templates:
             page_ids |= self._purge_using_pages(events.templates)
         changes = chain(
@@ -246,7 +246,7 @@ class SiteFollower:
             self._fetch_pages(sorted(events.titles), events.siteinfo, by="titles"),
         )
         visible_changes = ((page_id, None if page_id in removed_ids else page) for page_id, page in changes)
-        state = apply_stream(self._mirror, state, visible_changes, record=True)
+        state = apply_stream(self._mirror, state, visible_changes, save=True)
         return remove_pages(self._mirror, state, removed_ids)
 
     def _fetch_stale_pages(self, state: MirrorState, events: _SiteEvents, removed_ids: frozenset[int]) -> MirrorState:
@@ -282,10 +282,10 @@ class SiteFollower:
         }
         del version_by_page
         if item_by_changed_page:
-            state = apply_stream(self._mirror, state, self._update_items(state, item_by_changed_page), record=False)
+            state = apply_stream(self._mirror, state, self._update_items(state, item_by_changed_page), save=False)
         state = remove_pages(self._mirror, apply_changes(self._mirror, state, deleted_pages), removed_ids)
         ids_to_fetch = sorted(page_id for page_id in outdated_ids if page_id not in removed_ids)
-        return apply_stream(self._mirror, state, self._fetch_pages(ids_to_fetch, events.siteinfo), record=True)
+        return apply_stream(self._mirror, state, self._fetch_pages(ids_to_fetch, events.siteinfo), save=True)
 
     def _fill_empty_mirror(self, state: MirrorState, events: _SiteEvents, removed_ids: frozenset[int]) -> MirrorState:
         """Fill an empty mirror with pages that are already known, such as the pages of a dump."""
@@ -296,16 +296,16 @@ class SiteFollower:
             for page in self._mirror.read_first_pages(events.siteinfo)
             if page.namespace in self._namespaces and page.page_id not in removed_ids
         )
-        return apply_stream(self._mirror, state, pages, record=False)
+        return apply_stream(self._mirror, state, pages, save=False)
 
     def _read_pages(self, state: MirrorState) -> Iterator[Page]:
         return (page for block in state.blocks for page, _ in read_block(self._mirror, block))
 
-    def _update_items(self, state: MirrorState, items: Mapping[int, str]) -> Iterator[tuple[int, Page]]:
+    def _update_items(self, state: MirrorState, item_by_page: Mapping[int, str]) -> Iterator[tuple[int, Page]]:
         """Yield the pages of the mirror whose Wikidata item changed, with the new item."""
         for page in self._read_pages(state):
-            if page.page_id in items:
-                yield page.page_id, replace(page, metadata=replace(page.metadata, wikidata=items[page.page_id]))
+            if page.page_id in item_by_page:
+                yield page.page_id, replace(page, metadata=replace(page.metadata, wikidata=item_by_page[page.page_id]))
 
     def _list_pages(self) -> Iterator[dict[int, _ListedPage]]:
         for namespace in sorted(self._namespaces):
@@ -338,11 +338,11 @@ class SiteFollower:
             yield page_by_id  # pages whose revisions the client may not read
 
     def _fetch_pages(
-        self, names: Sequence[int] | Sequence[str], siteinfo: Siteinfo, by: str = "pageids"
+        self, ids_or_titles: Sequence[int] | Sequence[str], siteinfo: Siteinfo, by: str = "pageids"
     ) -> Iterator[tuple[int, Page | None]]:
-        """Yield (id, page) by ids or titles; None if missing or in another namespace."""
-        for start in range(0, len(names), IDS_PER_REQUEST):
-            name_batch = names[start : start + IDS_PER_REQUEST]
+        """Yield (id, page) for ids or titles, with None for a missing page or another namespace."""
+        for start in range(0, len(ids_or_titles), IDS_PER_REQUEST):
+            name_batch = ids_or_titles[start : start + IDS_PER_REQUEST]
             missing_ids = {name for name in name_batch if isinstance(name, int)}
             for pages in self._query_pages(**_CONTENT, **{by: name_batch}):
                 for page_id, row in sorted(pages.items()):
@@ -451,15 +451,13 @@ def _has_lost_changes(cursor: Cursor, events: _SiteEvents) -> bool:
     """
     site_changes = {*events.changes}
     missing_changes = [change for change in cursor.changes if change not in site_changes]
-    if any(change.page not in events.pages and change.title not in events.titles for change in missing_changes):
+    if any(change.page not in events.page_ids and change.title not in events.titles for change in missing_changes):
         return True
     return not {*cursor.logs} <= {*events.logs}
 
 
 def _select_recent(entries: Sequence[Any], get_timestamp: Callable[[Any], str]) -> tuple[Any, ...]:
-    """Return the entries of the last `_OVERLAP_SECONDS`, and at least the last
-    `_MIN_REMEMBERED_CHANGES`.
-    """
+    """Return the last `_MIN_REMEMBERED_CHANGES` entries, and all of the last `_OVERLAP_SECONDS`."""
     if not entries:
         return ()
     start_seconds = parse_seconds(get_timestamp(entries[-1])) - _OVERLAP_SECONDS
@@ -529,7 +527,7 @@ def plan_site_dry_run(url: str, settings: SiteSettings, part_bytes: int | None =
     """Return (plan of a site, bytes of its wikitext) from a listing of its pages.
 
     Raises:
-        InputError: The site's replies are wrong, or it may not be read.
+        InputError: The site's replies are invalid, or the account may not read the site.
         UnreachableError: The site cannot be reached.
     """
     with WikiClient(url) as client:
@@ -560,7 +558,7 @@ class WikiSite(RenderedPages):
         """Bring the mirror of the site up to date, and return the parts of its pages.
 
         Raises:
-            InputError: The site's replies are wrong, or it may not be read.
+            InputError: The site's replies are invalid, or the account may not read the site.
             UnreachableError: The site cannot be reached; the next run continues.
         """
         mirror = request.mirror or StagedMirror(request.workdir, request.stage)

@@ -137,7 +137,8 @@ def cut_tables(text: str) -> CutText:
             continue
         spans = _find_outermost_spans(mark_pattern, text)
         span_starts = [start for start, _ in spans]
-        removed_lengths = [0, *accumulate(end - start for start, end in spans)]  # before each span
+        # number of characters that are removed before each span
+        removed_lengths = [0, *accumulate(end - start for start, end in spans)]
         for i, (offset, table) in enumerate(tables):  # shift offsets to the text without the spans
             n_spans_before = bisect_left(span_starts, offset)
             overlap = max(0, spans[n_spans_before - 1][1] - offset) if n_spans_before else 0

@@ -40,7 +40,7 @@ class Quantity(NamedTuple):
     exponent: int | None = None  # 6 for 1e6
 
 
-class _Range(NamedTuple):
+class _Separator(NamedTuple):
     """A separator between two numbers, such as "to" or "by"."""
 
     text: str
@@ -52,15 +52,15 @@ class _Range(NamedTuple):
     is_tolerance: bool = False  # whether the number after it is a difference, as after ±
 
 
-_TIMES, _TOLERANCE = _Range(" by ", " × ", repeats_symbol=True), _Range(" ± ", is_tolerance=True)
-_RANGES = {
-    "to": _Range(" to ", is_word=True), "to-": _Range(" to "), "to(-)": _Range(" to ", of_output="–"),
-    "to about": _Range(" to about "), "-": _Range("–"), "–": _Range("–"), "—": _Range("–"),
-    "and": _Range(" and ", is_word=True), "&": _Range(" and "), "and(-)": _Range(" and ", of_output="–"),
-    "and to": _Range(" and "), "or": _Range(" or ", is_word=True), "by": _Range(" by "),
-    "by(x)": _Range(" by ", of_output=" × ", repeats_output=True), "x": _TIMES, "×": _TIMES,
-    "xx": _Range(" × "), "*": _Range("×"), "+": _Range(" + "), "±": _TOLERANCE, "+/-": _TOLERANCE,
-    "with": _Range(" with "), ",": _Range(", "), ", or": _Range(", or "), ", and": _Range(", and "),
+_TIMES, _TOLERANCE = _Separator(" by ", " × ", repeats_symbol=True), _Separator(" ± ", is_tolerance=True)
+_SEPARATORS = {
+    "to": _Separator(" to ", is_word=True), "to-": _Separator(" to "), "to(-)": _Separator(" to ", of_output="–"),
+    "to about": _Separator(" to about "), "-": _Separator("–"), "–": _Separator("–"), "—": _Separator("–"),
+    "and": _Separator(" and ", is_word=True), "&": _Separator(" and "), "and(-)": _Separator(" and ", of_output="–"),
+    "and to": _Separator(" and "), "or": _Separator(" or ", is_word=True), "by": _Separator(" by "),
+    "by(x)": _Separator(" by ", of_output=" × ", repeats_output=True), "x": _TIMES, "×": _TIMES,
+    "xx": _Separator(" × "), "*": _Separator("×"), "+": _Separator(" + "), "±": _TOLERANCE, "+/-": _TOLERANCE,
+    "with": _Separator(" with "), ",": _Separator(", "), ", or": _Separator(", or "), ", and": _Separator(", and "),
 }  # fmt: skip
 _SUBDIVISIONS = {  # smaller units that may follow a larger unit, by symbol
     "mi": ("ft", "yd", "furlong", "ch"), "yd": ("ft", "in"), "ft": ("in",), "ch": ("yd", "ft"),
@@ -91,7 +91,7 @@ class _ConvertCall:
 
     call: TemplateCall
     numbers: list[Quantity]
-    ranges: list[_Range]  # separators between the numbers
+    separators: list[_Separator]  # separators between the numbers
     parts: list[tuple[Quantity, Unit]]  # numbers and units of "6 feet 1 inch"; empty for one unit
     unit: Unit  # unit of the numbers; the smallest if there are several units
     targets: Sequence[str] = ()
@@ -131,8 +131,8 @@ class _ConvertCall:
         if is_spelled_out and digits.isdecimal() and len(digits) < 10:
             return spell_integer(int(digits), " " if self.call.get("sp") == "us" else " and ")
         whole_digits, point, decimals = digits.partition(".")
-        mode = self.call.get("comma")
-        ungrouped = mode in {"off", "gaps", "gaps3"} or (mode == "5" and len(whole_digits) < 5)
+        commas = self.call.get("comma")
+        ungrouped = commas in {"off", "gaps", "gaps3"} or (commas == "5" and len(whole_digits) < 5)
         return (
             (whole_digits if ungrouped or not whole_digits.isdecimal() else f"{int(whole_digits):,}") + point + decimals
         )
@@ -222,15 +222,15 @@ def render_measure(call: TemplateCall) -> str:
 
 
 def _parse_request(call: TemplateCall) -> _ConvertCall:
-    """Parse value, ranges, unit, targets, precision and words, in that order.
+    """Parse value, separators, unit, targets, precision and words, in that order.
 
     Raises:
         LookupError, ValueError: The parameters are not in this order.
     """
     arguments = call.get_positional()[:_MAX_ARGUMENTS]
-    quantities, ranges = _take_numbers(arguments)
-    request = _ConvertCall(call, quantities, ranges, [], _take_unit(arguments))
-    while not ranges and len(arguments) > 1 and _is_subdivision(request.unit, arguments[1]):
+    quantities, separators = _take_numbers(arguments)
+    request = _ConvertCall(call, quantities, separators, [], _take_unit(arguments))
+    while not separators and len(arguments) > 1 and _is_subdivision(request.unit, arguments[1]):
         _add_smaller_unit(request, arguments)
     disp, abbr = call.get("disp"), call.get("abbr")
     request.abbr = {"none": "off", "unit": "on", "h": "on"}.get(abbr, abbr)
@@ -289,10 +289,10 @@ def spell_integer(number: int, conjunction: str = " and ") -> str:
     return words + (conjunction if remainder < 100 else " ") + spell_integer(remainder, conjunction)
 
 
-def _take_numbers(arguments: list[str]) -> tuple[list[Quantity], list[_Range]]:
-    """Remove and return the numbers and ranges at the start of the arguments."""
+def _take_numbers(arguments: list[str]) -> tuple[list[Quantity], list[_Separator]]:
+    """Remove and return the numbers and separators at the start of the arguments."""
     quantities: list[Quantity] = []
-    ranges: list[_Range] = []
+    separators: list[_Separator] = []
     while True:
         text = arguments.pop(0)
         quantity = read_number(text)
@@ -302,11 +302,11 @@ def _take_numbers(arguments: list[str]) -> tuple[list[Quantity], list[_Range]]:
             arguments[:0] = range_parts
             continue
         quantities.append(quantity)
-        if len(ranges) > _MAX_RANGES:
+        if len(separators) > _MAX_RANGES:
             raise ValueError(text)
-        if not arguments or (separator := _RANGES.get(arguments[0].lower())) is None:
-            return quantities, ranges
-        ranges.append(separator)
+        if not arguments or (separator := _SEPARATORS.get(arguments[0].lower())) is None:
+            return quantities, separators
+        separators.append(separator)
         del arguments[0]
 
 
@@ -433,8 +433,8 @@ def _join_numbers(request: _ConvertCall, formatted_numbers: Sequence[_FormattedN
     if is_hyphenated:
         unit_name = unit_name.replace(" ", "-")
     repeats_unit = not is_hyphenated and any(
-        (symbol_range.repeats_symbol and not has_name) or (symbol_range.repeats_output and is_output)
-        for symbol_range in request.ranges
+        (range_separator.repeats_symbol and not has_name) or (range_separator.repeats_output and is_output)
+        for range_separator in request.separators
     )
     words = ""
     for i, formatted_number in enumerate(formatted_numbers):
@@ -446,7 +446,7 @@ def _join_numbers(request: _ConvertCall, formatted_numbers: Sequence[_FormattedN
             text += ("-" if request.is_adjective else " ") + _SCALES[unit.exponent]
         if repeats_unit and not is_last_number:
             text += separator + unit_name
-        words += (_get_range_text(request, request.ranges[i - 1], has_name, is_output, text) if i else "") + text
+        words += (_format_separator(request, request.separators[i - 1], has_name, is_output, text) if i else "") + text
     if request.call.get("disp") in {"number", "output number only"} or request.call.get("abbr") == "values":
         return words
     if request.before_unit and side == "in":
@@ -454,7 +454,9 @@ def _join_numbers(request: _ConvertCall, formatted_numbers: Sequence[_FormattedN
     return words + separator + unit_name + request.middle * (not is_output)
 
 
-def _get_range_text(request: _ConvertCall, separator: _Range, has_name: bool, is_output: bool, next_text: str) -> str:
+def _format_separator(
+    request: _ConvertCall, separator: _Separator, has_name: bool, is_output: bool, next_text: str
+) -> str:
     text = (separator.of_output if is_output else "") or ("" if has_name else separator.with_symbols) or separator.text
     if not request.call.is_english and any(map(str.isalpha, text)):
         text = "–"
@@ -495,7 +497,7 @@ def _render_hands(request: _ConvertCall, target: str, side: str) -> str:
         n_inches = 4 * int(whole_digits) + int(inch_digit or 0)
         inch_quantities.append(Quantity(str(n_inches), float(n_inches), 0.0))
     abbr = "off" if target == "in" and request.abbr is None else request.abbr
-    inch_request = _ConvertCall(request.call, inch_quantities, request.ranges, [], UNITS["in"], [target], abbr=abbr)
+    inch_request = _ConvertCall(request.call, inch_quantities, request.separators, [], UNITS["in"], [target], abbr=abbr)
     inch_request.decimals = 0 if request.decimals is None and target in {"in", "cm"} else request.decimals
     return _render_conversion(inch_request, target, side)
 
@@ -514,7 +516,7 @@ def _convert_numbers(request: _ConvertCall, unit: Unit) -> list[_FormattedNumber
 
 def _convert_value(request: _ConvertCall, i: int, unit: Unit) -> float:
     value, source_unit = request.numbers[i].value, request.unit
-    if i and request.ranges[i - 1].is_tolerance:
+    if i and request.separators[i - 1].is_tolerance:
         return value * source_unit.factor / unit.factor
     if source_unit.offset or unit.offset or source_unit.is_inverse or unit.is_inverse:
         return unit.from_base(source_unit.to_base(value))
@@ -642,7 +644,7 @@ def _render_composite(request: _ConvertCall, target: str, side: str) -> str:
             if not amount_left:
                 break
         text = ("−" if value < 0 else "") + separator.join(pieces)
-        words += (_get_range_text(request, request.ranges[i - 1], has_name, True, text) if i else "") + text
+        words += (_format_separator(request, request.separators[i - 1], has_name, True, text) if i else "") + text
     return words
 
 

@@ -290,8 +290,8 @@ def render_coordinates(call: TemplateCall) -> str:
             break
     if not angles and len(degrees) == 2 and call.name in COORDINATES:  # signed degrees
         angles = [
-            number.lstrip("-−+") + "°" + directions[number[0] in "-−"]
-            for number, directions in zip(degrees, ("NS", "EW"), strict=True)
+            number.lstrip("-−+") + "°" + compass_letters[number[0] in "-−"]
+            for number, compass_letters in zip(degrees, ("NS", "EW"), strict=True)
         ]
     return " ".join(angles) if len(angles) == 2 else ""
 

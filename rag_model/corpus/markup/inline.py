@@ -244,7 +244,7 @@ _FIRST_PARAMETER_NAMES = (
 )
 
 INLINE_RENDERERS: dict[str, Renderer] = (
-    build_renderers(*((country_names, _build_constant_renderer(text)) for country_names, text in _CONSTANTS.items()))
+    build_renderers(*((names, _build_constant_renderer(text)) for names, text in _CONSTANTS.items()))
     | build_renderers(
         (_FIRST_PARAMETER_NAMES, render_first),
         ("lang, rtl-lang, native name, nativename, wikt-lang, language with name, script/text, font, color, colour, "

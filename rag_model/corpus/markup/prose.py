@@ -9,7 +9,7 @@ import re
 import sys
 from html.entities import html5 as html_entities
 
-from rag_model.corpus.language_names import list_switches
+from rag_model.corpus.language_names import list_behaviour_switches
 from rag_model.corpus.markup.literal import GAP, protect, protect_character, remove_marks, reveal
 from rag_model.corpus.markup.tex import format_superscript
 
@@ -284,7 +284,7 @@ def _render_variant(choice: re.Match[str]) -> str:
 
 
 def _render_switch(word: re.Match[str]) -> str:
-    return "" if word[1].lower() in list_switches() else word[0]
+    return "" if word[1].lower() in list_behaviour_switches() else word[0]
 
 
 def _decode_entity(entity: re.Match[str]) -> str:

@@ -71,23 +71,23 @@ class Scanner:
 
     def __init__(
         self,
-        template: TemplateRenderer,
-        link: LinkRenderer,
+        render_template: TemplateRenderer,
+        render_link: LinkRenderer,
         is_dropped: Callable[[str], bool],
         *,
         marks: tuple[str, str] = ("", ""),
-        parameter: Callable[[list[str]], str] | None = None,
+        get_parameter: Callable[[list[str]], str] | None = None,
     ) -> None:
         """Store the renderers; `marks` are inserted before and after the words of top-level links.
 
-        `parameter` returns the value of `{{{name|default}}}` from the strings between its `|`.
-        Without `parameter`, every parameter has its default value.
+        `get_parameter` returns the value of `{{{name|default}}}` from the strings between its `|`.
+        Without it, every parameter has its default value.
         """
-        self._template = template
-        self._link = link
+        self._render_template = render_template
+        self._render_link_words = render_link
         self._is_dropped = is_dropped
         self._marks = marks
-        self._parameter = parameter or _get_default_value
+        self._get_parameter = get_parameter or _get_default_value
 
     def expand(self, text: str) -> str:
         """Return `text` without templates and links."""
@@ -107,7 +107,7 @@ class Scanner:
             if token_kind == 3 and token[3] == "!" and frames[-1].braces == 0:
                 frames[-1].end_argument()  # `[[target{{!}}words]]`
             elif token_kind == 3:
-                pieces.append(self._template(token[3].split("|"), inside=_is_inside_line(text, token_start)))
+                pieces.append(self._render_template(token[3].split("|"), inside=_is_inside_line(text, token_start)))
             else:
                 pieces.append(self._render_link(frames, [token[1]] if token_kind == 1 else [token[1], token[2]]))
             offset = token_end
@@ -167,7 +167,7 @@ class Scanner:
 
         A link that contains another link is shown with its brackets, unless it is a picture.
         """
-        words = self._link(arguments)
+        words = self._render_link_words(arguments)
         if contains_link and words != GAP:
             words = f"[[{'|'.join(arguments)}]]"
         frames[-1].has_link = True
@@ -185,8 +185,10 @@ class Scanner:
             frame = frames[-1]
             n_closed = 3 if braces >= 3 and frame.braces >= 3 else 2
             arguments = frame.end_argument()
-            is_parameter = n_closed == 3
-            replacement = self._parameter(arguments) if is_parameter else self._template(arguments, inside=frame.inside)
+            if n_closed == 3:
+                replacement = self._get_parameter(arguments)
+            else:
+                replacement = self._render_template(arguments, inside=frame.inside)
             braces -= n_closed
             frame.braces -= n_closed
             if frame.braces >= 2:

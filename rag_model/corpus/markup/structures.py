@@ -240,12 +240,12 @@ class GridBuilder:
 
     def __init__(self, grid: Grid) -> None:
         self._grid = grid
-        self._pieces: list[str] | None = None  # of the open cell or caption; None if dropped
+        self._pieces: list[str] | None = None  # markup of the open cell or caption; None if dropped
         self._cell: Cell | None = None  # None while a caption is open
         self._row_is_hidden = False
 
     def add_text(self, text: str) -> None:
-        """Continue the open cell."""
+        """Append text to the open cell or caption."""
         if self._pieces is not None:
             self._pieces.append(text)
 
@@ -523,12 +523,12 @@ class StructureParser:
     """Finds the structures in the sections of a page."""
 
     def __init__(
-        self, templates: Templates, links: LinkRenderer, body: CutText, structures: Collection[StructureName]
+        self, templates: Templates, render_link: LinkRenderer, cut_text: CutText, structures: Collection[StructureName]
     ) -> None:
         """Parse the requested structures of a page whose tables are already cut from its text."""
         self._templates, self._renderer = templates, BoxRenderer(templates)
-        self._expand = Scanner(self._renderer, links, is_dropped_in_box).expand
-        self._body, self._structures = body, frozenset(structures)
+        self._expand = Scanner(self._renderer, render_link, is_dropped_in_box).expand
+        self._body, self._structures = cut_text, frozenset(structures)
 
     def extract(self, section: RawSection) -> tuple[str, list[Structure]]:
         """Return the markup of a section without long lists, and its tables, boxes and lists."""

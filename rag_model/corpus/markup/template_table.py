@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, NamedTuple, Self
 
-from rag_model.corpus.language_names import get_names
+from rag_model.corpus.language_names import get_language_names
 from rag_model.corpus.markup.blocks import strip_extensions
 from rag_model.corpus.markup.literal import GAP, remove_noncharacters
 from rag_model.corpus.markup.templates import is_dropped, is_known, normalize_name
@@ -82,10 +82,8 @@ def read_templates(pages: Iterable[Page], language: str, namespaces: Mapping[str
     A value is [kind or `redirect`, name or body]. If a page is given in several revisions, the last
     one is used.
     """
-    redirect_pattern = re.compile(
-        rf"\s*(?:{'|'.join(map(re.escape, ['#REDIRECT', *get_names(language).redirects]))})\s*:?\s*\[\[\s*([^\[\]|#]+)",
-        re.IGNORECASE,
-    )
+    redirect_words = "|".join(map(re.escape, ["#REDIRECT", *get_language_names(language).redirects]))
+    redirect_pattern = re.compile(rf"\s*(?:{redirect_words})\s*:?\s*\[\[\s*([^\[\]|#]+)", re.IGNORECASE)
     templates: dict[str, list[str]] = {}
     bytes_left = _MAX_PART_BYTES
     for page in pages:

@@ -20,7 +20,7 @@ from functools import cache, lru_cache
 from typing import TYPE_CHECKING
 
 from rag_model.corpus.articles import get_base_language
-from rag_model.corpus.language_names import get_names
+from rag_model.corpus.language_names import get_language_names
 from rag_model.corpus.markup import convert, inline
 from rag_model.corpus.markup.dates_and_numbers import (
     COORDINATES,
@@ -156,14 +156,14 @@ class Templates:
         self,
         title: str = "",
         language: str = "en",
-        link: LinkRenderer | None = None,
-        prefixes: Collection[str] = (),
+        render_link: LinkRenderer | None = None,
+        namespace_names: Collection[str] = (),
     ) -> None:
         """Store the title, the renderer of links, and the local names of the template namespace."""
         self._title = title
-        self._prefixes = prefixes
+        self._prefixes = namespace_names
         self._language = get_base_language(language)
-        self._link = link or (lambda arguments: arguments[-1])
+        self._render_link = render_link or (lambda arguments: arguments[-1])
         self._use = _CURRENT_USE.get()
         self._open_names: list[str] = []  # templates whose bodies are being expanded
         self._characters_left = _MAX_EXPANDED
@@ -265,7 +265,7 @@ class Templates:
         if self._characters_left <= 0:
             return None
         self._open_names.append(call.name)
-        scanner = Scanner(self.render, self._link, is_dropped, parameter=get_parameter)
+        scanner = Scanner(self.render, self._render_link, is_dropped, get_parameter=get_parameter)
         words = scanner.expand(f" {body}").strip()  # the space marks that no line starts here
         self._open_names.pop()
         self._characters_left -= len(words)
@@ -340,7 +340,7 @@ def _is_showable(argument: str, call: TemplateCall, *, is_translated: bool) -> b
 @cache
 def _is_latin(language: str) -> bool:
     """Return whether a language is written in Latin letters, judged by its month names."""
-    months = "".join(get_names(language).months)
+    months = "".join(get_language_names(language).months)
     return not months or any(character.isalpha() and character.isascii() for character in months)
 
 
@@ -361,8 +361,8 @@ def _choose_switch_case(searched_case: str, cases: list[str]) -> str:
     return default_result if "=" in last_case else last_case.strip()
 
 
-def _pad_left(text: str, rest: list[str]) -> str:
-    pad_width, fill_text = (rest[0].strip() if rest else ""), (rest[1] if len(rest) > 1 else "0")
+def _pad_left(text: str, arguments: list[str]) -> str:
+    pad_width, fill_text = (arguments[0].strip() if arguments else ""), (arguments[1] if len(arguments) > 1 else "0")
     n_missing = min(int(pad_width), _MAX_PADDING) - len(text) if pad_width.isascii() and pad_width.isdecimal() else 0
     return (fill_text * max(0, n_missing))[: max(0, n_missing)] + text
 

@@ -16,7 +16,7 @@ from typing import NamedTuple
 class Unit(NamedTuple):
     """One unit of measure; `value * factor + offset` is the value in the base unit of its `kind`.
 
-    For an inverse unit (L/100 km), the value in the base unit is the reciprocal of this product.
+    For an inverse unit (L/100 km), the value in the base unit is 1 / (value * factor).
     """
 
     kind: str

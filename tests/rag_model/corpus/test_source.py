@@ -25,7 +25,7 @@ from rag_model.corpus.bzip2 import UnusualStreamError, decode_streams
 from rag_model.corpus.dump_formats.mediawiki import FORMAT as MEDIAWIKI
 from rag_model.corpus.records import Compression, Plan, Slice
 from rag_model.corpus.source import (
-    _read_error,
+    _build_read_error,
     decode,
     expand_pattern,
     get_size,
@@ -317,4 +317,4 @@ REQUEST = aiohttp.RequestInfo(URL("https://host/d"), "GET", CIMultiDictProxy(CIM
     ids=lambda value: type(value).__name__,
 )
 def test_temporary_errors_are_distinguished_from_permanent_ones(error: Exception, is_permanent: bool) -> None:
-    assert isinstance(_read_error("s3://bucket/d", error), UnreachableError) != is_permanent
+    assert isinstance(_build_read_error("s3://bucket/d", error), UnreachableError) != is_permanent

@@ -130,7 +130,7 @@ class Build:
         table = merge_templates([read_templates(FORMAT.read_templates(part), info.language, info.namespaces)])
         self.files = folder / "passages.parquet", folder / "articles.parquet"
         with ReusableArticles([parent.files] if parent else [], table) as reusable:
-            self.stats: ChunkStats = chunk_part(part, info, ChunkRecipe(), *self.files, reusable, table=table)
+            self.stats: ChunkStats = chunk_part(part, info, ChunkRecipe(), *self.files, reusable, template_table=table)
         with PassageFile(self.files[0]) as file:
             self.texts = [passage.text for passage in file.iter_passages()]
 
