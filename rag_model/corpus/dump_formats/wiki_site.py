@@ -159,12 +159,10 @@ class SiteFollower:
     def fetch_first_articles(self, limit: int) -> tuple[MirrorState, Siteinfo, str]:
         """Fetch pages in the order of the listing until there are `limit` articles."""
         events, page_by_id, n_articles = self._read_events(None), dict[int, Page | None](), 0
-        for listed_pages in self._list_pages():
-            for page_id, page in self._fetch_pages(sorted(listed_pages), events.siteinfo):
-                page_by_id[page_id] = page
-                n_articles += page is not None and FORMAT.classify(page, events.siteinfo) is page
-                if n_articles == limit:
-                    break
+        page_batches = (self._fetch_pages(sorted(pages), events.siteinfo) for pages in self._list_pages())
+        for page_id, page in chain.from_iterable(page_batches):
+            page_by_id[page_id] = page
+            n_articles += page is not None and FORMAT.classify(page, events.siteinfo) is page
             if n_articles == limit:
                 break
         return apply_changes(self._mirror, MirrorState(), page_by_id), events.siteinfo, events.licence
@@ -198,7 +196,7 @@ class SiteFollower:
         logs = [(self._read_number(row, "logid"), _read_time(row, self._client.url)) for row in log_entries]
         siteinfo, licence = self._parse_siteinfo(first_reply)
         site_time = parse_seconds(_read_time(first_reply, self._client.url, "curtimestamp"))
-        all_changes = tuple(sorted((change for change, _ in changes), key=_get_change_order))
+        all_changes = tuple(sorted((change for change, _ in changes), key=lambda change: (change.timestamp, change.id)))
         all_logs = tuple(sorted(logs, key=lambda entry: (entry[1], entry[0])))
         if cursor is None:
             return _SiteEvents(siteinfo, licence, site_time, all_changes, all_logs)
@@ -466,10 +464,6 @@ def _select_recent(entries: Sequence[Any], get_timestamp: Callable[[Any], str]) 
         for i, entry in enumerate(entries)
         if i >= len(entries) - _MIN_REMEMBERED_CHANGES or parse_seconds(get_timestamp(entry)) >= start_seconds
     )
-
-
-def _get_change_order(change: SeenChange) -> tuple[str, int]:
-    return change.timestamp, change.id
 
 
 def _get_rows(reply: Reply, name: str) -> list[Reply]:
