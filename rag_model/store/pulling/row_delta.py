@@ -182,8 +182,8 @@ class _Prediction:
             raise ValueError("a list of the base has a row that the base does not have")
         rows = self._target_rows.take(slots)
         live_positions = np.flatnonzero(rows >= 0)
-        lists = np.repeat(present_lists.astype(np.int32), self._base.lengths[list_numbers])
-        return rows.take(live_positions), lists.take(live_positions), codes[live_positions]
+        slot_lists = np.repeat(present_lists.astype(np.int32), self._base.lengths[list_numbers])
+        return rows.take(live_positions), slot_lists.take(live_positions), codes[live_positions]
 
 
 class _ListReader:
