@@ -32,9 +32,9 @@ class Hypothesis:
     # p(z_i | x, y_≤i) of the d passages for every token; empty if d = 1
     shares: tuple[tuple[float, ...], ...]
 
-    def score(self, penalty: float) -> float:
+    def score(self, length_penalty: float) -> float:
         """Return the score that ranks hypotheses: log p / tokens^penalty."""
-        return self.log_p / float(len(self.tokens) ** penalty)
+        return self.log_p / float(len(self.tokens) ** length_penalty)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ def beam_search(
     fewer.
 
     A candidate becomes an answer if it has the end token or `token_limit` tokens, and is among the
-    `live_hypotheses` most likely candidates of its group. The search of a group ends when no unfinished
+    `beams` most likely candidates of its group. The search of a group ends when no unfinished
     hypothesis can still become one of the best `n_answers` answers.
 
     Args:
@@ -80,9 +80,9 @@ def beam_search(
         prefill_result: the result of `generator.prefill`: (g d, v) logits and the state, which is
             not changed.
         log_prior: (g, d) log p(z|x); zeros if d = 1.
-        settings: decoding settings; `live_hypotheses`, `token_limit` and `length_penalty` are used.
+        settings: decoding settings; `beams`, `token_limit` and `length_penalty` are used.
         propose_tokens: function that selects the candidates for the next token.
-        n_answers: number of answers per group, at most `live_hypotheses`.
+        n_answers: number of answers per group, at most `beams`.
 
     Raises:
         InputError: the logits of a group are NaN or -infinity.
@@ -95,9 +95,9 @@ def beam_search(
     live_hypotheses = [[Hypothesis((), 0.0, ())] for _ in log_prior]
     answers: list[list[Hypothesis]] = [[] for _ in log_prior]
     while any(live_hypotheses):
-        hypothesis_groups = [group for group, hypotheses in enumerate(live_hypotheses) for _ in hypotheses]
+        groups = [group for group, hypotheses in enumerate(live_hypotheses) for _ in hypotheses]
         extensions = _extend_hypotheses(
-            logits, log_prior, hypothesis_groups, live_hypotheses, propose_tokens, _get_forbidden_token(generator)
+            logits, log_prior, groups, live_hypotheses, propose_tokens, _get_forbidden_token(generator)
         )
         parent_rows: list[int] = []
         for group, candidates in enumerate(extensions):
@@ -138,10 +138,10 @@ def _extend_hypotheses(
 ) -> list[list[_Extension]]:
     """Return all proposed extensions of all unfinished hypotheses, by group."""
     row_prior = log_prior[send_to(torch.tensor(groups), log_prior.device)]  # (g, d) -> (h, d)
-    candidate_values = _propose_candidates(logits, row_prior, groups, propose_tokens, forbidden_token)
+    values = _propose_candidates(logits, row_prior, groups, propose_tokens, forbidden_token)
     extensions: list[list[_Extension]] = [[] for _ in live_hypotheses]
     parents = [hypothesis for hypotheses in live_hypotheses for hypothesis in hypotheses]
-    for row, (group, parent, candidates) in enumerate(zip(groups, parents, candidate_values.tolist(), strict=True)):
+    for row, (group, parent, candidates) in enumerate(zip(groups, parents, values.tolist(), strict=True)):
         for log_p_gain, token, *shares in candidates:
             if not log_p_gain > -float("inf"):  # NaN is excluded as well
                 continue
@@ -150,9 +150,9 @@ def _extend_hypotheses(
     return extensions
 
 
-def _extend_hypothesis(hypothesis: Hypothesis, log_p_gain: float, token: float, shares: Sequence[float]) -> Hypothesis:
+def _extend_hypothesis(hypothesis: Hypothesis, gain: float, token: float, shares: Sequence[float]) -> Hypothesis:
     all_shares = (*hypothesis.shares, tuple(shares)) if shares else ()
-    return Hypothesis((*hypothesis.tokens, int(token)), hypothesis.log_p + log_p_gain, all_shares)
+    return Hypothesis((*hypothesis.tokens, int(token)), hypothesis.log_p + gain, all_shares)
 
 
 def _propose_candidates(
@@ -160,8 +160,8 @@ def _propose_candidates(
 ) -> Tensor:
     """Return (h, c, 2 + d) float64: log p, token id, and p(z_i | x, y_≤i) of each candidate.
 
-    If d = 1, the shape is (h, c, 2). One tensor for all values needs only one copy to the host, and
-    float64 represents all of them exactly.
+    If d = 1, the shape is (h, c, 2). A single tensor needs only one copy to the host, and float64
+    represents all values exactly.
     """
     log_joint, log_marginals = log_marginal(logits, prior)
     if forbidden_token is not None:
@@ -211,10 +211,10 @@ def search_greedily(
         # (h, steps, 2 + d)
         for row, (group, candidates) in enumerate(zip(live_groups, torch.cat(columns, 1).tolist(), strict=True)):
             is_live = True
-            for log_p_gain, token, *shares in candidates:
-                if not log_p_gain > -float("inf"):  # NaN is excluded as well
+            for gain, token, *shares in candidates:
+                if not gain > -float("inf"):  # NaN is excluded as well
                     raise InputError(_NO_TOKEN)
-                answers[group] = _extend_hypothesis(answers[group], log_p_gain, token, shares)
+                answers[group] = _extend_hypothesis(answers[group], gain, token, shares)
                 is_live = answers[group].tokens[-1] != generator.end_token
                 if not is_live:
                     break

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _AnyCache = TypeVar("_AnyCache", bound="Cache")
 # names of the cache in transformers 5.24 and later, and in earlier releases
 _CACHE_NAMES = ("cache", "past_key_values")
-Mode = Literal["thorough", "fast"]
+DecodingMode = Literal["thorough", "fast"]
 DEFAULT_NEW_TOKENS = 50  # maximum tokens of an answer, as in transformers' eval_rag.py
 ProposeTokens = Callable[[Tensor, Sequence[int]], tuple[Tensor, Tensor]]
 """Function of (h, v) log p of the next token and the group of each row.
@@ -128,7 +128,7 @@ class DecodingSettings:
     # (argmax of p(y|x)) and 1 in fairseq.
     length_penalty: float = 0.0
     # Decoding of RAG-Sequence. Appendix A: thorough for questions, "answers are generally short".
-    mode: Mode = "thorough"
+    mode: DecodingMode = "thorough"
     sampling: Sampling | None = None
 
     def __post_init__(self) -> None:
@@ -170,19 +170,19 @@ def create_random_streams(seeds: Sequence[int]) -> list[torch.Generator]:
     return [torch.Generator().manual_seed(seed) for seed in seeds]
 
 
-def draw_uniform(random_streams: Sequence[torch.Generator]) -> Tensor:
+def draw_uniform(streams: Sequence[torch.Generator]) -> Tensor:
     """Draw one number in [0, 1) from each random stream; return (n,) float64."""
-    return torch.stack([torch.rand((), generator=stream, dtype=torch.float64) for stream in random_streams])
+    return torch.stack([torch.rand((), generator=stream, dtype=torch.float64) for stream in streams])
 
 
-def propose_sampled(sampling: Sampling, random_streams: Sequence[torch.Generator]) -> ProposeTokens:
+def propose_sampled(sampling: Sampling, streams: Sequence[torch.Generator]) -> ProposeTokens:
     """Return a function that draws one token per row with the random stream of the row's group.
 
     The function also returns the token's log p in the unmodified model.
     """
 
     def propose(log_p: Tensor, groups: Sequence[int]) -> tuple[Tensor, Tensor]:
-        uniforms = send_to(draw_uniform([random_streams[group] for group in groups]), log_p.device)
+        uniforms = send_to(draw_uniform([streams[group] for group in groups]), log_p.device)
         tokens = sample_tokens(log_p, sampling, uniforms)[:, None]
         return log_p.gather(-1, tokens), tokens  # (h, v) -> (h, 1)
 

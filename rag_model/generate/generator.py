@@ -170,15 +170,15 @@ class _StoppableGenerator:
         return getattr(self._generator, name)
 
 
-def decode_new_text(generator: Generator, tokens: Sequence[int], emitted_text: str, *, is_last: bool) -> str:
-    """Return the text of `tokens` that follows `emitted_text`, the part that has been reported already.
+def decode_new_text(generator: Generator, tokens: Sequence[int], emitted: str, *, is_last: bool) -> str:
+    """Return the text of `tokens` that follows `emitted`, the part that has been reported already.
 
     The result is empty while the last token ends inside a character.
     """
     text = generator.decode(tokens)
     if text.endswith(_INCOMPLETE_CHARACTER) and not is_last:
         return ""
-    return text[len(emitted_text) :] if text.startswith(emitted_text) else ""
+    return text[len(emitted) :] if text.startswith(emitted) else ""
 
 
 def report_tokens(generator: Generator, on_token: Callable[[int, Sequence[int]], None]) -> Generator:

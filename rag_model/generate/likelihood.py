@@ -102,7 +102,7 @@ def token_smoothing_term(prior: Tensor, logits: Tensor, mask: Tensor) -> Tensor:
 
 
 def smooth_labels(log_p: Tensor, smoothing_term: Tensor, epsilon: float, vocabulary: int) -> Tensor:
-    """Return the smoothed loss (1 - ε) (-log p(y|x)) - ε / v `smoothing_term`, (b,), as in fairseq
+    """Return the smoothed loss -(1 - ε) log p(y|x) - ε / v `smoothing_term`, (b,), as in fairseq
     and transformers.
     """
     return -(1 - epsilon) * log_p - epsilon / vocabulary * smoothing_term

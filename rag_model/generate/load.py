@@ -34,7 +34,7 @@ from rag_model.generate.prompts import (
 from rag_model.generate.transformer import CausalGenerator, Seq2SeqGenerator
 from rag_model.tokenizer import load_with_guard
 
-_DEFAULT_MAX_TOKENS = 100_000  # maximum input tokens of a model that has no limit itself
+_NO_LIMIT = 100_000  # maximum input tokens of a model that has no limit itself
 # Keys of config.json for the maximum input tokens.
 _LENGTH_KEYS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len")
 _ANSWER_CUE = "Answer:"  # last line of the default instruction
@@ -175,10 +175,8 @@ def _load_tokenizer(folder: Path, weight_source: dict[str, Any]) -> Any:
 
 
 def _load_module(folder: Path, auto_class: Any, arguments: dict[str, Any]) -> Any:
-    weight_arguments = {} if "gguf_file" in arguments else {"use_safetensors": True}
-    module, loading_info = _load_by_class(
-        folder, auto_class, {**arguments, **weight_arguments, "output_loading_info": True}
-    )
+    format_flag = {} if "gguf_file" in arguments else {"use_safetensors": True}
+    module, loading_info = _load_by_class(folder, auto_class, {**arguments, **format_flag, "output_loading_info": True})
     refuse_missing_tensors("generator", folder, sorted(loading_info["missing_keys"]))
     if "gguf_file" in arguments:  # the weights are now plain floats, which can be trained and saved
         module.hf_quantizer = None
@@ -237,7 +235,5 @@ def _read_max_tokens(config: Any) -> int:
     limit.
     """
     if hasattr(config, "relative_attention_num_buckets"):
-        return _DEFAULT_MAX_TOKENS
-    return min(
-        (int(length) for name in _LENGTH_KEYS if (length := getattr(config, name, None))), default=_DEFAULT_MAX_TOKENS
-    )
+        return _NO_LIMIT
+    return min((int(length) for name in _LENGTH_KEYS if (length := getattr(config, name, None))), default=_NO_LIMIT)

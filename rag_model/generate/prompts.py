@@ -49,9 +49,9 @@ def tokenize_untrusted(
 ) -> list[TokenizedText]:
     """Tokenize each text; with `add_special_tokens` the tokenizer adds special tokens around it.
 
-    If a span of `untrusted_spans` contains the name of a special token, the text is split after the first
-    character of the name, and both sides are tokenized separately. Texts without such names are
-    tokenized as a whole.
+    If a span of `untrusted_spans` contains the name of a special token, the text is split after the
+    first character of the name, and both sides are tokenized separately. Texts without such names
+    are tokenized as a whole.
     """
     # verbose=False suppresses warnings about long texts, which the caller truncates
     encodings = tokenizer(
@@ -301,10 +301,10 @@ def _select_kept_tokens(encoding: TokenizedText, truncatable: Sequence[Span], ma
         if n_excess_tokens <= 0:
             break
         positions_inside = list(_iter_positions_inside(encoding, span))
-        removable = positions_inside[-n_excess_tokens:]
-        first_offset = encoding.offsets[removable[0]][0] if removable and len(removable) < len(positions_inside) else -1
+        tail = positions_inside[-n_excess_tokens:]
+        first_offset = encoding.offsets[tail[0]][0] if tail and len(tail) < len(positions_inside) else -1
         removed_positions = {
-            *removable,
+            *tail,
             *(position for position in positions_inside if encoding.offsets[position][0] == first_offset),
         }
         positions = [position for position in positions if position not in removed_positions]
@@ -321,11 +321,11 @@ def _iter_positions_inside(encoding: TokenizedText, span: Span) -> Iterator[int]
             yield position
 
 
-def pad_rows(token_rows: Sequence[Sequence[int]], pad: int, *, left: bool = False) -> tuple[Tensor, Tensor]:
+def pad_rows(token_rows: Sequence[Sequence[int]], pad_token: int, *, left: bool = False) -> tuple[Tensor, Tensor]:
     """Pad rows on the right or the left; return ((n, s) int64 tokens, (n, s) bool mask)."""
     row_lengths = torch.tensor([len(row) for row in token_rows])
     n_columns = max(len(row) for row in token_rows)
-    padding_rows = [[pad] * (n_columns - len(row)) for row in token_rows]
+    padding_rows = [[pad_token] * (n_columns - len(row)) for row in token_rows]
     tokens = torch.tensor(
         [
             [*(padding_row if left else ()), *row, *(() if left else padding_row)]

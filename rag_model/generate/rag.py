@@ -67,19 +67,19 @@ class Rag(nn.Module):
 
     def __init__(
         self,
-        question: nn.Module,
+        question_encoder: nn.Module,
         generator: Generator,
         settings: RagSettings | None = None,
-        passage: TrainableEncoder | None = None,
+        passage_encoder: TrainableEncoder | None = None,
     ) -> None:
         """Combine a generator with a question encoder, whose `forward` maps b questions to (b, d)
         vectors.
 
-        `passage` is the passage encoder if it is trained too; None: p(z|x) uses the vectors of a
+        `passage_encoder` is the passage encoder if it is trained too; None: p(z|x) uses the vectors of a
         snapshot.
         """
         super().__init__()
-        self.question, self.passage = question, passage
+        self.question, self.passage = question_encoder, passage_encoder
         self.body = generator.module  # register the generator's weights as a submodule
         self.generator = generator
         self.settings = settings or RagSettings()
@@ -119,7 +119,7 @@ class Rag(nn.Module):
         A label is scored as a whole target, without the tokens that the loss excludes.
 
         Args:
-            generator: the generator of this model, or `make_stoppable` of it.
+            generator: the generator of this model, or the result of `make_stoppable` for it.
             prior: (b, k) log p(z|x).
             contexts: the b questions with k passages each.
             labels: l tensors of (t,) tokens, as `Generator.encode_targets` returns them.

@@ -48,10 +48,7 @@ QUESTION: Literal["question"] = "question"
 _TOKENIZER_FOLDERS = {QUESTION: "question_encoder_tokenizer", GENERATOR: "generator_tokenizer"}
 _RAG_CLASSES = {"sequence": "RagSequenceForGeneration", "token": "RagTokenForGeneration"}
 # prefixes of tensor names in the weight files of transformers' RAG classes
-_TENSOR_PREFIXES = {
-    QUESTION: ("rag.question_encoder.", "question_encoder."),
-    GENERATOR: ("rag.generator.", "generator."),
-}
+_PREFIXES = {QUESTION: ("rag.question_encoder.", "question_encoder."), GENERATOR: ("rag.generator.", "generator.")}
 
 
 def save_rag(rag: Rag, folder: Path, target_space: Space | None = None) -> None:
@@ -111,8 +108,7 @@ def load_rag(folder: Path, device: str | None = None, dtype: str | None = None) 
             _parse_record(record, folder) if record else (_read_paper_template(config), _read_paper_settings(config))
         )
         generator = load_generator(parts_folder / GENERATOR, prompt_template, device, dtype)
-    # The folder of the parts is deleted; this one has the tokenizer and the record of the passage
-    # space.
+    # `parts_folder` is deleted; this folder has the tokenizer and the record of the passage space.
     question.folder = folder / _TOKENIZER_FOLDERS[QUESTION]
     return Rag(question, generator, settings).eval()
 
@@ -199,7 +195,7 @@ def _extract_sub_model(folder: Path, config: Mapping[str, Any], part: str, dest:
     if part == QUESTION and sub_config.get("model_type") == "dpr":
         sub_config = {**sub_config, "architectures": ["DPRQuestionEncoder"]}
     (dest / CONFIG).write_text(json.dumps(sub_config), encoding="utf-8")
-    save_file(_read_part_tensors(folder, _TENSOR_PREFIXES[part]), str(dest / WEIGHTS), {"format": "pt"})
+    save_file(_read_part_tensors(folder, _PREFIXES[part]), str(dest / WEIGHTS), {"format": "pt"})
 
 
 def _read_part_tensors(folder: Path, prefixes: tuple[str, ...]) -> dict[str, torch.Tensor]:

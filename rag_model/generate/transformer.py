@@ -6,8 +6,8 @@ left-padded, so that all answers begin in the same column; position ids count fr
 of each prompt.
 
 `Seq2SeqGenerator` runs BART, T5 and all other models of `AutoModelForSeq2SeqLM`. The encoder reads
-a question with a passage once. The first input of the decoder is its start token; the targets are the
-tokens of an answer: `<s> … </s>` for BART, `… </s>` for T5.
+a question with a passage once. The first input of the decoder is its start token; the targets are
+the tokens of an answer: `<s> … </s>` for BART, `… </s>` for T5.
 """
 
 from collections.abc import Sequence

@@ -187,19 +187,19 @@ class _PromptEntry:
 
 
 def assemble_context(
-    hits: Sequence[Hit], count_tokens: CountTokens, budget: int, order: Order = "rank", *, dated: bool = False
+    hits: Sequence[Hit], count_tokens: CountTokens, budget: int, order: Order = "rank", *, with_dates: bool = False
 ) -> PromptContext:
     """Return a context from a question's hits, best first, with at most `budget` tokens.
 
     `count_tokens` returns the number of tokens of each text.
 
-    With `dated`, the day of the page's revision follows the title.
+    With `with_dates`, the day of the page's revision follows the title.
 
     Raises:
         UsageError: the first word of the best passage does not fit into the budget.
     """
     entries = [
-        _PromptEntry(run, _collapse_whitespace(run.text), format_day(run.first.passage.revised) if dated else "")
+        _PromptEntry(run, _collapse_whitespace(run.text), format_day(run.first.passage.revised) if with_dates else "")
         for run in join_passages(hits)
     ]
     if not entries:
@@ -285,14 +285,14 @@ def _number_entries(entries: Sequence[_PromptEntry]) -> PromptContext:
             )
         )
         page_key = first_hit.passage.page_id, entry.title
-        text += _render_line(entry, entry_number, titled=page_key != previous_page_key)
+        text += _render_line(entry, entry_number, with_title=page_key != previous_page_key)
         previous_page_key = page_key
     return PromptContext(text.strip("\n"), tuple(context_entries))
 
 
-def _render_line(entry: _PromptEntry, entry_number: int = 1, *, titled: bool = True) -> str:
+def _render_line(entry: _PromptEntry, entry_number: int = 1, *, with_title: bool = True) -> str:
     day_suffix = f" ({entry.day})" if entry.day else ""
-    title_line = f"\nTitle: {entry.title}{day_suffix}\n" if titled else ""
+    title_line = f"\nTitle: {entry.title}{day_suffix}\n" if with_title else ""
     passage_kind = entry.run.first.passage.kind
     # The text of tables, infoboxes and lists starts with the section.
     section_label = entry.section if passage_kind == PROSE else passage_kind.capitalize()

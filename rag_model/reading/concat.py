@@ -94,19 +94,14 @@ class ConcatReader(RetrievingReader):
         return self.writer.log_likelihood(prompts, texts)
 
     def build_context(self, question: str, hits: Sequence[Hit]) -> PromptContext:
-        """Return a context that fits into the budget and into the longest prompt of the writer.
+        """Return the passages that fit into the budget and into the writer's longest prompt.
 
         Raises:
             UsageError: no passage fits into the prompt.
         """
-        bare_prompt = Prompt(
-            self.settings.build_system_message(closed_book=False), self.settings.build_user_message(" ", question)
-        )
-        capacity = (
-            self.writer.max_prompt_tokens
-            - sum(self.writer.count_tokens([bare_prompt.system, bare_prompt.user]))
-            - _SPARE_TOKENS
-        )
+        system_message = self.settings.build_system_message(closed_book=False)
+        token_counts = self.writer.count_tokens([system_message, self.settings.build_user_message(" ", question)])
+        capacity = self.writer.max_prompt_tokens - sum(token_counts) - _SPARE_TOKENS
         if capacity < 1:
             raise UsageError(
                 f"the question does not fit into the {self.writer.max_prompt_tokens} prompt tokens "
@@ -114,7 +109,7 @@ class ConcatReader(RetrievingReader):
             )
         budget = capacity if self.settings.budget is None else min(capacity, self.settings.budget)
         return assemble_context(
-            hits, self.writer.count_tokens, budget, self.settings.order, dated=self.settings.is_dated
+            hits, self.writer.count_tokens, budget, self.settings.order, with_dates=self.settings.is_dated
         )
 
     def build_prompt(self, question: str, context: PromptContext) -> Prompt:

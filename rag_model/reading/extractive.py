@@ -70,10 +70,8 @@ class SpanModel:
         transformers = require("transformers", "model")
         loader: Any = transformers.DPRReader if model_type == _DPR else transformers.AutoModelForQuestionAnswering
         module = load_pretrained(loader, folder, "model", "fetch it again", use_safetensors=True)
-        load_tokenizer = partial(
-            load_pretrained, transformers.AutoTokenizer, folder, "the tokenizer of model", "fetch it again"
-        )
-        tokenizer = load_with_guard(folder / TOKENIZER, load_tokenizer)
+        tokenizer_source = transformers.AutoTokenizer, folder, "the tokenizer of model", "fetch it again"
+        tokenizer = load_with_guard(folder / TOKENIZER, partial(load_pretrained, *tokenizer_source))
         return cls(module.eval(), tokenizer, model_type)
 
     @property
@@ -161,7 +159,7 @@ class ExtractiveReader(RetrievingReader):
     def __init__(
         self, retriever: Retriever | None, model: SpanModel, k: int = EXTRACTIVE_K, max_passages: int | None = None
     ) -> None:
-        """Create a reader; `k` is at most `max_passages`, the maximum that the retriever returns."""
+        """Create a reader; `k` is limited to `max_passages`, the most that the retriever returns."""
         self.retriever, self._model = retriever, model
         self.k = min(k, max_passages or k)
 
@@ -194,10 +192,5 @@ class ExtractiveReader(RetrievingReader):
             return Answer(question, "", None, support, usage=TokenUsage(0, 0))
         span_scores = self._model.score(question, texts)
         text_number, span_start, span_end, log_p = span_scores.find_best_span(self._model.max_span)
-        return Answer(
-            question,
-            texts[text_number][span_start:span_end].strip(),
-            log_p,
-            support,
-            usage=TokenUsage(span_scores.n_tokens, 0),
-        )
+        answer_text = texts[text_number][span_start:span_end].strip()
+        return Answer(question, answer_text, log_p, support, usage=TokenUsage(span_scores.n_tokens, 0))

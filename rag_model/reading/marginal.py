@@ -43,7 +43,7 @@ class MarginalReader(RetrievingReader):
         retriever: Retriever | None,
         rag: Rag,
         decoding: DecodingSettings | None = None,
-        batch: int = 8,
+        batch_size: int = 8,
         max_passages: int | None = None,
     ) -> None:
         """Create a reader.
@@ -55,16 +55,16 @@ class MarginalReader(RetrievingReader):
             rag: the model; its settings choose RAG-Sequence or RAG-Token and the number of
                 passages.
             decoding: settings of decoding; the generator limits the length of answers.
-            batch: number of questions per batch.
+            batch_size: number of questions per batch.
             max_passages: maximum number of passages that the retriever returns; `k` is limited to
                 it.
         """
-        if batch < 1:
-            raise UsageError(f"a batch of {batch} questions is too small: give at least 1")
+        if batch_size < 1:
+            raise UsageError(f"a batch of {batch_size} questions is too small: give at least 1")
         decoding = decoding or DecodingSettings()
         max_new_tokens = min(decoding.token_limit, rag.generator.max_answer)
         self.rag, self.decoding = rag, replace(decoding, max_new_tokens=max_new_tokens)
-        self.retriever, self._batch = retriever, batch
+        self.retriever, self._batch_size = retriever, batch_size
         self.k = min(rag.settings.k, max_passages or rag.settings.k)  # as in training
 
     @property
@@ -128,7 +128,7 @@ class MarginalReader(RetrievingReader):
         hits gets the one hit `CLOSED_BOOK`.
         """
         hit_lists = [list(question_hits) or [CLOSED_BOOK] for question_hits in hits]
-        for positions in batch_by_key(list(map(len, hit_lists)), self._batch):
+        for positions in batch_by_key(list(map(len, hit_lists)), self._batch_size):
             yield positions, [hit_lists[position] for position in positions]
 
     @torch.inference_mode()
@@ -227,7 +227,7 @@ class LabelReader(MarginalReader):
         retriever: Retriever | None,
         rag: Rag,
         labels: Mapping[str, str],
-        batch: int = 8,
+        batch_size: int = 8,
         max_passages: int | None = None,
     ) -> None:
         """Create a reader; `labels` maps each label to the word that the model was trained to
@@ -238,7 +238,7 @@ class LabelReader(MarginalReader):
         """
         if len(labels) < 2:
             raise UsageError(f"{len(labels)} labels are too few to choose from: give at least two")
-        super().__init__(retriever, rag, batch=batch, max_passages=max_passages)
+        super().__init__(retriever, rag, batch_size=batch_size, max_passages=max_passages)
         self._labels = dict(labels)
         self._targets = _encode_labels(rag.generator, list(labels.values()))
 

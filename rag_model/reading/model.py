@@ -79,8 +79,8 @@ class ReadingModel:
             return LabelReader(retriever, self.rag, settings.labels, max_passages=max_passages)
         return MarginalReader(retriever, self.rag, settings.decoding, max_passages=max_passages)
 
-    def open_writer(self, settings: ReaderSettings, batch: int = BATCH_SIZE) -> Writer:
-        """Return the writer of answers; a generator in memory completes `batch` prompts at a time.
+    def open_writer(self, settings: ReaderSettings, batch_size: int = BATCH_SIZE) -> Writer:
+        """Return the writer of answers; a generator in memory completes `batch_size` prompts at a time.
 
         Raises:
             UsageError: the settings do not apply to this model, or the endpoint in the
@@ -88,7 +88,7 @@ class ReadingModel:
             InputError: the tokenizer of the endpoint cannot be read.
         """
         if self.generator is not None:
-            return LocalWriter(self.generator, self.id, settings.decoding, batch)
+            return LocalWriter(self.generator, self.id, settings.decoding, batch_size)
         return _open_endpoint_writer(self.id, settings)
 
 
@@ -173,8 +173,8 @@ def open_reader(
             snapshot's question encoder.
         retriever: an expression as for `open_retriever`; None: the snapshot's default.
         settings: settings of the reader.
-        passage_encoder: the name of the passage encoder with which the question encoder was trained, if the
-            model does not record it.
+        passage_encoder: the name of the passage encoder with which the question encoder was
+            trained, if the model does not record it.
 
     Raises:
         UsageError: the reader cannot use the model, or the retriever is invalid.
@@ -189,8 +189,9 @@ def open_reader(
     plan_retriever(snapshot, retriever)
     model_id = resolve_model_id(opened_store, model)
     check_route(settings, model_id)
+    readers = [settings.reader_for(model_id)]
     reading_model, opened_retriever = open_reading_model(
-        snapshot, opened_store, model_id, retriever, [settings.reader_for(model_id)], passage_encoder
+        snapshot, opened_store, model_id, retriever, readers, passage_encoder
     )
     return model_id, reading_model.open_reader(opened_retriever, settings)
 

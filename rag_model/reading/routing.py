@@ -243,11 +243,11 @@ class AutoReader(RetrievingReader):
 
     def _list_open_book_positions(self, closed_book: Sequence[Answer]) -> list[int]:
         """Return the positions of questions that also need an answer from passages."""
-        needs_both_answers = self.route.signal != "weights"
+        needs_both = self.route.signal != "weights"
         return [
             i
             for i, answer in enumerate(closed_book)
-            if needs_both_answers or not answer.text or not self.route.chooses_weights(self.route.score(answer))
+            if needs_both or not answer.text or not self.route.chooses_weights(self.route.score(answer))
         ]
 
     def _answer_open_book(

@@ -62,7 +62,7 @@ class CheckpointUploader:
     """Uploads the checkpoints of one training one by one, while the `with` block runs."""
 
     def __init__(self, identity: TrainingIdentity, on_message: OnMessage) -> None:
-        """Start the upload thread. If an upload failed, the loop's thread calls `on_message`."""
+        """Start the upload thread; the thread of the training loop reports failures."""
         self._identity, self._on_message = identity, on_message
         self._condition = threading.Condition()
         self._pending: _PendingUpload | None = None
@@ -77,7 +77,7 @@ class CheckpointUploader:
         self._thread.start()
 
     def enqueue(self, stage: str, step: int, n_steps: int) -> None:
-        """Enqueue the checkpoint that was just written, of step `step` of `n_steps` of a stage.
+        """Enqueue the checkpoint of `step`, which was just written, in a stage of `n_steps` steps.
 
         The checkpoint of step 0 is skipped, because it contains only the initial models.
         """
@@ -98,7 +98,7 @@ class CheckpointUploader:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+    def __exit__(self, _: type[BaseException] | None, error: BaseException | None, __: TracebackType | None) -> None:
         """Stop the thread. If the training failed, upload the waiting checkpoint first.
 
         If the training succeeded or the user ended it, the waiting checkpoint is not needed.
@@ -185,8 +185,7 @@ def restore_checkpoint(identity: TrainingIdentity, on_message: OnMessage) -> Non
             return
         _copy_into_folder(identity, stored_checkpoint)
     except BookwheelError as error:
-        stage_folders = _list_stage_folders(identity.folder)
-        if not any(True for stage_folder in stage_folders for _ in _iter_valid_states(stage_folder)):
+        if not any(True for stage in _list_stage_folders(identity.folder) for _ in _iter_valid_states(stage)):
             raise
         on_message(f"{error}; the training resumes from this machine's checkpoint")
         return
@@ -211,7 +210,7 @@ def _copy_into_folder(identity: TrainingIdentity, stored_checkpoint: StoredCheck
 
 
 def _is_up_to_date(folder: Path, progress: TrainingProgress) -> bool:
-    """Return whether the folder has an undamaged checkpoint that is at least as new as `progress`."""
+    """Return whether the folder has an undamaged checkpoint as new as `progress`, or newer."""
     return any(state.step >= progress.step for state in _iter_valid_states(folder / progress.stage))
 
 
@@ -224,14 +223,14 @@ def _iter_valid_states(folder: Path) -> Iterator[TrainerState]:
 
 def _list_newest_checkpoints(folder: Path) -> list[Path]:
     """Return the newest checkpoint of every stage."""
-    checkpoint_lists = (list_checkpoints(stage_folder / "checkpoints") for stage_folder in _list_stage_folders(folder))
+    checkpoint_lists = (list_checkpoints(stage / "checkpoints") for stage in _list_stage_folders(folder))
     return [checkpoints[0] for checkpoints in checkpoint_lists if checkpoints]
 
 
 def _list_stage_folders(folder: Path) -> list[Path]:
     """Return the folders of the stages that have begun; without stages, this is `folder` itself."""
-    record_paths = (folder / RECORD, *folder.glob(f"*/{RECORD}"))
-    return [path.parent for path in record_paths if path.is_file() and not path.parent.name.startswith(".")]
+    stages = (folder, *(path.parent for path in folder.glob(f"*/{RECORD}")))
+    return [stage for stage in stages if (stage / RECORD).is_file() and not stage.name.startswith(".")]
 
 
 def _iter_resume_files(folder: Path) -> Iterator[tuple[Path, bool]]:
@@ -248,9 +247,9 @@ def _iter_resume_files(folder: Path) -> Iterator[tuple[Path, bool]]:
     journal_paths = {stage_folder / METRICS for stage_folder in stage_folders}
     # All other `.jsonl` files are caches of scores.
     yield from ((path, False) for path in folder.glob("*.jsonl") if path not in journal_paths)
-    rebuild_folder = folder / "refreshes"
-    yield from ((path, True) for path in rebuild_folder.glob("step-*.json"))
-    yield from ((path, True) for path in rebuild_folder.glob("step-*/encoders/**/*") if path.is_file())
+    rebuilds = folder / "refreshes"
+    yield from ((path, True) for path in rebuilds.glob("step-*.json"))
+    yield from ((path, True) for path in rebuilds.glob("step-*/encoders/**/*") if path.is_file())
 
 
 def _describe_failure(step: int, error: Exception) -> str:

@@ -257,9 +257,9 @@ class Finetuning:
         processes = find_processes()
         stage_results, summaries = list[TrainingResult](), list[StageSummary]()
 
-        def report_scoring(done: int, total: int) -> None:
+        def report_scoring(n_done: int, total: int) -> None:
             if report is not None:
-                report("score", done, total, {})
+                report("score", n_done, total, {})
 
         for stage in self.objective.stages(replace(self.prepare(work), rebuild=rebuild)):
             if stage.name and report is not None:

@@ -141,21 +141,21 @@ class Rebuilder(Protocol):
 class RebuildFolder:
     """The files of the started and the finished rebuilds of one training."""
 
-    def __init__(self, work: Path, snapshot: str) -> None:
-        """Use the training's folder `work`; `snapshot` is the id of the snapshot to re-encode."""
-        self._root, self._snapshot = work / "refreshes", snapshot
+    def __init__(self, work: Path, snapshot_id: str) -> None:
+        """Use the training's folder `work`; `snapshot_id` is the id of the snapshot to re-encode."""
+        self._root, self._snapshot = work / "refreshes", snapshot_id
 
-    def create_order(self, step: int, save: Callable[[Path], Any]) -> RebuildOrder:
-        """Call `save` to store the encoders of `step`, and return the order for their rebuild."""
+    def create_order(self, step: int, save_encoders: Callable[[Path], Any]) -> RebuildOrder:
+        """Store the encoders of `step` with `save_encoders`; return the order for their rebuild."""
         rebuild_order = RebuildOrder(step, self._snapshot, self._step_folder(step))
         with atomic_folder(rebuild_order.encoders) as folder:
-            save(folder)
+            save_encoders(folder)
         return rebuild_order
 
     def record_result(self, result: RebuildResult) -> None:
         """Record a finished rebuild."""
-        with atomic_write(self._record_path(result.step)) as temporary:
-            temporary.write_text(json.dumps(asdict(result)) + "\n", encoding="utf-8")
+        with atomic_write(self._record_path(result.step)) as temp_path:
+            temp_path.write_text(json.dumps(asdict(result)) + "\n", encoding="utf-8")
 
     def delete_encoders(self, step: int) -> None:
         """Delete the encoders of a step and of all previous steps."""
@@ -163,13 +163,13 @@ class RebuildFolder:
             if started_step <= step:
                 shutil.rmtree(self._step_folder(started_step), ignore_errors=True)
 
-    def find_result(self, snapshot: str) -> RebuildResult | None:
-        """Return the last rebuild that produced a snapshot; None for the initial snapshot.
+    def find_result(self, snapshot_id: str) -> RebuildResult | None:
+        """Return the last rebuild that produced this snapshot; None for the initial snapshot.
 
         Raises:
             InputError: a record is corrupt.
         """
-        return next((result for result in self._list_results() if result.snapshot == snapshot), None)
+        return next((result for result in self._list_results() if result.snapshot == snapshot_id), None)
 
     def find_latest(self, after: int, until: int) -> RebuildOrder | RebuildResult | None:
         """Return the last finished or started rebuild with `after` < step <= `until`.
@@ -247,8 +247,8 @@ class MovingIndex:
         # the rebuild that produced the current snapshot; None for the initial snapshot
         self._current_rebuild: RebuildResult | None = None
         self._running_rebuild: tuple[RebuildOrder, RunningRebuild] | None = None
-        # whether a rebuild is due but waits for the running one, and whether a checkpoint was loaded
-        self._is_overdue = self._has_resumed = False
+        self._is_overdue = False  # whether a rebuild is due but waits for the running one
+        self._has_resumed = False  # whether a checkpoint was loaded since the last step
         self._n_failures, self._swap_seconds = 0, 0.0
         self._lease = SnapshotLease(store)
         self._lease.hold(snapshot.id)
@@ -354,36 +354,36 @@ class MovingIndex:
         return None
 
     def _switch_to_rebuild(self, rebuild_result: RebuildResult) -> None:
-        start_time, previous_snapshot = time.perf_counter(), self._snapshot_id
+        start_time, previous_id = time.perf_counter(), self._snapshot_id
         error_message = self._try_switch(rebuild_result.snapshot)
         # If one process failed, none may switch, because all must search the same snapshot.
         errors = filter(None, gather_object([error_message]))
         if first_error := next(errors, ""):
             if not error_message:
-                self._switch_to(previous_snapshot)
+                self._switch_to(previous_id)
             self._record_failure(rebuild_result.step, first_error)
             return
         self._current_rebuild, self._swap_seconds = rebuild_result, time.perf_counter() - start_time
         if PartialState().is_main_process:
             self._rebuild_folder.delete_encoders(rebuild_result.step)
 
-    def _try_switch(self, snapshot: str) -> str:
+    def _try_switch(self, snapshot_id: str) -> str:
         """Switch to a snapshot; return the error message, or an empty string on success."""
         try:
-            self._switch_to(snapshot)
+            self._switch_to(snapshot_id)
         except BookwheelError as error:
             return str(error)
         return ""
 
-    def _switch_to(self, snapshot: str) -> None:
-        previous_snapshot = self._snapshot_id
-        self._lease.hold(snapshot)
+    def _switch_to(self, snapshot_id: str) -> None:
+        previous_id = self._snapshot_id
+        self._lease.hold(snapshot_id)
         try:
-            self._hooks.switch_to(Snapshot.from_store(self._store, snapshot))
+            self._hooks.switch_to(Snapshot.from_store(self._store, snapshot_id))
         except BookwheelError:
-            self._lease.hold(previous_snapshot)
+            self._lease.hold(previous_id)
             raise
-        self._snapshot_id = snapshot
+        self._snapshot_id = snapshot_id
 
     def _record_failure(self, step: int, reason: str, verb: str = "failed") -> None:
         self._n_failures += 1

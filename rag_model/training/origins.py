@@ -75,7 +75,8 @@ class InitialModels:
 def choose_models(
     store: Store, snapshot: Snapshot, named_models: NamedModels, parts: Collection[str], options: Collection[str]
 ) -> InitialModels:
-    """Return the initial models of a training that saves these parts and accepts these options.
+    """Return the initial models of a training that saves the model parts `parts`, and accepts the
+    command-line options `options`.
 
     * For a question and a passage encoder, the named encoders are used, else the encoder in the
       snapshot. If no passage encoder is saved, the result has only the question encoder.

@@ -41,7 +41,9 @@ Tables = Mapping[str, Mapping[str, Any]]  # settings by table
 _COMMENT_COLUMN = 44  # column in which comments start
 
 
-def parse_settings(kind: str, tables: Tables, max_steps: int | None, *, unit_vectors: bool) -> TrainingSettings:
+def parse_settings(
+    objective_name: str, tables: Tables, max_steps: int | None, *, unit_vectors: bool
+) -> TrainingSettings:
     """Create the settings of an objective from tables; omitted settings keep their defaults.
 
     If the encoder's vectors have length 1 (`unit_vectors`), scores differ little. The default of
@@ -52,7 +54,7 @@ def parse_settings(kind: str, tables: Tables, max_steps: int | None, *, unit_vec
         UsageError: there is no such objective, a table or a setting is unknown, or a setting has a
             wrong value; the message names the setting.
     """
-    objective = get_objective(kind)
+    objective = get_objective(objective_name)
     _check_tables(objective, tables)
     recipe: dict[str, Any] = {name: asdict(loop) for name, loop in find_loop_settings(objective.settings()).items()}
     for name, table in [*objective.defaults(unit_vectors=unit_vectors).items(), *tables.items()]:
@@ -142,7 +144,8 @@ def _find_comments_above(line: int, comments: Mapping[int, tokenize.TokenInfo]) 
 def _render_tables(settings: Any, path: tuple[str, ...], unit_defaults: Mapping[str, Any]) -> Iterator[str]:
     """Yield the lines of a settings record in TOML: first single settings, then nested tables."""
     comments, defaults = parse_field_comments(type(settings)), type(settings)()
-    choices = {name: get_args(hint) for name, hint in get_type_hints(type(settings)).items() if _is_choice(hint)}
+    hints = get_type_hints(type(settings))
+    choices = {name: get_args(hint) for name, hint in hints.items() if get_origin(hint) is Literal}
     setting_values = {field.name: getattr(settings, field.name) for field in fields(settings)}
     subtables = {name: setting for name, setting in setting_values.items() if is_dataclass(setting)}
     for name, setting in setting_values.items():
@@ -153,10 +156,6 @@ def _render_tables(settings: Any, path: tuple[str, ...], unit_defaults: Mapping[
     for name, setting in subtables.items():
         yield from ("", f"[{'.'.join((*path, name))}]", *([f"# {comments[name]}"] if name in comments else []))
         yield from _render_tables(setting, (*path, name), unit_defaults.get(name, {}))
-
-
-def _is_choice(hint: Any) -> bool:
-    return get_origin(hint) is Literal
 
 
 def _render_setting(name: str, value: Any, default: Any, description: str, unit_value: Any) -> str:

@@ -97,7 +97,7 @@ def open_readers(options: argparse.Namespace, model: ReadingModel, question: Any
     readers_by_name = {"": model.open_reader(None, settings)}
     if model.generator is not None and not options.no_marginal:
         rag = Rag(question, model.generator, RagSettings("sequence", options.k, TEMPERATURE))
-        readers_by_name[MARGINAL] = MarginalReader(None, rag, settings.decoding, batch=4)
+        readers_by_name[MARGINAL] = MarginalReader(None, rag, settings.decoding, batch_size=4)
     return readers_by_name
 
 

@@ -188,7 +188,7 @@ def measure_answers(task: End2EndTask, test: Sequence[Example], k: int) -> dict[
         [AnswerMatcher(example.answers).match(hit.passage.text) for hit in question_hits]
         for example, question_hits in zip(test, hits, strict=True)
     ]
-    answers = MarginalReader(None, task.module.eval(), DecodingSettings(max_new_tokens=12), batch=16).answer_from(
+    answers = MarginalReader(None, task.module.eval(), DecodingSettings(max_new_tokens=12), batch_size=16).answer_from(
         questions, [question_hits[:k] for question_hits in hits]
     )
     columns = {

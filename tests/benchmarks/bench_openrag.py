@@ -100,7 +100,7 @@ def by_bags(pair: SidrPair, corpus: list[Passage], work: Path) -> ImpactIndex:
 def rank(pair: SidrPair, memory: Proposals, dev: Sequence[Example], recipe: OpenRagRecipe) -> list[list[Passage]]:
     """Return the passages of each dev question, which the index proposes and the encoders rank."""
     task: Any = OpenRagTask.__new__(OpenRagTask)  # only for its ranking
-    task.module, task._recipe, task._online = pair, recipe, OnlineJudging(memory, None, JudgeSettings())  # type: ignore[arg-type]
+    task.module, task._recipe, task._online_judging = pair, recipe, OnlineJudging(memory, None, JudgeSettings())  # type: ignore[arg-type]
     return list(task.ranked([example.question for example in dev]))
 
 

@@ -81,7 +81,7 @@ def examine(rag: Rag, snapshot: Snapshot, examples: Sequence[Example], k: int) -
 
 
 def _measure_answers(rag: Rag, examples: Sequence[Example], hits: Sequence[Sequence[Hit]]) -> Figures:
-    answers = MarginalReader(None, rag, _DECODING, batch=4).answer_from(
+    answers = MarginalReader(None, rag, _DECODING, batch_size=4).answer_from(
         [example.question for example in examples], hits
     )
     answer_pairs = [(answer.text, example.answers) for answer, example in zip(answers, examples, strict=True)]

@@ -145,8 +145,8 @@ class ChatSettings:
         """Return the settings that determine an answer, for memo keys."""
         decisive_names = ("temperature", "top_p", "seed", "length_field", "logprobs", "context")
         decisive_settings = {name: getattr(self, name) for name in decisive_names}
-        tokenizer_name = self.tokenizer and self.tokenizer.name
-        return {"max_new_tokens": self.token_limit, **decisive_settings, "counted by": tokenizer_name}
+        tokenizer = self.tokenizer and self.tokenizer.name
+        return {"max_new_tokens": self.token_limit, **decisive_settings, "counted by": tokenizer}
 
 
 def _parse_value(variable: str, name: str, field_type: Any, text: str) -> Any:

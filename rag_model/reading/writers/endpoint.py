@@ -137,8 +137,8 @@ class EndpointWriter:
         self, prompts: Sequence[Prompt], streams_text: bool, send_text: Callable[[int, str], None]
     ) -> list[ChatReply]:
         return await gather_or_cancel(
-            self._chat.complete(_to_messages(prompt), partial(send_text, position) if streams_text else None)
-            for position, prompt in enumerate(prompts)
+            self._chat.complete(_to_messages(prompt), partial(send_text, i) if streams_text else None)
+            for i, prompt in enumerate(prompts)
         )
 
     def _to_completion(self, prompt: Prompt, reply: ChatReply) -> Completion:

@@ -41,7 +41,7 @@ class LocalWriter:
         generator: TransformersGenerator,
         model_id: str,
         decoding: DecodingSettings | None = None,
-        batch: int = BATCH_SIZE,
+        batch_size: int = BATCH_SIZE,
     ) -> None:
         """Create a writer that uses `generator`.
 
@@ -50,15 +50,15 @@ class LocalWriter:
                 message is put before the user message.
             model_id: the name of the model in replies and records.
             decoding: settings of decoding; `max_new_tokens` is limited to the maximum of the model.
-            batch: number of prompts per batch.
+            batch_size: number of prompts per batch.
 
         Raises:
             UsageError: the maximum answer, `max_new_tokens`, takes the whole context of the model.
         """
-        if batch < 1:
-            raise UsageError(f"a batch of {batch} prompts is too small: give at least 1")
+        if batch_size < 1:
+            raise UsageError(f"a batch of {batch_size} prompts is too small: give at least 1")
         decoding = decoding or DecodingSettings()
-        self.id, self._generator, self._batch = model_id, generator, batch
+        self.id, self._generator, self._batch_size = model_id, generator, batch_size
         # Whether prompt and answer together must fit into the context.
         self._shares_context = isinstance(generator, CausalGenerator)
         self._has_chat_template = self._shares_context and bool(generator.tokenizer.chat_template)
@@ -228,7 +228,7 @@ class LocalWriter:
 
     def _iter_batches(self, prompts: Sequence[Prompt]) -> Iterator[list[int]]:
         """Yield batches of positions of prompts that have equal system messages."""
-        return batch_by_key([prompt.system for prompt in prompts], self._batch)
+        return batch_by_key([prompt.system for prompt in prompts], self._batch_size)
 
 
 def _to_completion(generator: Generator, decoded: DecodedAnswer, prompt_tokens: int) -> Completion:

@@ -30,7 +30,7 @@ _REASONING_MARKS = (
     ("<|channel|>", "final<|message|>"),
     ("<|start|>", "final<|message|>"),
 )
-_MAX_CLOSING_MARK_LENGTH = max(len(closing) for _, closing in _REASONING_MARKS)
+_MAX_CLOSING_MARK_LENGTH = max(len(closing_mark) for _, closing_mark in _REASONING_MARKS)
 _END_MARKS = re.compile(r"\s*<\|(?:end|return)\|>\s*\Z")
 # Channels of gpt-oss after a server has removed the marker tokens.
 _BARE_CHANNELS = re.compile(r"\Aanalysis(?=[^a-z\s]).*?assistantfinal", re.DOTALL)
@@ -143,7 +143,7 @@ class ReasoningFilter:
                 break
             self.has_reasoning = True
             self._pending, self._closing_mark = beginning.removeprefix(mark_pair[0]), mark_pair[1]
-        if any(opening.startswith(beginning) for opening, _ in _REASONING_MARKS):
+        if any(opening_mark.startswith(beginning) for opening_mark, _ in _REASONING_MARKS):
             return ""  # the text may be the beginning of an opening marker
         self._is_answering = True
         return self.finish()
@@ -166,8 +166,8 @@ def remove_reasoning(text: str) -> tuple[str, bool]:
     answer_text = reasoning_filter.feed(text) + reasoning_filter.finish()
     reasoning_ends = [
         answer_text.index(closing) + len(closing)
-        for opening_mark, closing in _REASONING_MARKS
-        if closing in answer_text and opening_mark not in answer_text.partition(closing)[0]
+        for opening, closing in _REASONING_MARKS
+        if closing in answer_text and opening not in answer_text.partition(closing)[0]
     ]
     if channel_match := _BARE_CHANNELS.match(answer_text):
         reasoning_ends.append(channel_match.end())

@@ -2,7 +2,7 @@
 
 * `examples`: read training examples from common file formats
 * `negatives`: mine hard negatives and missing positives
-* `batches`: batches with in-batch negatives, and lists
+* `batches`: batches with in-batch negatives, and batches of lists of passages
 * `blocks`: score data with a model on workers, block by block
 * `pair_scores`: score question-passage pairs with a teacher
 * `answer_scores`: compute the log-likelihood of answers with a generator

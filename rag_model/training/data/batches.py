@@ -20,7 +20,7 @@ from rag_model.retrieve.models import PairScorer
 from rag_model.training.data.examples import Example, deduplicate_passages
 from rag_model.training.data.pair_scores import check_teacher_scores
 
-Missing = Literal["drop", "refuse"]  # what to do with an incomplete example
+IncompletePolicy = Literal["drop", "refuse"]  # what to do with an incomplete example
 T = TypeVar("T")
 
 
@@ -65,9 +65,7 @@ def build_dpr_batch(examples: Sequence[Example], n_hard_negatives: int, rng: ran
         else example.negatives[:n_hard_negatives]
         for example in examples
     ]
-    passages, position_by_hash = deduplicate_passages(
-        (*positives, *(passage for group in negatives for passage in group))
-    )
+    passages, position_by_hash = deduplicate_passages([positives, *negatives])
     return DprBatch(tuple(examples), tuple(passages), tuple(position_by_hash[passage.hash] for passage in positives))
 
 
@@ -129,24 +127,24 @@ def build_list_batch(examples: Sequence[Example], n_negatives: int, rng: random.
     passage_lists, score_lists = list[tuple[Passage, ...]](), list[tuple[float, ...]]()
     for example in examples:
         n_drawn = min(n_negatives, len(example.negatives))
-        negative_positions = rng.sample(range(len(example.negatives)), n_drawn) if rng else range(n_drawn)
-        passage_lists.append((example.positives[0], *(example.negatives[position] for position in negative_positions)))
-        score_positions = (0, *(position + 1 for position in negative_positions)) if example.scores else ()
-        score_lists.append(tuple(example.scores[position] for position in score_positions))
+        positions = rng.sample(range(len(example.negatives)), n_drawn) if rng else range(n_drawn)
+        passage_lists.append((example.positives[0], *(example.negatives[i] for i in positions)))
+        # The first score is that of the positive.
+        score_lists.append(tuple(example.scores[i] for i in (0, *(i + 1 for i in positions))) if example.scores else ())
     return ListBatch(tuple(examples), tuple(passage_lists), tuple(score_lists))
 
 
 def keep_complete_examples(
-    examples: Sequence[Example], missing: Missing, *, needs_negatives: bool = True
+    examples: Sequence[Example], policy: IncompletePolicy, *, needs_negatives: bool = True
 ) -> list[Example]:
     """Return the examples that have a positive and, if `needs_negatives`, a negative.
 
     Raises:
-        InputError: `missing` is "refuse" and an example is incomplete; or no example is complete.
+        InputError: `policy` is "refuse" and an example is incomplete; or no example is complete.
     """
     is_complete = [bool(example.positives and (example.negatives or not needs_negatives)) for example in examples]
     complete_examples = list(compress(examples, is_complete))
-    if missing == "refuse" and not all(is_complete):
+    if policy == "refuse" and not all(is_complete):
         first_incomplete = examples[is_complete.index(False)]
         missing_kind = "negative" if first_incomplete.positives else "positive"
         raise InputError(f"example {first_incomplete.id} has no {missing_kind} passage: find one by mining, or drop it")
@@ -165,8 +163,8 @@ def add_teacher_scores(examples: Sequence[Example], teacher: PairScorer, n_negat
         InputError: a score is not finite.
     """
     short_examples = [replace(example, negatives=example.negatives[:n_negatives]) for example in examples]
-    scorable = [example for example in short_examples if example.positives and example.negatives]
-    batch = build_list_batch(scorable, n_negatives, None)
+    scorable_examples = [example for example in short_examples if example.positives and example.negatives]
+    batch = build_list_batch(scorable_examples, n_negatives, None)
     questions, passages = batch.list_pairs()
     teacher_scores = teacher.scores(
         questions, [passage.title for passage in passages], [passage.text for passage in passages]
@@ -175,7 +173,7 @@ def add_teacher_scores(examples: Sequence[Example], teacher: PairScorer, n_negat
     score_offsets = np.cumsum([0, *batch.lengths])
     scores_by_example = {
         example.id: tuple(teacher_scores[score_offsets[row] : score_offsets[row + 1]].tolist())
-        for row, example in enumerate(scorable)
+        for row, example in enumerate(scorable_examples)
     }
     return [
         replace(example, scores=scores_by_example[example.id]) if example.id in scores_by_example else example

@@ -213,15 +213,16 @@ def digest_examples(examples: Iterable[Example]) -> str:
     return digest_chunks(json.dumps(_list_content(example)).encode() for example in examples)
 
 
-def build_passage(title: str, text: str, identity: str = "", page: str = "") -> Passage:
+def build_passage(title: str, text: str, passage_id: str = "", page_id: str = "") -> Passage:
     """Build a passage from a text in a training file; if it has no id, its hash becomes the id."""
     digest = Passage.hash_of(title, text)
-    return Passage(identity or digest, page or identity or digest, 0, title, "", text, 0, len(text.split()), digest)
+    passage_id = passage_id or digest
+    return Passage(passage_id, page_id or passage_id, 0, title, "", text, 0, len(text.split()), digest)
 
 
-def deduplicate_passages(passages: Iterable[Passage]) -> tuple[list[Passage], dict[str, int]]:
-    """Return the distinct passages in order, and the position of each passage by its hash."""
-    passage_by_hash = {passage.hash: passage for passage in passages}
+def deduplicate_passages(passage_lists: Iterable[Iterable[Passage]]) -> tuple[list[Passage], dict[str, int]]:
+    """Return the distinct passages of the lists in order, and the position of each by its hash."""
+    passage_by_hash = {passage.hash: passage for passages in passage_lists for passage in passages}
     return list(passage_by_hash.values()), {
         passage_hash: position for position, passage_hash in enumerate(passage_by_hash)
     }

@@ -76,6 +76,10 @@ class RagVerdict:
     log_p: float
 
 
+# an example, its retrieved passages, and the verdicts on them
+JudgedExample = tuple[Example, Sequence[Passage], Sequence[RagVerdict]]
+
+
 class PassageJudge:
     """Judges passages of questions with a generator; a `PairScorer` with two numbers per pair."""
 
@@ -213,7 +217,7 @@ def iter_judged_examples(
     create_block: Callable[..., JudgeBlock],
     runner: TaskRunner | None = None,
     on_progress: OnProgress = lambda _, __: None,
-) -> Iterator[tuple[Example, Sequence[Passage], Sequence[RagVerdict]]]:
+) -> Iterator[JudgedExample]:
     """Yield each example with its passages and a generator's verdicts on these passages.
 
     Only the passages of one block are in memory at a time.
@@ -239,7 +243,8 @@ def iter_judged_examples(
         block_content = {"settings": asdict(settings), "questions": question_rows}
         blob = store.blobs.put_bytes(json.dumps(block_content, ensure_ascii=False).encode())
         # The generator reads each passage twice: to generate an answer and to score a gold answer.
-        blocks.append(create_block(content=blob, contexts=2 * sum(len(passages) for _, passages in pairs)))
+        n_contexts = 2 * sum(len(passages) for _, passages in pairs)
+        blocks.append(create_block(content=blob, contexts=n_contexts))
         examples += [example for example, _ in pairs]
 
     def report(n_finished: int, _: int) -> None:
@@ -314,30 +319,27 @@ class ExamplePools(Sequence[Example]):
 
 
 def build_pooled_example(
-    example: Example, passages: Sequence[Passage], verdicts: Sequence[RagVerdict], size: int
+    example: Example, passages: Sequence[Passage], verdicts: Sequence[RagVerdict], pool_size: int
 ) -> PooledExample | None:
-    """Return an example with pools of up to `size` passages each; None if a pool is empty."""
-    ranked_positions = sorted(range(len(passages)), key=lambda position: -verdicts[position].log_p)
-    right_positions, wrong_positions = (
-        [position for position in ranked_positions if verdicts[position].right is is_right]
-        for is_right in (True, False)
-    )
-    if not right_positions or not wrong_positions:
+    """Return an example with pools of up to `pool_size` passages each; None if a pool is empty."""
+    ranked_pairs = sorted(zip(verdicts, passages, strict=True), key=lambda pair: -pair[0].log_p)
+    right_pairs, wrong_pairs = ([pair for pair in ranked_pairs if pair[0].right is right] for right in (True, False))
+    if not right_pairs or not wrong_pairs:
         return None
-    base_fields = {base_field.name: getattr(example, base_field.name) for base_field in fields(Example)}
+    example_fields = {field.name: getattr(example, field.name) for field in fields(Example)}
     passage_pools = {
-        name: tuple(passages[position] for position in positions[:size])
-        for name, positions in (("positives", right_positions), ("negatives", wrong_positions))
+        name: tuple(passage for _, passage in pairs[:pool_size])
+        for name, pairs in (("positives", right_pairs), ("negatives", wrong_pairs))
     }
     return PooledExample(
-        **{**base_fields, **passage_pools},
-        best_negative_log_p=verdicts[wrong_positions[0]].log_p,
-        worst_positive_log_p=verdicts[right_positions[-1]].log_p,
+        **{**example_fields, **passage_pools},
+        best_negative_log_p=wrong_pairs[0][0].log_p,
+        worst_positive_log_p=right_pairs[-1][0].log_p,
     )
 
 
 def compute_agreement(verdicts: Sequence[RagVerdict]) -> float:
-    """Return how often a right passage scores higher than a wrong one, as a share of all pairs.
+    """Return the share of pairs of a right and a wrong passage whose right one scores higher.
 
     Equal scores count half. This is the area under the ROC curve; random scores give 0.5. There
     must be at least one right and one wrong passage.
@@ -349,32 +351,30 @@ def compute_agreement(verdicts: Sequence[RagVerdict]) -> float:
     return float(roc_area)
 
 
-def build_pools(
-    judged_examples: Iterable[tuple[Example, Sequence[Passage], Sequence[RagVerdict]]], size: int
-) -> ExamplePools:
-    """Build the pools of judged examples, in order, with up to `size` passages per pool.
+def build_pools(judged_examples: Iterable[JudgedExample], pool_size: int) -> ExamplePools:
+    """Build the pools of judged examples, in order, with up to `pool_size` passages per pool.
 
     Raises:
         InputError: every question has an empty pool.
     """
-    pooled_examples, agreements, n_all_right, n_all_wrong = list[PooledExample](), list[float](), 0, 0
+    pooled_examples, agreements, n_right, n_wrong = list[PooledExample](), list[float](), 0, 0
     for example, passages, verdicts in judged_examples:
-        pooled_example = build_pooled_example(example, passages, verdicts, size)
+        pooled_example = build_pooled_example(example, passages, verdicts, pool_size)
         if pooled_example is not None:
             pooled_examples.append(pooled_example)
             agreements.append(compute_agreement(verdicts))
         elif verdicts and verdicts[0].right:
-            n_all_right += 1
+            n_right += 1
         else:
-            n_all_wrong += 1
+            n_wrong += 1
     if not pooled_examples:
         raise InputError(
-            f"none of {n_all_right + n_all_wrong:,} questions has a passage with which the generator "
-            f"answers right and one with which it answers wrong ({n_all_right:,} are all right, "
-            f"{n_all_wrong:,} all wrong): use another generator, more passages per question, or "
+            f"none of {n_right + n_wrong:,} questions has a passage with which the generator "
+            f"answers right and one with which it answers wrong ({n_right:,} are all right, "
+            f"{n_wrong:,} all wrong): use another generator, more passages per question, or "
             "other examples"
         )
-    return ExamplePools(tuple(pooled_examples), n_all_right, n_all_wrong, estimate_mean(agreements))
+    return ExamplePools(tuple(pooled_examples), n_right, n_wrong, estimate_mean(agreements))
 
 
 def check_agreement(pools: ExamplePools) -> None:

@@ -211,17 +211,17 @@ def rerank(candidates: RetrievedBatch, query_vectors: Vectors, encode: Encode, k
     `query_vectors` is (b, d) float32. Each passage is encoded once. Candidates with equal scores
     keep their order. The result has the vectors from `encode` and the new scores, best first.
     """
-    passages, positions = deduplicate_passages(hit.passage for hits in candidates.hits for hit in hits)
+    passages, row_by_hash = deduplicate_passages(candidates.passages)
     # (b, c)
-    rows = np.array([[positions[hit.passage.hash] for hit in hits] for hits in candidates.hits])
+    rows = np.array([[row_by_hash[hit.passage.hash] for hit in hits] for hits in candidates.hits])
     vectors = encode(passages)[rows]  # (m, d) -> (b, c, d)
     scores = np.einsum("bd,bcd->bc", query_vectors, vectors)
     best_columns = np.argsort(-scores, axis=1, kind="stable")[:, :k]  # (b, k)
     reranked_rows = zip(candidates.hits, best_columns.tolist(), scores.tolist(), strict=True)
     reranked_hits = [
         [
-            replace(hits[column], rank=rank, score=query_scores[column], inner_product=query_scores[column])
-            for rank, column in enumerate(query_columns, start=1)
+            replace(hits[i], rank=rank, score=query_scores[i], inner_product=query_scores[i])
+            for rank, i in enumerate(query_columns, start=1)
         ]
         for hits, query_columns, query_scores in reranked_rows
     ]
@@ -234,12 +234,12 @@ def drop_source_passages(candidates: RetrievedBatch, statements: Sequence[str]) 
     Return the positions of the statements that still have a candidate, and the best candidates of
     each of these statements. All statements have equally many.
     """
-    remaining_columns = [
+    kept_columns = [
         [column for column, hit in enumerate(hits) if not AnswerMatcher((text,)).match(hit.passage.text)]
         for hits, text in zip(candidates.hits, statements, strict=True)
     ]
-    statement_positions = [row for row, columns in enumerate(remaining_columns) if columns]
-    n_kept = min((len(remaining_columns[row]) for row in statement_positions), default=0)
-    hits = [[candidates.hits[row][column] for column in remaining_columns[row][:n_kept]] for row in statement_positions]
-    vectors = [candidates.vectors[row][remaining_columns[row][:n_kept]] for row in statement_positions]
-    return statement_positions, RetrievedBatch(hits, np.stack(vectors) if vectors else candidates.vectors[:0])
+    kept_rows = [row for row, columns in enumerate(kept_columns) if columns]
+    n_kept = min((len(kept_columns[row]) for row in kept_rows), default=0)
+    hits = [[candidates.hits[row][column] for column in kept_columns[row][:n_kept]] for row in kept_rows]
+    vectors = [candidates.vectors[row][kept_columns[row][:n_kept]] for row in kept_rows]
+    return kept_rows, RetrievedBatch(hits, np.stack(vectors) if vectors else candidates.vectors[:0])

@@ -63,8 +63,8 @@ class CachedPairScorer:
         `block_size` is the number of pairs per line of the cache. If `joins_blocks` is True, the
         teacher is called once for all missing blocks of a call.
         """
-        self._teacher, self._identity, self._on_progress, self._block_size = teacher, identity, on_progress, block_size
-        self._joins_blocks = joins_blocks
+        self._teacher, self._identity, self._on_progress = teacher, identity, on_progress
+        self._block_size, self._joins_blocks = block_size, joins_blocks
         self._path = folder / SCORES_FILE
         lines = self._path.read_bytes().splitlines(keepends=True) if self._path.is_file() else []
         valid_lines = [line for line in lines if _parse_line(line)]

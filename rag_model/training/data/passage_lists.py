@@ -33,7 +33,7 @@ _NO_ROW = -1  # padding after the last row of a list
 
 @dataclass(frozen=True, slots=True)
 class PassageList:
-    """An input x with an output y, the rows of passages for it, and a generator's scores of y."""
+    """An input x with an output y, the rows of x's passages, and a generator's scores of y."""
 
     id: str
     text: str  # x: a question, or the beginning of a text
@@ -61,27 +61,23 @@ class PassageLister:
         The list of a plain text excludes its source passage and passages that overlap it. Examples
         without a passage are dropped.
         """
-        rows = (
-            self._retrieve_rows(examples, k)
-            if self.store is None
-            else self._load_or_retrieve_rows(self.store, examples, k)
-        )
+        rows = self._retrieve_rows(examples, k) if self.store is None else self._memoize_rows(self.store, examples, k)
         row_lists = [tuple(row for row in example_rows if row != _NO_ROW) for example_rows in rows.tolist()]
         examples_and_rows = zip(examples, row_lists, strict=True)
         return [replace(example, rows=example_rows) for example, example_rows in examples_and_rows if example_rows]
 
-    def to_scoring_examples(self, lists: Sequence[PassageList]) -> list[ScoringExample]:
+    def to_scoring_examples(self, passage_lists: Sequence[PassageList]) -> list[ScoringExample]:
         """Return the examples with the texts of their passages, to be scored by a generator."""
-        needed_rows = sorted({row for passage_list in lists for row in passage_list.rows})
+        needed_rows = sorted({row for passage_list in passage_lists for row in passage_list.rows})
         passages = read_passages(self.memory.snapshot, needed_rows, self.runner)
         text_by_row = {row: (passage.title, passage.text) for row, passage in passages.items()}
         return [
             ScoringExample(example.id, example.text, example.answer, passages, example.source is not None)
-            for example in lists
+            for example in passage_lists
             for passages in [tuple(text_by_row[row] for row in example.rows)]
         ]
 
-    def _load_or_retrieve_rows(self, store: Store, examples: Sequence[PassageList], k: int) -> npt.NDArray[np.int64]:
+    def _memoize_rows(self, store: Store, examples: Sequence[PassageList], k: int) -> npt.NDArray[np.int64]:
         memo_inputs: dict[str, Any] = {
             "snapshot": self.memory.snapshot.id,
             "encoder": self.identity,
@@ -107,19 +103,19 @@ class PassageLister:
         rows = np.full((len(examples), k), _NO_ROW, np.int64)
         depth = k + (_EXTRA_CANDIDATES if any(example.source for example in examples) else 0)
         for start in range(0, len(examples), _READ_BATCH):
-            read_batch = examples[start : start + _READ_BATCH]
-            search_batches = [read_batch[i : i + _SEARCH_BATCH] for i in range(0, len(read_batch), _SEARCH_BATCH)]
-            candidates = [example_rows for batch in search_batches for example_rows in self._find_rows(batch, depth)]
-            pairs = zip(read_batch, candidates, strict=True)
+            group = examples[start : start + _READ_BATCH]
+            batches = [group[i : i + _SEARCH_BATCH] for i in range(0, len(group), _SEARCH_BATCH)]
+            candidates = [example_rows for batch in batches for example_rows in self._find_rows(batch, depth)]
+            pairs = zip(group, candidates, strict=True)
             needed_rows = {row for example, example_rows in pairs if example.source for row in example_rows}
             passages = read_passages(self.memory.snapshot, sorted(needed_rows), self.runner)
-            for position, (example, example_rows) in enumerate(zip(read_batch, candidates, strict=True), start=start):
+            for i, (example, example_rows) in enumerate(zip(group, candidates, strict=True), start=start):
                 list_rows = [
                     row
                     for row in example_rows
                     if example.source is None or not passages_overlap(example.source, passages[row])
                 ][:k]
-                rows[position, : len(list_rows)] = list_rows
+                rows[i, : len(list_rows)] = list_rows
         return rows
 
     def _find_rows(self, examples: Sequence[PassageList], k: int) -> list[list[int]]:

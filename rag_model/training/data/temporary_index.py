@@ -95,46 +95,42 @@ def find_bag_index(snapshot: Snapshot, folder: Path) -> str | None:
 
 
 def open_temporary_index(
-    snapshot: Snapshot, plan: IndexPlan, tokenizer_folder: Path | None = None, indexer: Indexer | None = None
+    snapshot: Snapshot, plan: IndexPlan, folder: Path | None = None, indexer: Indexer | None = None
 ) -> Any:
     """Build an index over a snapshot's passages, and open it; see `build_temporary_index`."""
-    path = snapshot.store.blobs.get_local_path(build_temporary_index(snapshot, plan, tokenizer_folder, indexer))
+    path = snapshot.store.blobs.get_local_path(build_temporary_index(snapshot, plan, folder, indexer))
     return get_kind(plan.kind).open(IndexFiles(path, list, snapshot.n), plan.entry())
 
 
 def build_temporary_index(
-    snapshot: Snapshot, plan: IndexPlan, tokenizer_folder: Path | None = None, indexer: Indexer | None = None
+    snapshot: Snapshot, plan: IndexPlan, folder: Path | None = None, indexer: Indexer | None = None
 ) -> BlobRef:
     """Build an index over a snapshot's passages in its store; `gc` will delete the index.
 
     Args:
         snapshot: the snapshot with the passages.
         plan: the plan of an index over texts or over bags.
-        tokenizer_folder: the folder with the tokenizer of the bags; None for an index over texts.
+        folder: the folder with the tokenizer of the bags; None for an index over texts.
         indexer: builds the index; if None, this process builds it.
 
     Raises:
         ResourceError: the disk has no space for the index.
     """
     if indexer is not None:
-        return indexer(plan, tokenizer_folder)
+        return indexer(plan, folder)
     with temporary_folder("index") as workdir:
         index_path, text_paths = workdir / f"index.{get_kind(plan.kind).suffix}", snapshot.row_files(TEXT)
-        run_stages(
-            plan,
-            text_paths if tokenizer_folder is None else _encode_bags(tokenizer_folder, text_paths, workdir),
-            index_path,
-            workdir,
-        )
+        row_paths = text_paths if folder is None else _encode_bags(folder, text_paths, workdir)
+        run_stages(plan, row_paths, index_path, workdir)
         return snapshot.store.blobs.put_file(index_path)
 
 
-def _encode_bags(folder: Path, texts: list[Path], workdir: Path) -> list[Path]:
+def _encode_bags(folder: Path, text_paths: list[Path], workdir: Path) -> list[Path]:
     """Write a file with the bags of the passages of each part; return the paths."""
     spec, vocabulary_size, row_paths = read_bag_spec(folder), read_vocabulary_size(folder), list[Path]()
     tokenizer = load_tokenizer(folder, spec.max_length)
     encoder = BagEncoder(folder, spec, tokenizer, compute_term_mask(tokenizer, vocabulary_size))
-    for i, text_path in enumerate(texts):
+    for i, text_path in enumerate(text_paths):
         row_paths.append(workdir / f"{i}.sparse")
         with SparseWriter(row_paths[-1], vocabulary_size, 1) as writer:
             for batch in PassageFile(text_path).iter_batches(["title", "text"]):

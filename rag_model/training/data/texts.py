@@ -64,9 +64,9 @@ class EpochBatches(Sequence[TextBatch]):
     An incomplete last batch is dropped unless it is the only one. The order needs 8 bytes per row.
     """
 
-    def __init__(self, rows: Rows, size: int, seed: int, epoch: int) -> None:
+    def __init__(self, rows: Rows, batch_size: int, seed: int, epoch: int) -> None:
         self._order = np.random.default_rng([seed, epoch]).permutation(rows)
-        self._size, self._epoch = min(size, len(rows)), epoch
+        self._size, self._epoch = min(batch_size, len(rows)), epoch
 
     def __len__(self) -> int:
         """Return the number of batches."""

@@ -86,7 +86,7 @@ class TrainerState:
             "before": dict(self.initial_measures),
             "best": asdict(self.best),
             "scaler": dict(self.scaler),
-            "asked": [asdict(searched) for searched in self.searched_snapshots],
+            "asked": [asdict(searched_snapshot) for searched_snapshot in self.searched_snapshots],
         }
 
     @classmethod
@@ -349,8 +349,8 @@ class TrainingJournal:
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / METRICS
         rows = [row for row in read_metrics(folder) if row["step"] <= step]
-        with atomic_write(path) as temporary:
-            temporary.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
+        with atomic_write(path) as temp_path:
+            temp_path.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
         self._file = path.open("a", encoding="utf-8")
         tensorboard_folder = folder / "tensorboard"
         # If there is no TensorBoard folder, the rows come from another machine.

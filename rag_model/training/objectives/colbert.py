@@ -28,8 +28,8 @@ from rag_model.store.store import Store
 from rag_model.store.versions.model_manifest import COLBERT as PART
 from rag_model.store.versions.snapshot import Snapshot
 from rag_model.training.data.batches import (
+    IncompletePolicy,
     ListBatch,
-    Missing,
     add_teacher_scores,
     build_list_batch,
 )
@@ -93,7 +93,7 @@ class ColbertRecipe(GroupRecipe):
     in_batch: bool = True
     # what to do with examples without a positive or a negative passage: drop them, or refuse the
     # file
-    missing: Missing = "drop"
+    missing: IncompletePolicy = "drop"
     # dev measure that selects the best weights; the benchmark's measure is not a choice, because
     # every evaluation would have to encode the whole corpus
     goal: GoalName = "average_rank"
@@ -191,12 +191,13 @@ class ColbertTask(ListTask[TokenModel, ColbertRecipe]):
         exchanged, and passage vectors can be computed in parts.
         """
         passages = batch.list_pairs()[1]
-        questions, first_question = gather_all_processes(self._embed_questions(batch))  # (b of all processes, l, d)
+        # (b of all processes, l, d)
+        questions, first_question = gather_all_processes(self._embed_questions(batch))
         own_scores = self._score_passages(questions, passages)  # (b of all, m)
         offsets = torch.tensor([0, *batch.lengths]).cumsum(0)
         # The positive is the first passage of its list.
         own_positives = locate_positives(
-            batch.examples, passages, offsets[:-1].tolist(), own_scores.device, mask_duplicates=False
+            batch.examples, passages, offsets[:-1].tolist(), own_scores.device, deduplicate=False
         )
         gold, ignored = (gather_all_processes(own_tensor)[0] for own_tensor in own_positives)
         # (m, b of all) -> (m of all, b of all)

@@ -13,7 +13,7 @@ from rag_model.encoders.architecture import Architecture
 from rag_model.encoders.torch_cross_encoder import TrainableCrossEncoder
 from rag_model.resources import PASSAGE_TOKENS, QUESTION_TOKENS, estimate_weight_bytes
 from rag_model.store.versions.model_manifest import CROSS_ENCODER as PART
-from rag_model.training.data.batches import ListBatch, Missing, build_list_batch
+from rag_model.training.data.batches import IncompletePolicy, ListBatch, build_list_batch
 from rag_model.training.data.negatives import NegativesRecipe, estimate_mining_bytes
 from rag_model.training.loop.loop_settings import LoopSettings, check_bounds
 from rag_model.training.loop.task import Measures
@@ -47,7 +47,7 @@ class CrossEncoderRecipe(GroupRecipe):
     ranked: int = 30
     # what to do with examples without a positive or a negative passage: drop them, or refuse the
     # file
-    missing: Missing = "drop"
+    missing: IncompletePolicy = "drop"
     goal: GoalName = "MRR"  # dev measure that selects the best weights
 
     def __post_init__(self) -> None:
@@ -123,9 +123,8 @@ class CrossEncoderObjective(MiningObjective[CrossEncoderTraining]):
         n_batches = max(1, len(job.examples["train"]) // recipe.batch_size)
         n_evaluated_pairs = len(job.examples["dev"]) * (1 + recipe.ranked)
         pair_operations = n_tokens * model.operations_per_token
-        return TrainingCosts(
-            stage_bytes, n_batches, TRAINING_PASSES * n_pairs * pair_operations, n_evaluated_pairs * pair_operations
-        )
+        step_operations = TRAINING_PASSES * n_pairs * pair_operations
+        return TrainingCosts(stage_bytes, n_batches, step_operations, n_evaluated_pairs * pair_operations)
 
 
 CROSS_ENCODER = CrossEncoderObjective()

@@ -11,7 +11,7 @@ from rag_model.encoders.architecture import Architecture
 from rag_model.encoders.encoder import Vectors
 from rag_model.training.data.batches import (
     DprBatch,
-    Missing,
+    IncompletePolicy,
     build_dpr_batch,
     hash_passages,
     mask_other_positives,
@@ -43,7 +43,7 @@ class DprRecipe(PairRecipe):
     hard_negatives: int = 1
     # what to do with examples without a positive passage: drop them, or refuse the file; DPR,
     # section 4.2, drops them
-    without_positive: Missing = "drop"
+    without_positive: IncompletePolicy = "drop"
     # dev measure that selects the best weights; DPR code: average rank
     goal: GoalName = "average_rank"
 
@@ -76,9 +76,9 @@ class DprTask(ContrastTask[BiEncoder, DprRecipe]):
         """Return the loss over the passages of all processes, and the in-batch `accuracy`."""
         # (m, d) -> (m of all, d)
         passages, _ = gather_all_processes(self.module.embed_passages(batch.passages))
-        positives = locate_positives(batch.examples, batch.passages, batch.gold, passages.device)
+        gold, ignored = locate_positives(batch.examples, batch.passages, batch.gold, passages.device)
         questions = self.module.embed_questions([example.question for example in batch.examples])
-        loss, accuracy = in_batch_loss(questions, passages, *positives, self._recipe.temperature)
+        loss, accuracy = in_batch_loss(questions, passages, gold, ignored, self._recipe.temperature)
         return loss, {"accuracy": accuracy}
 
     def evaluate(self) -> Measures:
@@ -98,10 +98,11 @@ class DprTask(ContrastTask[BiEncoder, DprRecipe]):
     def _build_dev_batch(
         self, positions: Sequence[int], question_vectors: Vectors, passage_vectors: Vectors
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        examples = [self._ranking_evaluator.examples[position] for position in positions]
+        ranking = self._ranking_evaluator
+        examples = [ranking.examples[position] for position in positions]
         batch = build_dpr_batch(examples, self._recipe.hard_negatives, None)
         gold = torch.tensor(batch.gold)
-        pool_rows = [self._ranking_evaluator.row_by_hash[passage.hash] for passage in batch.passages]
+        pool_rows = [ranking.row_by_hash[passage.hash] for passage in batch.passages]
         ignored = mask_other_positives(examples, hash_passages(batch.passages), gold)
         # (b, d), (m, d), (b,), (b, m)
         return (

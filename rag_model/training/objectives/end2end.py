@@ -284,7 +284,7 @@ class End2EndTask(RagTask):
     def __init__(
         self,
         rag: Rag,
-        passage: TrainableEncoder,
+        passage_encoder: TrainableEncoder,
         snapshot: Snapshot,
         examples: Mapping[str, Sequence[Example]],
         statements: Sequence[Statement],
@@ -292,13 +292,13 @@ class End2EndTask(RagTask):
         create_moving_index: Callable[[MovingIndexHooks], MovingIndex],
         initial_digests: Mapping[str, str] | None = None,
     ) -> None:
-        """Set the data; `create_moving_index` creates the moving index, with methods of this task as hooks.
+        """Set the data; `create_moving_index` is called with methods of this task as hooks.
 
         Raises:
             BookwheelError: see `RagTask` and `MovingIndex`.
         """
         super().__init__(rag, snapshot, examples["train"], examples["dev"], settings.rag, initial_digests)
-        self._passage, self._settings = passage, settings
+        self._passage, self._settings = passage_encoder, settings
         self._statements = list(statements)
         # number of the current pass over all statements, and their order in this pass
         self._round = (-1, list[int]())
@@ -339,17 +339,10 @@ class End2EndTask(RagTask):
         if not self._statements:
             return batches
         first_statement = epoch * len(batches) * batch_size
+        starts = range(first_statement, first_statement + len(batches) * batch_size, batch_size)
         return [
-            (
-                *batch,
-                *(
-                    StatementPair.from_statement(
-                        self._get_statement(first_statement + batch_number * batch_size + offset)
-                    )
-                    for offset in range(batch_size)
-                ),
-            )
-            for batch_number, batch in enumerate(batches)
+            (*batch, *(StatementPair.from_statement(self._get_statement(start + i)) for i in range(batch_size)))
+            for batch, start in zip(batches, starts, strict=True)
         ]
 
     def loss(self, batch: RagBatch) -> tuple[Tensor, Mapping[str, Tensor | float]]:
@@ -394,9 +387,7 @@ class End2EndTask(RagTask):
             return mean_over_processes(question_vectors.sum() * 0, 0)
         question_vectors = question_vectors[positions]
         retrieval = rerank(retrieval, to_numpy(question_vectors), self._encode, self._recipe.k)
-        marked_pairs = [
-            QuestionAnswer(Example(batch[position].example.id, marker), texts[position]) for position in positions
-        ]
+        marked_pairs = [QuestionAnswer(Example(batch[i].example.id, marker), texts[i]) for i in positions]
         losses = self.module.loss(
             self._compute_logits(question_vectors, retrieval),
             *self._encode_inputs(marked_pairs, retrieval),
@@ -448,12 +439,14 @@ class End2EndObjective(Objective[End2EndTraining]):
             raise UsageError("end-to-end RAG needs a work folder for its rebuilds: set `work` of the job")
         model_names, settings = job.origins.names, job.settings
         question_encoder = TrainableEncoder.load(model_names["question"], "question", device="cpu")
-        passage = TrainableEncoder.load(model_names["passage"], "passage", device="cpu")
+        passage_encoder = TrainableEncoder.load(model_names["passage"], "passage", device="cpu")
         generator = load_generator(model_names["generator"], device="cpu")
-        rag = Rag(question_encoder, generator, settings.rag.build_model_settings(settings.end2end.marginal), passage)
+        model_settings = settings.rag.build_model_settings(settings.end2end.marginal)
+        rag = Rag(question_encoder, generator, model_settings, passage_encoder)
+        statements = load_statements(job)
         create_moving_index = partial(MovingIndex, job.store, job.snapshot, settings.moving, job.rebuild, job.work)
         return End2EndTask(
-            rag, passage, job.snapshot, job.examples, load_statements(job), settings, create_moving_index, job.digests
+            rag, passage_encoder, job.snapshot, job.examples, statements, settings, create_moving_index, job.digests
         )
 
     def check(self, task: End2EndTask, measures: Measures) -> None:  # type: ignore[override]

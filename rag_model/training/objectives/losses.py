@@ -64,18 +64,18 @@ def locate_positives(
     gold: Sequence[int],
     device: torch.device,
     *,
-    mask_duplicates: bool = True,
+    deduplicate: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """Return the (b,) rows of the positives among the m passages of all processes, and a mask.
 
     The (b, m) bool mask marks the passages that must not be negatives of a question, as in
-    `mask_other_positives`. If `mask_duplicates` is True, it also marks all but the first of equal
+    `mask_other_positives`. If `deduplicate` is True, it also marks all but the first of equal
     passages, because a `DprBatch` contains each passage only once. `passages` are the passages of
     this process, and `gold` has the position of each question's positive in them.
     """
     keys, first_row = gather_all_processes(hash_passages(passages).to(device))
     rows = torch.tensor(gold, device=device) + first_row
-    if not mask_duplicates:
+    if not deduplicate:
         return rows, mask_other_positives(examples, keys, rows)
     positions = torch.arange(len(keys), device=device)
     distinct_keys, group_ids = keys.unique(return_inverse=True)  # type: ignore[no-untyped-call]

@@ -10,8 +10,8 @@ from torch import Tensor
 from rag_model.encoders.architecture import Architecture
 from rag_model.resources import estimate_weight_bytes
 from rag_model.training.data.batches import (
+    IncompletePolicy,
     ListBatch,
-    Missing,
     add_teacher_scores,
     build_list_batch,
 )
@@ -54,7 +54,7 @@ class MarginMseRecipe(PairRecipe):
     scored: int = 8  # number of the hardest negatives per question that the teacher scores
     # what to do with examples without a positive or a negative passage: drop them, or refuse the
     # file
-    missing: Missing = "drop"
+    missing: IncompletePolicy = "drop"
     # dev measure that selects the best weights; the benchmark's measure is not a choice, because
     # every evaluation would have to encode the whole corpus
     goal: GoalName = "average_rank"
@@ -90,19 +90,18 @@ class MarginMseTask(ListTask[BiEncoder, MarginMseRecipe]):
 
     def evaluate(self) -> Measures:
         """Return the `loss` on the dev set, and the measures of `RankingEvaluator`."""
-        question_vectors = self.module.encode_questions(self._ranking_evaluator.questions)  # (n, d)
-        passage_vectors = self.module.encode_passages(self._ranking_evaluator.pool)  # (m, d)
+        ranking = self._ranking_evaluator
+        question_vectors = self.module.encode_questions(ranking.questions)  # (n, d)
+        passage_vectors = self.module.encode_passages(ranking.pool)  # (m, d)
         batch = build_list_batch(self.keep_complete(self._dev), self._recipe.scored, None)
         dev_positions = [
-            position
-            for position, example in enumerate(self._ranking_evaluator.examples)
-            if example.positives and example.negatives
+            position for position, example in enumerate(ranking.examples) if example.positives and example.negatives
         ]
-        pool_rows = [self._ranking_evaluator.row_by_hash[passage.hash] for passage in batch.list_pairs()[1]]
+        pool_rows = [ranking.row_by_hash[passage.hash] for passage in batch.list_pairs()[1]]
         loss = self._compute_loss(
             batch, torch.from_numpy(question_vectors[dev_positions]), torch.from_numpy(passage_vectors[pool_rows])
         )
-        return {"loss": loss.item(), **self._ranking_evaluator.evaluate(question_vectors, passage_vectors)}
+        return {"loss": loss.item(), **ranking.evaluate(question_vectors, passage_vectors)}
 
     def _compute_loss(self, batch: ListBatch, question_vectors: Tensor, passage_vectors: Tensor) -> Tensor:
         with torch.autocast(passage_vectors.device.type, enabled=False):

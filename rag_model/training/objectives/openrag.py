@@ -47,6 +47,7 @@ from rag_model.training.data.examples import Example, deduplicate_passages
 from rag_model.training.data.judging import (
     ExamplePools,
     JudgeBlock,
+    JudgedExample,
     JudgeSettings,
     PassageJudge,
     PooledExample,
@@ -162,7 +163,7 @@ class OpenRagTask(GroupTask[DprBatch, SidrPair, OpenRagRecipe]):
         pools: ExamplePools,
         dev: Sequence[Example],
         recipe: OpenRagRecipe,
-        online: OnlineJudging,
+        online_judging: OnlineJudging,
         digests: Mapping[str, str] | None = None,
     ) -> None:
         """Set the data; `digests` are the digests of the files of encoders and generator.
@@ -174,7 +175,7 @@ class OpenRagTask(GroupTask[DprBatch, SidrPair, OpenRagRecipe]):
         if not self._answered_examples:
             raise UsageError("no dev example has an answer to select the best weights with: give one with answers")
         super().__init__(pair, pools, dev, recipe, (), digests)
-        self._pools, self._online = pools, online
+        self._pools, self._online_judging = pools, online_judging
 
     def recipe(self) -> Mapping[str, Any]:
         """Return the recipe, the digests of data and models, and the settings of the judge."""
@@ -183,9 +184,9 @@ class OpenRagTask(GroupTask[DprBatch, SidrPair, OpenRagRecipe]):
         return {
             **super().recipe(),
             "specs": {name: encoder.spec.to_json() for name, encoder in encoders.items()},
-            "snapshot": self._online.memory.snapshot.id,
-            "choices": list(self._online.settings.choices),
-            "max_new_tokens": self._online.settings.max_new_tokens,
+            "snapshot": self._online_judging.memory.snapshot.id,
+            "choices": list(self._online_judging.settings.choices),
+            "max_new_tokens": self._online_judging.settings.max_new_tokens,
             "bounds": digest_json(log_p_bounds),
         }
 
@@ -231,12 +232,9 @@ class OpenRagTask(GroupTask[DprBatch, SidrPair, OpenRagRecipe]):
         """
         examples = self._answered_examples
         ranked_passages = self.rank_proposals([example.question for example in examples])
-        answerable = [pair for pair in zip(examples, ranked_passages, strict=True) if pair[1]]
-        verdicts = self._judge_pairs([(example.question, proposals[0]) for example, proposals in answerable])
-        answer_ranks = [
-            find_first_answer_rank(*example_and_ranking)
-            for example_and_ranking in zip(examples, ranked_passages, strict=True)
-        ]
+        ranked_examples = list(zip(examples, ranked_passages, strict=True))
+        verdicts = self._judge_pairs([(example.question, ranked[0]) for example, ranked in ranked_examples if ranked])
+        answer_ranks = [find_first_answer_rank(example, ranked) for example, ranked in ranked_examples]
         return {
             "right": sum(verdict.right for verdict in verdicts) / len(examples),
             "nll": -float(np.mean([verdict.log_p for verdict in verdicts])) if verdicts else float("nan"),
@@ -253,20 +251,17 @@ class OpenRagTask(GroupTask[DprBatch, SidrPair, OpenRagRecipe]):
         try:
             self.module.eval()
             query_terms = self.module.encode_questions(questions)
-            candidates = self._online.memory.propose(query_terms, self._recipe.proposed)
-            distinct_passages, positions = deduplicate_passages(
-                passage for passages in candidates for passage in passages
-            )
+            candidates = self._online_judging.memory.propose(query_terms, self._recipe.proposed)
+            distinct_passages, column_by_hash = deduplicate_passages(candidates)
             if not distinct_passages:
                 return candidates
             scores = self.module.scores(query_terms, distinct_passages)[0].cpu()  # (q, m)
         finally:
             self.module.train(was_training)
-        ranked_lists = list[list[Passage]]()
-        for passages, question_scores in zip(candidates, scores.tolist(), strict=True):
-            score_by_hash = {passage.hash: question_scores[positions[passage.hash]] for passage in passages}
-            ranked_lists.append(sorted(passages, key=lambda passage: -score_by_hash[passage.hash]))
-        return ranked_lists
+        return [
+            sorted(passages, key=lambda passage: -question_scores[column_by_hash[passage.hash]])
+            for passages, question_scores in zip(candidates, scores.tolist(), strict=True)
+        ]
 
     @torch.no_grad()
     def _label_online(self, examples: Sequence[Example]) -> list["OnlineLabels"]:
@@ -287,17 +282,17 @@ class OpenRagTask(GroupTask[DprBatch, SidrPair, OpenRagRecipe]):
         verdict_by_position: dict[int, RagVerdict | None] = dict.fromkeys(range(len(searches)))
         while verdict_by_position:
             passage_by_position: dict[int, Passage] = {}
-            for position, verdict in verdict_by_position.items():
+            for i, verdict in verdict_by_position.items():
                 try:
-                    passage_by_position[position] = searches[position].send(verdict)
+                    passage_by_position[i] = searches[i].send(verdict)
                 except StopIteration as stop:
-                    labels_by_position[position] = stop.value
+                    labels_by_position[i] = stop.value
             verdicts = self._judge_pairs(
-                [(examples[position].question, passage) for position, passage in passage_by_position.items()],
-                self._online.scorer,
+                [(examples[i].question, passage) for i, passage in passage_by_position.items()],
+                self._online_judging.scorer,
             )
             verdict_by_position = dict(zip(passage_by_position, verdicts, strict=True))
-        return [labels_by_position[position] for position in range(len(searches))]
+        return [labels_by_position[i] for i in range(len(searches))]
 
     def _search_labels(
         self, example: Example, ranked_passages: Sequence[Passage]
@@ -318,10 +313,10 @@ class OpenRagTask(GroupTask[DprBatch, SidrPair, OpenRagRecipe]):
         return OnlineLabels(positive, None, n_judged)
 
     def _judge_pairs(self, pairs: Sequence[tuple[str, Passage]], scorer: PairScorer | None = None) -> list[RagVerdict]:
-        return judge_pairs(scorer or self._online.judge, pairs, _ONLINE_BATCH)
+        return judge_pairs(scorer or self._online_judging.judge, pairs, _ONLINE_BATCH)
 
     def _is_helpful(self, example: Example, verdict: RagVerdict) -> bool | None:
-        if self._online.settings.choices:
+        if self._online_judging.settings.choices:
             return verdict.right
         if not isinstance(example, PooledExample):
             return None
@@ -403,8 +398,8 @@ class OpenRag(Objective[OpenRagTraining]):
         build_judge = partial(_build_online_judge, job, generator, all_examples)
         judge, scorer = build_judge(), None if settings.judge.choices else build_judge(generates_answers=False)
         memory = BagMemory(job.snapshot, pair.passage.folder, settings.openrag.asked_terms, job.indexer)
-        online = OnlineJudging(memory, judge, settings.judge, scorer)
-        return OpenRagTask(pair, pools, job.examples["dev"], settings.openrag, online, job.digests)
+        judging = OnlineJudging(memory, judge, settings.judge, scorer)
+        return OpenRagTask(pair, pools, job.examples["dev"], settings.openrag, judging, job.digests)
 
     def costs(self, job: Job[OpenRagTraining], models: Mapping[str, Architecture]) -> TrainingCosts:
         """Return the costs of the training, and of judging passages before and during it."""
@@ -463,17 +458,15 @@ def _build_online_judge(
     Each verdict is cached separately, because a later step may judge the same pair of question and
     passage together with other pairs.
     """
-    answerable = [example for example in examples if example.answers]
-    judge = PassageJudge(generator, answerable, job.settings.judge, generates_answers=generates_answers)
+    answerable_examples = [example for example in examples if example.answers]
+    judge = PassageJudge(generator, answerable_examples, job.settings.judge, generates_answers=generates_answers)
     if not job.work:
         return judge
     judge_identity = judge.compute_identity(job.digests.get(GENERATOR, ""))
     return CachedPairScorer(judge, judge_identity, job.work, block_size=1, joins_blocks=True)
 
 
-def _iter_judged(
-    job: Job[OpenRagTraining], train: Sequence[Example]
-) -> Iterator[tuple[Example, Sequence[Passage], Sequence[RagVerdict]]]:
+def _iter_judged(job: Job[OpenRagTraining], train: Sequence[Example]) -> Iterator[JudgedExample]:
     """Yield each example with its retrieved passages and the verdicts on them."""
     settings, loop = job.settings.judge, job.settings.loop
     generator_digest = job.digests.get(GENERATOR) or job.origins.digests()[GENERATOR]
@@ -494,8 +487,8 @@ def _iter_retrieved(job: Job[OpenRagTraining], train: Sequence[Example]) -> Iter
     if retriever is not None:
         check_queries([example.question for example in train])
 
-    def find_rows(first_example: int) -> Rows:
-        questions = [example.question for example in train[first_example : first_example + _SEARCH_BATCH]]
+    def find_rows(first: int) -> Rows:
+        questions = [example.question for example in train[first : first + _SEARCH_BATCH]]
         if retriever is None:
             return memory.find_rows(pair.question.encoder().encode_questions(questions), depth)
         return retriever.find(Queries(questions), min(depth, retriever.most)).rows

@@ -95,11 +95,11 @@ def _load_question_encoder(job: Job[RaDitTraining], loop: LoopSettings) -> Train
     return TrainableEncoder.load(job.origins.names["question"], "question", device="cpu" if loop.cpu else None)
 
 
-def _open_lister(job: Job[RaDitTraining], question: TrainableEncoder) -> PassageLister:
+def _open_lister(job: Job[RaDitTraining], encoder: TrainableEncoder) -> PassageLister:
     expression, encoder_digest = job.settings.ra_dit.expression, job.digests.get("question", "")
-    memory = PassageMemory(job.snapshot, question, expression)
+    memory = PassageMemory(job.snapshot, encoder, expression)
     store = job.store if encoder_digest else None
-    return PassageLister(memory, question, expression, store, encoder_digest, job.runner)
+    return PassageLister(memory, encoder, expression, store, encoder_digest, job.runner)
 
 
 def _list_answered(examples: Sequence[Example]) -> list[PassageList]:
@@ -115,14 +115,14 @@ def _build_data_identity(job: Job[RaDitTraining]) -> dict[str, Any]:
 def _build_lm_task(job: Job[RaDitTraining]) -> LmTask:
     """Load the models, and retrieve the passages of each example."""
     settings, device = job.settings, "cpu" if job.settings.lm_loop.cpu else None
-    question = _load_question_encoder(job, settings.lm_loop)
-    lister = _open_lister(job, question)
+    encoder = _load_question_encoder(job, settings.lm_loop)
+    lister = _open_lister(job, encoder)
     # The dev set may be invalid, so it is checked before the slow retrieval of lists.
     dev = DevSet(lister.memory, job.examples["dev"], settings.ra_dit)
     generator = load_generator(job.origins.names["generator"], device=device, dtype="float32")
     passage_lists = lister.retrieve_lists(_list_answered(job.examples["train"]), max(settings.ra_dit.k, settings.lm.k))
     return LmTask(
-        question, generator, job.snapshot, passage_lists, dev, settings.lm, settings.ra_dit, _build_data_identity(job)
+        encoder, generator, job.snapshot, passage_lists, dev, settings.lm, settings.ra_dit, _build_data_identity(job)
     )
 
 
@@ -133,8 +133,8 @@ def _build_retriever_task(job: Job[RaDitTraining], tuned_folder: Path | None, on
     recipe says so, scores passages.
     """
     settings = job.settings
-    question = _load_question_encoder(job, settings.loop)
-    lister, shared_recipe, recipe = _open_lister(job, question), settings.ra_dit, settings.retriever
+    encoder = _load_question_encoder(job, settings.loop)
+    lister, shared_recipe, recipe = _open_lister(job, encoder), settings.ra_dit, settings.retriever
     dev = DevSet(lister.memory, job.examples["dev"], shared_recipe)
     frozen_dtype = choose_frozen_dtype(settings.loop)
     load_answering_generator = partial(_load_generator, job, tuned_folder, frozen_dtype)
@@ -163,7 +163,7 @@ def _build_retriever_task(job: Job[RaDitTraining], tuned_folder: Path | None, on
     )
     data_identity = {**_build_data_identity(job), "texts": len(text_lists), "scores": scores_digest}
     return RetrieverTask(
-        question,
+        encoder,
         load_answering_generator,
         lister.memory,
         train,
@@ -185,12 +185,10 @@ def _draw_texts(job: Job[RaDitTraining], n_labelled: int) -> list[PassageList]:
 
 
 def _digest_generator(job: Job[RaDitTraining], tuned_folder: Path | None) -> str:
-    """Return the digest of the tuned generator or, if `tuned_folder` is None, of the initial one."""
-    return (
-        job.digests.get("generator") or job.origins.digests()["generator"]
-        if tuned_folder is None
-        else digest_folder(tuned_folder)
-    )
+    """Return the digest of the tuned generator; of the initial one if `tuned_folder` is None."""
+    if tuned_folder is not None:
+        return digest_folder(tuned_folder)
+    return job.digests.get("generator") or job.origins.digests()["generator"]
 
 
 def _load_generator(job: Job[RaDitTraining], tuned_folder: Path | None, dtype: str = "float32") -> Any:

@@ -47,8 +47,8 @@ from rag_model.training.objectives.losses import mean_over_processes
 from rag_model.training.objectives.rag import measure_retrieval
 
 Preference = Literal["probability", "mean_log_probability"]
-Stages = Literal["both", "lm", "retriever"]
-Scoring = Literal["initial", "tuned"]
+StageSelection = Literal["both", "lm", "retriever"]
+ScoringGenerator = Literal["initial", "tuned"]
 RetrieverGoal = Literal["nll", "kl"]
 
 LM_LOOP = LoopSettings(
@@ -96,7 +96,7 @@ class RetrieverRecipe:
     preference_temperature: float = 0.01
     # generator that scores the passages: the initial or the tuned generator; paper, section 5.2:
     # scores of the tuned generator gave no further gain
-    scored_by: Scoring = "initial"
+    scored_by: ScoringGenerator = "initial"
     # share of the examples that are plain texts of the snapshot, not questions; paper: .95
     text_share: float = 0.95
     # number of tokens of the beginning of a plain text, and maximum number of tokens of its
@@ -119,7 +119,7 @@ class RaDitRecipe(RetrieverChoice):
     """Settings that the two stages share."""
 
     # stages to run: LM-ft, R-ft or both; the paper runs both, and in table 6 each stage alone
-    stages: Stages = "both"
+    stages: StageSelection = "both"
     # number of passages per example in R-ft, and per question that the model answers; paper: 10
     k: int = 10
     # divisor of the inner products in the softmax that gives p_R; 0.05 for vectors of unit length
@@ -173,7 +173,7 @@ class DevSet:
             raise UsageError("no dev example has an answer to select the best weights with: give one with answers")
         self._memory, self._recipe = memory, recipe
 
-    def evaluate(self, question: TrainableEncoder, generator: Generator) -> dict[str, float]:
+    def evaluate(self, question_encoder: TrainableEncoder, generator: Generator) -> dict[str, float]:
         """Return the measures with the passages that the current encoder retrieves.
 
         `nll` is the mean of -log Σ_c p_R(c|x) p_LM(y|c∘x) in nats over the first answers of the
@@ -184,7 +184,7 @@ class DevSet:
             CollapsedError: all questions get the same passages, and the recipe refuses that.
         """
         questions = [example.question for example in self.examples]
-        retrieval = self._memory.retrieve(questions, question.encode_questions(questions), self._recipe.k)
+        retrieval = self._memory.retrieve(questions, question_encoder.encode_questions(questions), self._recipe.k)
         limits = self._recipe.limits if self._recipe.refuse_collapse else None
         success, collapse_stats = measure_retrieval(self.examples, retrieval, self._memory.snapshot.n, limits)
         return {"nll": sum(self.compute_losses(generator, retrieval)) / len(questions), **success, **collapse_stats}
@@ -252,7 +252,7 @@ class LmTask(StageTask):
 
     def __init__(
         self,
-        question: TrainableEncoder,
+        question_encoder: TrainableEncoder,
         generator: Generator,
         snapshot: Snapshot,
         train: Sequence[PassageList],
@@ -272,7 +272,7 @@ class LmTask(StageTask):
             raise InputError("no training example has an answer: give a file of questions with answers")
         super().__init__(generator.module, train, recipe, shared_recipe, data_identity)
         self.goal = Goal.for_measure("nll")
-        self._question, self._generator, self._snapshot, self._dev = question, generator, snapshot, dev
+        self._question, self._generator, self._snapshot, self._dev = question_encoder, generator, snapshot, dev
 
     @property
     def trained_on(self) -> str:
@@ -317,14 +317,14 @@ class LmTask(StageTask):
         return [[next(passages) for _ in range(k)] for _ in batch]
 
 
-def compute_preference_scores(log_p: Tensor, token_counts: Tensor, kind: Preference) -> Tensor:
+def compute_preference_scores(log_p: Tensor, n_tokens: Tensor, preference: Preference) -> Tensor:
     """Return the (b, k) scores of eq. 4 from (b, k) log p_LM(y|c∘x) and the (b,) token counts of y.
 
     `probability` is the definition in the paper. It underflows for long answers: with 50 tokens,
     all scores are 0 and the target is uniform. `mean_log_probability` is log p / tokens, which does
     not underflow.
     """
-    return log_p.exp() if kind == "probability" else log_p / token_counts[:, None].clamp(min=1)
+    return log_p.exp() if preference == "probability" else log_p / n_tokens[:, None].clamp(min=1)
 
 
 def compute_log_target(scores: Tensor, mask: Tensor, temperature: float) -> Tensor:
@@ -367,7 +367,7 @@ class RetrieverTask(StageTask):
 
     def __init__(
         self,
-        question: TrainableEncoder,
+        question_encoder: TrainableEncoder,
         load_generator: Callable[[], Generator],
         memory: PassageMemory,
         train: Sequence[PassageList],
@@ -389,9 +389,9 @@ class RetrieverTask(StageTask):
                 "no training example has an answer and two passages or more: give questions with "
                 "answers, and a snapshot of two passages or more"
             )
-        super().__init__(question, train, recipe, shared_recipe, data_identity)
+        super().__init__(question_encoder, train, recipe, shared_recipe, data_identity)
         self.goal = Goal.for_measure(recipe.goal)
-        self._question, self._load_generator, self._memory = question, load_generator, memory
+        self._question, self._load_generator, self._memory = question_encoder, load_generator, memory
         self._dev_set, self._dev_lists = dev[0], tuple(dev[1])
         self._warn_if_uniform()
 
@@ -449,8 +449,8 @@ class RetrieverTask(StageTask):
         log_p = torch.tensor(
             [[*log_p_list, *[-torch.inf] * (k - len(log_p_list))] for log_p_list in log_p_lists], dtype=torch.float64
         )
-        token_counts = torch.tensor([scored_list.scores.n_tokens for scored_list in batch])
-        scores = compute_preference_scores(log_p, token_counts, self._recipe.preference)
+        n_tokens = torch.tensor([scored_list.scores.n_tokens for scored_list in batch])
+        scores = compute_preference_scores(log_p, n_tokens, self._recipe.preference)
         return compute_log_target(scores, mask, self._recipe.preference_temperature).float(), mask
 
     def _compute_losses(self, question_vectors: Tensor, batch: Sequence[PassageList]) -> tuple[Tensor, Tensor, Tensor]:

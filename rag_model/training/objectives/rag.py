@@ -46,7 +46,7 @@ from rag_model.resources.estimates import estimate_retriever_bytes
 from rag_model.retrieve.expression import RetrieverChoice, choose_expression
 from rag_model.retrieve.hits import Hit
 from rag_model.store.versions.snapshot import Snapshot
-from rag_model.training.data.batches import Missing, shuffle_batches
+from rag_model.training.data.batches import IncompletePolicy, shuffle_batches
 from rag_model.training.data.examples import Example, deduplicate_passages, digest_examples
 from rag_model.training.data.memory import PassageMemory, RankedRow, RetrievedBatch
 from rag_model.training.loop.loop_settings import LoopSettings, check_bounds
@@ -66,7 +66,7 @@ AnswerTargets = Literal["each", "first"]
 GoalName = Literal["nll", "EM", "F1"]
 FrozenPart = Literal["none", "question", "generator"]
 _SEARCH_BATCH = 256  # number of questions per search
-ANSWER_TOKENS = 25
+ANSWER_TOKENS = 25  # estimated tokens per answer
 _LOGITS_COPIES = 4  # tensors as large as the logits: logits, log-softmax, and their gradients
 LOOP = LoopSettings(
     epochs=100,
@@ -108,7 +108,7 @@ class RagRecipe(RetrieverChoice):
     # (appendix D)
     targets: AnswerTargets = "each"
     # what to do with examples without an answer: drop them, or refuse the file
-    without_answer: Missing = "drop"
+    without_answer: IncompletePolicy = "drop"
     # dev measure that selects the best weights; "nll" instead of EM, because EM needs generated
     # answers at each evaluation
     goal: GoalName = "nll"
@@ -237,7 +237,7 @@ class RagTask:
         self._snapshot = snapshot
         self._data_identity = {"snapshot": snapshot.id, "models": dict(initial_digests or {})}
         decoding = DecodingSettings(max_new_tokens=recipe.max_new_tokens)
-        self._reader = MarginalReader(None, rag, decoding, batch=recipe.batch_size)
+        self._reader = MarginalReader(None, rag, decoding, batch_size=recipe.batch_size)
         self._initial_hits = self._retrieve_initial_hits() if recipe.retrieve == "once" else {}
 
     def recipe(self) -> Mapping[str, Any]:
@@ -374,8 +374,8 @@ class RagTask:
         """
         if self.module.passage is None:
             return torch.from_numpy(retrieval.vectors)
-        passages, positions = deduplicate_passages(passage for passages in retrieval.passages for passage in passages)
-        vector_rows = torch.tensor([[positions[passage.hash] for passage in hits] for hits in retrieval.passages])
+        passages, row_by_hash = deduplicate_passages(retrieval.passages)
+        vector_rows = torch.tensor([[row_by_hash[passage.hash] for passage in hits] for hits in retrieval.passages])
         return self.module.passage.embed_passages(passages)[vector_rows]  # (m, d) -> (b, k, d)
 
     def _encode_inputs(self, batch: Sequence[QuestionAnswer], retrieval: RetrievedBatch) -> tuple[Contexts, Targets]:
@@ -454,9 +454,9 @@ class RagObjective(Objective[RagTraining]):
     def task(self, job: Job[RagTraining]) -> RagTask:
         """Load the question encoder and the generator."""
         model_names, recipe = job.origins.names, job.settings.rag
-        question = TrainableEncoder.load(model_names["question"], "question", device="cpu")
+        question_encoder = TrainableEncoder.load(model_names["question"], "question", device="cpu")
         rag = Rag(
-            question,
+            question_encoder,
             load_generator(model_names["generator"], device="cpu"),
             recipe.build_model_settings(self._marginal),
         )

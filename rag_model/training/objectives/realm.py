@@ -79,7 +79,7 @@ class RealmRecipe(RetrieverChoice):
     masks: Masks = "salient"
     # how the model marginalizes over passages: `sequence` has one sum per text, and the loss is a
     # mean over texts; `token` has one sum per masked wordpiece, and the loss is a mean over masks;
-    # "sequence" instead of "token" in the code, because the paper's equation has one sum
+    # "sequence" instead of the code's "token", because the paper's equation has one sum
     marginal: Marginal = "sequence"
     # number of candidate passages per text, including the empty null passage; paper: 8
     candidates: int = 8
@@ -146,16 +146,16 @@ class RealmTask(TextTask):
         snapshot: Snapshot,
         recipe: RealmRecipe,
         digests: Mapping[str, str] | None = None,
-        moving: MovingSettings | None = None,
+        moving_settings: MovingSettings | None = None,
         create_moving_index: Callable[[MovingIndexHooks], MovingIndex] | None = None,
         runner: TaskRunner | None = None,
     ) -> None:
         """Choose texts of `snapshot`, which stay the same when the index is rebuilt.
 
-        `digests` are the digests of the files of the initial models. `create_moving_index` creates the moving
-        index with the settings `moving`, with methods of this task as hooks; if None, `snapshot` is
-        searched until the end. `runner` looks for texts with salient spans on workers; if None,
-        this process looks for them.
+        `digests` are the digests of the files of the initial models. `create_moving_index` creates
+        the moving index, whose settings are `moving_settings`, with methods of this task as hooks;
+        if None, `snapshot` is searched until the end. `runner` looks for texts with salient spans
+        on workers; if None, this process looks for them.
 
         Raises:
             UsageError: masks are salient but the snapshot has no spans, or the retriever expression
@@ -169,10 +169,9 @@ class RealmTask(TextTask):
         super().__init__(snapshot, rows, recipe, digests)
         self._candidate_retriever = CandidateRetriever(snapshot, recipe.expression, recipe.candidates)
         self.goal = Goal.for_measure(recipe.goal)
-        self._moving_settings = moving
-        self._moving_index = (
-            create_moving_index(MovingIndexHooks(realm.encoders.save, self.switch_to)) if create_moving_index else None
-        )
+        self._moving_settings = moving_settings
+        hooks = MovingIndexHooks(realm.encoders.save, self.switch_to)
+        self._moving_index = create_moving_index(hooks) if create_moving_index else None
 
     @property
     def searched_snapshot(self) -> str:

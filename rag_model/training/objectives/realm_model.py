@@ -297,13 +297,11 @@ class Realm(nn.Module):
         The current passage encoder encodes each passage of the batch once. Where there is no
         candidate, the result is arbitrary.
         """
-        unique_passages, positions = deduplicate_passages(
-            passage for passages in candidates.passages for passage in passages
-        )
+        unique_passages, row_by_hash = deduplicate_passages(candidates.passages)
         passage_vectors = self.encoders.embed_passages(unique_passages)  # (u, d)
         vector_rows = torch.tensor(
             [
-                [positions[passage.hash] for passage in passages] + [0] * (candidates.width - len(passages))
+                [row_by_hash[passage.hash] for passage in passages] + [0] * (candidates.width - len(passages))
                 for passages in candidates.passages
             ],
             device=passage_vectors.device,

@@ -37,7 +37,7 @@ from rag_model.resources import FLOAT32_BYTES, PASSAGE_TOKENS, QUESTION_TOKENS, 
 from rag_model.store.versions.model_manifest import PASSAGE, QUESTION
 from rag_model.training.data.batches import (
     DprBatch,
-    Missing,
+    IncompletePolicy,
 )
 from rag_model.training.data.negatives import (
     NegativesRecipe,
@@ -89,7 +89,7 @@ class SidrRecipe(GroupRecipe):
     # whether a second loss contrasts the questions of a batch for each positive; code: sym_loss
     both_ways: bool = True
     # what to do with examples without a positive passage: drop them, or refuse the file
-    without_positive: Missing = "drop"
+    without_positive: IncompletePolicy = "drop"
     # dev measure that selects the best weights, where `bag_` means the bag index; "average_rank"
     # instead of the benchmark's measure, because evaluations do not encode the corpus
     goal: GoalName = "average_rank"
@@ -243,7 +243,7 @@ class SidrPair(nn.Module):
 
     @classmethod
     def load(cls, question: Path, passage: Path, recipe: SidrRecipe | None = None, device: str | None = None) -> Self:
-        """Load two encoders, or a single encoder if `recipe.shared` is True.
+        """Load the encoders in two folders, or a single encoder if `recipe.shared` is True.
 
         Raises:
             InputError: an encoder cannot be loaded.
@@ -337,8 +337,8 @@ class SidrTask(ContrastTask[SidrPair, SidrRecipe]):
         """Return the measures of `RankingEvaluator` by weights and, with prefix `bag_`, by bags."""
         ranking = self._ranking_evaluator
         scores = self.module.scores(self.module.encode_questions(ranking.questions), ranking.pool)
-        by_weights, by_bags = (ranking.evaluate_scores([score_matrix.cpu().numpy()]) for score_matrix in scores)
-        return {**by_weights, **{f"{BAG}{name}": measure for name, measure in by_bags.items()}}
+        weight_measures, bag_measures = (ranking.evaluate_scores([matrix.cpu().numpy()]) for matrix in scores)
+        return {**weight_measures, **{f"{BAG}{name}": measure for name, measure in bag_measures.items()}}
 
 
 def sidr_loss(
@@ -352,9 +352,9 @@ def sidr_loss(
     """
     passages = _gather_weights_and_bags(pair.embed_passages(batch.passages))  # (m of all, V)
     # (b,), (b, m of all)
-    positives = locate_positives(batch.examples, batch.passages, batch.gold, passages[0].device)
+    own_positives = locate_positives(batch.examples, batch.passages, batch.gold, passages[0].device)
     questions = _gather_weights_and_bags(pair.embed_questions([example.question for example in batch.examples]))
-    gold, ignored = (gather_all_processes(own_rows)[0] for own_rows in positives)
+    gold, ignored = (gather_all_processes(own_tensor)[0] for own_tensor in own_positives)
     loss, measures = semi_parametric_loss(questions, passages, gold, ignored, n_terms, temperature, both_ways=both_ways)
     return loss, {**measures, "heaviest": passages[0].detach().max()}
 

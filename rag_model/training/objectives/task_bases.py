@@ -106,40 +106,35 @@ class RankingEvaluator:
         """Return the measures of `evaluate` from blocks of (b, m) scores, one row per example."""
         answer_ranks, positive_ranks = list[int | None](), list[int]()
         score_rows = (pool_scores for block in blocks for pool_scores in block)
-        for position, (example, all_scores) in enumerate(zip(self.examples, score_rows, strict=True)):
-            pool_scores = self._exclude_own_document(position, all_scores)
+        for i, (example, all_scores) in enumerate(zip(self.examples, score_rows, strict=True)):
+            pool_scores = self._exclude_own_document(i, all_scores)
             answer_ranks.append(self._rank_first_answer(example, pool_scores))
             if example.positives:
-                positive_ranks.append(
-                    int((pool_scores > pool_scores[self.row_by_hash[example.positives[0].hash]]).sum()) + 1
-                )
+                positive_score = pool_scores[self.row_by_hash[example.positives[0].hash]]
+                positive_ranks.append(int((pool_scores > positive_score).sum()) + 1)
         average_rank = {"average_rank": sum(positive_ranks) / len(positive_ranks)} if positive_ranks else {}
         return {**average_rank, **measure_success(answer_ranks)}
 
     def compute_successes(self, question_vectors: Vectors, passage_vectors: Vectors, k: int) -> npt.NDArray[np.bool_]:
         """Return (n,) bool: whether an example has a correct passage among the first `k` <= 20."""
         answer_ranks = [
-            self._rank_first_answer(example, self._exclude_own_document(position, question_vector @ passage_vectors.T))
-            for position, (example, question_vector) in enumerate(zip(self.examples, question_vectors, strict=True))
+            self._rank_first_answer(example, self._exclude_own_document(i, question_vector @ passage_vectors.T))
+            for i, (example, question_vector) in enumerate(zip(self.examples, question_vectors, strict=True))
         ]
         return np.array([answer_rank is not None and answer_rank <= k for answer_rank in answer_ranks])
 
     def _find_own_rows(self) -> dict[int, list[int]]:
-        """Return, by the position of the example, the pool rows of the document that is its
-        question.
-        """
+        """Return, by example position, the pool rows of the document that is its question."""
         own_document_by_example = {
-            position: example.own_document for position, example in enumerate(self.examples) if example.own_document
+            i: example.own_document for i, example in enumerate(self.examples) if example.own_document
         }
         rows_by_page: dict[str, list[int]] = {}
         for row, passage in enumerate(self.pool if own_document_by_example else ()):
             rows_by_page.setdefault(passage.page_id, []).append(row)
+        rows = self.row_by_hash
         return {
-            position: [
-                *rows_by_page.get(doc.id, ()),
-                *([self.row_by_hash[doc.hash]] if doc.hash in self.row_by_hash else []),
-            ]
-            for position, doc in own_document_by_example.items()
+            i: [*rows_by_page.get(doc.id, ()), *([rows[doc.hash]] if doc.hash in rows else [])]
+            for i, doc in own_document_by_example.items()
         }
 
     def _exclude_own_document(self, example_position: int, scores: Vectors) -> Vectors:
@@ -252,8 +247,8 @@ class GroupTask(ABC, Generic[B, M, R]):
 
     @abstractmethod
     def keep_complete(self, examples: Sequence[Example]) -> list[Example]:
-        """Return the examples with all passages that a batch needs. Raise an error if there are
-        other examples and the recipe refuses them.
+        """Return the examples with all passages that a batch needs; raise an error if an example is
+        incomplete and the recipe refuses such examples.
         """
 
     @abstractmethod
@@ -477,7 +472,10 @@ class BiEncoder(nn.Module):
         frozen: bool = False,
         device: str | None = None,
     ) -> Self:
-        """Load two encoders from two folders or from one folder; `shared` loads a single encoder.
+        """Load the encoders with the names `question` and `passage`, which are folders or hub names.
+
+        If `passage` is None, both encoders are loaded from `question`. With `shared`, a single
+        encoder encodes questions and passages.
 
         Raises:
             InputError: an encoder cannot be loaded.

@@ -189,7 +189,7 @@ def test_titles_can_have_the_revision_date() -> None:
         build_passage("1:Reception.0", "Many liked it.", 9, "Animal Farm", "Reception", revised=1_793_534_400),
         build_passage("2:0", "The date is unknown.", 0, "Orwell"),
     )
-    plain, dated = (assemble_context(hits, count_words, PLENTY, dated=dated) for dated in (False, True))
+    plain, dated = (assemble_context(hits, count_words, PLENTY, with_dates=dated) for dated in (False, True))
     assert dated.text == (
         "Title: Animal Farm (2026-11-01)\n[1] It is a fable.\n[2] Reception: Many liked it.\n\n"
         "Title: Orwell\n[3] The date is unknown."
@@ -197,7 +197,7 @@ def test_titles_can_have_the_revision_date() -> None:
     assert plain.text == dated.text.replace(" (2026-11-01)", "")
     assert plain.entries == dated.entries
     assert [excerpt.revised for excerpt in dated.entries] == ["2026-11-01T12:00:00Z", "2026-11-01T12:00:00Z", None]
-    assert assemble_context(hits, count_words, 8, dated=True).entries[0].cut, "the date counts as a word"
+    assert assemble_context(hits, count_words, 8, with_dates=True).entries[0].cut, "the date counts as a word"
     assert not assemble_context(hits, count_words, 8).entries[0].cut
 
 

@@ -62,7 +62,7 @@ def test_answers_do_not_depend_on_the_batch(tmp_path: Path) -> None:
     rag = load_model(tmp_path, "bart", "token")
     hits = [HITS[0], [], HITS[2][:1]]
     answers = LabelReader(None, rag, LABELS).answer_from(CLAIMS, hits)
-    reader = LabelReader(None, rag, LABELS, batch=1)
+    reader = LabelReader(None, rag, LABELS, batch_size=1)
     single_answers = [reader.answer_from([c], [h])[0] for c, h in zip(CLAIMS, hits, strict=True)]
     assert [each.text for each in answers] == [each.text for each in single_answers]
     assert {answer.text for answer in answers} <= set(LABELS)

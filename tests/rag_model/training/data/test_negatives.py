@@ -82,7 +82,7 @@ def test_own_document_is_no_negative(corpus: Snapshot) -> None:
 def test_pages_of_kilt_examples_contain_the_positive_and_no_negative(tmp_path: Path) -> None:
     """FEVER's answers are labels; the answers of other sets are words, which a passage may contain by chance."""
     rows = [("1", "no Orwell"), ("2", "a farm"), ("7", "a pig"), ("7", "by Orwell"), ("3", "a novella"), ("4", "a pig")]
-    snapshot = store_passages([build_passage("", text, page=page) for page, text in rows], tmp_path / "kilt", 3)
+    snapshot = store_passages([build_passage("", text, page_id=page) for page, text in rows], tmp_path / "kilt", 3)
 
     def mine_texts(*answers: str, pages: tuple[str, ...] = ("7", "8")) -> tuple[list[str], list[str]]:
         example, hits = Example("1", "who wrote?", answers, pages=pages), np.array([[0, 1, 2, 3, 4, 5, -1]])

@@ -156,7 +156,7 @@ def test_passages_are_judged_in_order_until_the_first_negative(
     judge = load_judge(folders)
     if not has_choices:  # These bounds of the pools let scores make some passages positive and others negative.
         judge = load_judge(folders, JudgeSettings())
-        task._online = replace(task._online, judge=judge, settings=JudgeSettings())
+        task._online_judging = replace(task._online_judging, judge=judge, settings=JudgeSettings())
         scores = [judge_passages(judge, pool.question, pool.positives)[0].log_p for pool in pools]
         pools = [
             replace(pool, best_negative_log_p=score - 0.3 * (index % 2), worst_positive_log_p=score + 0.3 * (index % 3))
@@ -182,7 +182,7 @@ def test_passages_are_judged_in_order_until_the_first_negative(
 def test_questions_are_judged_in_one_call_and_each_pair_once(build_job: Any, tmp_path: Path) -> None:
     job = prepare(build_job(work=tmp_path, digests={"generator": "g"}))
     task, calls = OPENRAG.task(job), list[int]()
-    cache: Any = task._online.scorer or task._online.judge
+    cache: Any = task._online_judging.scorer or task._online_judging.judge
     judge = cache._teacher
 
     class CountingTeacher:
@@ -277,7 +277,7 @@ def test_online_step_has_the_loss_and_gradient_of_the_equations(
 
 def test_gradients_reach_the_encoders_and_not_the_generator(build_job: Any) -> None:
     task = OPENRAG.task(prepare(build_job()))
-    judge: Any = task._online.judge
+    judge: Any = task._online_judging.judge
     task.loss(task.batches(0)[0])[0].backward()  # type: ignore[no-untyped-call]
     matrices = [parameter for parameter in task.module.parameters() if parameter.requires_grad and parameter.dim() > 1]
     assert all(matrix.grad is not None and bool(matrix.grad.abs().max() > 0) for matrix in matrices)
