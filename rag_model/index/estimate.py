@@ -239,7 +239,7 @@ def _choose_by_disk(plans: Sequence[VectorPlan], disk: int) -> list[VectorPlan]:
 
 
 def list_alternatives(recipe: IndexRecipe, d: int, *, with_vectors: bool = False) -> list[IndexRecipe]:
-    """Return the recipe with other factories for d dimensions, the best first.
+    """Return copies of the recipe with other factories for d dimensions, the best first.
 
     The graphs among them have the recipe's numbers of links and cells. With `with_vectors`, the
     alternatives include a graph and inverted lists whose candidates are reranked by the snapshot's
@@ -259,7 +259,7 @@ def list_alternatives(recipe: IndexRecipe, d: int, *, with_vectors: bool = False
 
 
 def _iter_smaller_plans(recipe: IndexRecipe, plan: VectorPlan) -> Iterator[VectorPlan]:
-    """Yield the plan, then smaller plans if the recipe does not fix the cells or the sample size."""
+    """Yield the plan, then smaller ones if the recipe does not fix the cells or the sample size."""
     yield plan
     min_size = min(plan.train_sample, max(PQ_SAMPLE, _MIN_POINTS_PER_CENTROID * count_lists(plan)))
     for factor in (2, 4, 8):  # more cells or fewer training vectors save memory but lose recall

@@ -296,7 +296,8 @@ def _choose_cells(recipe: IndexRecipe, factory: FactorySpec, n: int, notes: list
     if not isinstance(factory, HnswSpec):
         return 1
     n_cells = recipe.cells or (1 if n <= MAX_SINGLE_CELL_ROWS else -(-n // CELL_ROWS))
-    max_cells = max(1, n // (4 * (factory.links or DEFAULT_LINKS)))  # a smaller cell has too few nodes
+    # A smaller cell has too few nodes.
+    max_cells = max(1, n // (4 * (factory.links or DEFAULT_LINKS)))
     if n_cells > max_cells:
         notes.append(f"{n} vectors are too few for {n_cells} cells: there are {max_cells}")
     return min(n_cells, max_cells)

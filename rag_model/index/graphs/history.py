@@ -45,37 +45,40 @@ class CellQuality:
     recall: float  # recall with sampled members as queries, at a fixed search setting
 
     @classmethod
-    def measure(cls, graph: CellGraph, vectors: Vectors, metric: Metric, built: "CellQuality | None" = None) -> Self:
+    def measure(
+        cls, graph: CellGraph, vectors: Vectors, metric: Metric, built_quality: "CellQuality | None" = None
+    ) -> Self:
         """Measure a graph over `vectors`, (m, d) float32.
 
-        `built` is the quality that an updated graph had when it was built. If it is given, efSearch
-        is adapted so that a search computes about as many distances as then, and fewer queries are
-        searched if these show no loss of recall.
+        `built_quality` is the quality that an updated graph had when it was built. If it is given,
+        efSearch is adapted so that a search computes about as many distances as then, and fewer
+        queries are searched if these show no loss of recall.
         """
         targets, entry_point = unpack_links(graph.lists), int(graph.index.hnsw.entry_point)
         if entry_point < 0:
             return cls(0.0, 0.0, 1.0)
         unreachable = _count_unreachable(targets, int(graph.members[entry_point])) / len(targets)
         mean_degree = float((targets >= 0).sum(axis=1).mean())
-        if built is None:
+        if built_quality is None:
             return cls(mean_degree, unreachable, _measure_recall(graph, vectors, metric, _EF_SEARCH, _QUERIES))
-        ef_search = round(_EF_SEARCH * max(1.0, built.degree / max(mean_degree, 1.0)))
+        ef_search = round(_EF_SEARCH * max(1.0, built_quality.degree / max(mean_degree, 1.0)))
         for n_queries in (_FIRST_QUERIES, _QUERIES):
             recall = _measure_recall(graph, vectors, metric, ef_search, n_queries)
-            if recall >= built.recall:
+            if recall >= built_quality.recall:
                 break
         return cls(mean_degree, unreachable, recall)
 
-    def explain_decay(self, built: "CellQuality") -> str | None:
-        """Return the reason to build the cell again, or None; `built` is its quality after its
-        build.
+    def explain_decay(self, built_quality: "CellQuality") -> str | None:
+        """Return the reason to build the cell again, or None.
+
+        `built_quality` is the quality that the cell's graph had when it was built.
         """
-        if self.degree < _MIN_DEGREE * built.degree:
-            return f"its vectors have fewer links, {self.degree:.1f} instead of {built.degree:.1f}"
-        if self.unreachable > built.unreachable + _MAX_UNREACHABLE:
+        if self.degree < _MIN_DEGREE * built_quality.degree:
+            return f"its vectors have fewer links, {self.degree:.1f} instead of {built_quality.degree:.1f}"
+        if self.unreachable > built_quality.unreachable + _MAX_UNREACHABLE:
             return f"a search cannot reach {self.unreachable:.1%} of its vectors"
-        if self.recall < built.recall - _MAX_RECALL_LOSS:
-            return f"its recall is {self.recall:.3f} instead of {built.recall:.3f}"
+        if self.recall < built_quality.recall - _MAX_RECALL_LOSS:
+            return f"its recall is {self.recall:.3f} instead of {built_quality.recall:.3f}"
         return None
 
 
@@ -116,10 +119,10 @@ class CellHistory:
     sources: Digests  # (s,) digests of the vectors linked into the cell
 
     @classmethod
-    def from_build(cls, members: CellVectors, sources: CellVectors, built: CellQuality) -> Self:
+    def from_build(cls, members: CellVectors, sources: CellVectors, built_quality: CellQuality) -> Self:
         """Return the history of a graph that has just been built."""
         n_members = len(members.digests)
-        return cls(0, n_members, built, np.ones(n_members, np.bool_), members.digests, sources.digests)
+        return cls(0, n_members, built_quality, np.ones(n_members, np.bool_), members.digests, sources.digests)
 
     def after_update(self, old_members: Rows, members: CellVectors, sources: CellVectors) -> Self:
         """Return the history after an update to other vectors.

@@ -305,15 +305,10 @@ class GraphKind(VectorKind):
     def seconds(self, plan: VectorPlan, stage: str, rows: int, size: int, *, inherited: bool = False) -> float:
         """Return the estimated seconds of one task of a stage on one core."""
         if stage == "train":
-            return (
-                1
-                if inherited
-                else 0.1 + KMEANS_ROUNDS * count_cell_sample(plan) * plan.cells * plan.d / PRODUCTS_PER_SECOND
-            )
-        if stage == "scatter":
-            return (
-                size / BYTES_PER_SECOND + size / 2 * plan.cells / PRODUCTS_PER_SECOND
-            )  # size / (2 d) is the number of rows, which are compared with all cells
+            n_products = KMEANS_ROUNDS * count_cell_sample(plan) * plan.cells * plan.d
+            return 1 if inherited else 0.1 + n_products / PRODUCTS_PER_SECOND
+        if stage == "scatter":  # size / (2 d) rows, which are compared with all cells
+            return size / BYTES_PER_SECOND + size / 2 * plan.cells / PRODUCTS_PER_SECOND
         if stage == "shard":
             n_candidates: float = (
                 rows * (1 + plan.linked / 2) * plan.ef_construction * (rows / _REFERENCE_NODES) ** _GROWTH_EXPONENT

@@ -15,8 +15,9 @@ in the same direction. The candidates are the neighbours of the dropped member, 
 of the member's nearest remaining links. If lost links are replaced by links to the nearest members
 instead, 24 updates of *weak vectors*, whose recall is low (static encoders of 64 dimensions), lose
 1.4 points of recall. Without the neighbours of remaining links, 12 updates of 20,000 weak vectors
-lose .59 points instead of .19. Without links in both directions, 100 updates of 2 % lose a seventh
-of all links. Then faiss inserts the new members. The remaining links keep their similarities.
+lose .59 points instead of .19. Without links in both directions, 100 updates of 2 % of the members
+lose a seventh of all links. Then faiss inserts the new members. The remaining links keep their
+similarities.
 
 Reference: Singh et al. FreshDiskANN: a fast and accurate graph-based ANN index for streaming
 similarity search. 2021, algorithm 4.
@@ -508,9 +509,9 @@ def _offer_new_members(
     link_counts = np.where(near_members < 0, 0, np.diff(target_starts)[near_members])
     positions = concatenate_ranges(link_counts.ravel()) + np.repeat(target_starts[near_members], link_counts.ravel())
     link_rows = link_order[positions] // targets.shape[1]
-    member_index = np.repeat(np.arange(len(new_members)), link_counts.sum(axis=1))
-    member_index, link_rows = np.divmod(np.unique(member_index * len(out) + link_rows), len(out))
-    keys = _pair_keys(plan, sources, link_rows, vectors, new_members[member_index])
+    member_positions = np.repeat(np.arange(len(new_members)), link_counts.sum(axis=1))
+    member_positions, link_rows = np.divmod(np.unique(member_positions * len(out) + link_rows), len(out))
+    keys = _pair_keys(plan, sources, link_rows, vectors, new_members[member_positions])
     current_keys = np.where(out[link_rows] == NO_LINK, np.uint64(0), out[link_rows])
     is_nearer = keys < current_keys.max(axis=1)
     return link_rows[is_nearer], keys[is_nearer]

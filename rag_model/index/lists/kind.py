@@ -76,7 +76,7 @@ _OPQ_FACTOR = 4.8
 _NEW_SHARE = 0.1  # assumed share of new vectors in a changed part; a month brings a few hundredths
 # Comparing a vector with this number of centroids takes as long as reading its stored code.
 _MIN_LISTS_TO_REUSE = 1_024
-_COARSE_GRAPH_COST = (380, 0.3)  # (a, b): a graph over n centroids compares about a n^b
+_COARSE_GRAPH_COST = (380, 0.3)  # (a, b): a search of a graph of n centroids compares a * n^b
 
 
 class ListKind(VectorKind):

@@ -120,7 +120,7 @@ class _StemCache(dict[str, bytes]):
 class Analyzer:
     """Splits text into terms, for one language."""
 
-    whole_runs = False  # whether runs of ASCII characters are tokens as a whole, instead of their words
+    whole_runs = False  # whether a run of ASCII characters is one token, instead of its words
 
     def __init__(self, language: str = "english", version: int = VERSION) -> None:
         """Create an analyzer for a language of the Snowball stemmers, or `none`, which does not
@@ -211,7 +211,7 @@ class Analyzer:
 
     @property
     def versions(self) -> str:
-        """The releases of the stemmer and of Unicode on which the terms depend, for error messages."""
+        """The releases of the stemmer and of Unicode that determine the terms, for error messages."""
         return f"PyStemmer {version('PyStemmer')}, Unicode {unicodedata.unidata_version}"
 
 

@@ -384,7 +384,7 @@ def _write_list(
     Return the end of the list, -1 if the previous list is damaged; and its number of postings.
 
     Args:
-        data: uint8, the previous lists, padded.
+        data: uint8, the previous lists, followed by `PADDING` bytes.
         begin: offset of the term's list in `data`.
         end: end of that list.
         df: number of the list's postings; 0 if the term is new.
@@ -411,7 +411,8 @@ def _write_list(
         end_offset = _copy_list(data, begin, end, df, row_words, gaps, out, offset)
         if end_offset >= 0:
             return end_offset, df
-    max_blocks = (df + last - first + BLOCK - 1) // BLOCK  # an upper bound, because passages may have been removed
+    # An upper bound, because passages may have been removed.
+    max_blocks = (df + last - first + BLOCK - 1) // BLOCK
     blocks_offset = offset + HEADER_BYTES * max_blocks if max_blocks > 1 else offset
     begin_list(writer, blocks_offset, offset if max_blocks > 1 else -1)
     n_postings = _write_blocks(
@@ -422,9 +423,8 @@ def _write_list(
     n_blocks = (n_postings + BLOCK - 1) // BLOCK
     n_unused_bytes = blocks_offset - (offset + HEADER_BYTES * n_blocks if n_blocks > 1 else offset)
     if n_unused_bytes and n_postings > 0:
-        for i in range(
-            blocks_offset, writer[BLOCK_OFFSET], 8
-        ):  # a header is longer than a word, so no byte is read after it was overwritten
+        # A header is longer than a word, so no byte is read after it was overwritten.
+        for i in range(blocks_offset, writer[BLOCK_OFFSET], 8):
             store64(out, i - n_unused_bytes, load64(out, i))
     return (writer[BLOCK_OFFSET] - n_unused_bytes if n_postings >= 0 else -1), n_postings
 
@@ -467,7 +467,7 @@ def carry_over(
 
     Args:
         dictionary: uint8, the dictionary of the previous file.
-        data: uint8, the lists of the previous file, padded.
+        data: uint8, the lists of the previous file, followed by `PADDING` bytes.
         lists_bytes: bytes of the lists.
         row_words: (previous rows,) int64: the word of each row's new row, without a weight,
             ascending; `REMOVED` for a removed row.

@@ -1,7 +1,7 @@
 """Count the terms of a part's passages, which gives its postings.
 
 Compiled loops split texts into tokens and number them, so that each distinct token is analyzed only
-once. Counting takes little more time than reading the text, and gives the terms of
+once. Counting takes little more time than reading the text. The terms are the same as those of
 `Analyzer.terms`.
 
 A run is a sequence of characters without white space. In a run of ASCII characters, each word of
@@ -331,7 +331,7 @@ class _PostingsCounter:
         empty_arrays = np.empty(0, np.int32), np.empty(0, np.uint16), np.empty(0, np.int64), np.empty(0, np.int64)
         text_terms, weights, counts, lengths = map(np.concatenate, zip(empty_arrays, *self._batches, strict=True))
         terms = sorted(self._numbers)
-        rank_of_number = np.empty(len(terms), np.int64)  # number of a term -> its rank in sorted order
+        rank_of_number = np.empty(len(terms), np.int64)  # term's number -> its rank in sorted order
         rank_of_number[np.fromiter(map(self._numbers.__getitem__, terms), np.int64, len(terms))] = np.arange(len(terms))
         term_numbers = rank_of_number[text_terms]
         term_sizes = np.bincount(term_numbers, minlength=len(terms))

@@ -141,7 +141,7 @@ class LuceneAnalyzer(Analyzer):
 
     @property
     def versions(self) -> str:
-        """The releases on which the terms depend, for error messages."""
+        """The releases of packages and of Unicode on which the terms depend, for error messages."""
         return f"{super().versions}, regex {version('regex')}"
 
 

@@ -151,7 +151,7 @@ def read_list(data, lists_bytes, entry, rows, weights):
     """Decode a list.
 
     Args:
-        data: uint8, all lists, padded.
+        data: uint8, all lists, followed by `PADDING` bytes.
         lists_bytes: bytes of all lists.
         entry: (3,) number of postings, start and end of the list.
         rows: (postings,) filled with the rows, ascending.
@@ -166,9 +166,8 @@ def read_list(data, lists_bytes, entry, rows, weights):
     if not start_cursor(cursor, data, lists_bytes, block_rows, block_weights):
         return False
     while cursor[BLOCK_INDEX] < cursor[BLOCKS]:
-        if (
-            not read_block(cursor, data, block_rows, block_weights) or cursor[LAST_ROW] > _MAX_UINT32
-        ):  # the elements of `rows` may have four bytes
+        # The elements of `rows` may have four bytes.
+        if not read_block(cursor, data, block_rows, block_weights) or cursor[LAST_ROW] > _MAX_UINT32:
             return False
         for i in range(cursor[BLOCK_COUNT]):
             rows[position + i], weights[position + i] = block_rows[i], block_weights[i]
@@ -382,7 +381,7 @@ def search(data, lists_bytes, lengths, entries, factors, weighting, k, skip, sco
     """Find the k best rows of a query.
 
     Args:
-        data: uint8, the lists, padded.
+        data: uint8, the lists, followed by `PADDING` bytes.
         lists_bytes: bytes of all lists.
         lengths: (n,) uint16 lengths of the passages.
         entries: (t, 3) int64: number of postings, start and end of each term's list.
@@ -499,7 +498,7 @@ def sum_lists(data, lists_bytes, lengths, entries, factors, weighting, k, option
     """Sum the scores of lists, and collect the passages that may be among the k best of a query.
 
     Args:
-        data: uint8, the lists, padded.
+        data: uint8, the lists, followed by `PADDING` bytes.
         lists_bytes: bytes of all lists.
         lengths: (n,) uint16 lengths of the passages.
         entries: (t, 3) int64: number of postings, start and end of each list.
@@ -562,7 +561,7 @@ def rank_rows(data, lists_bytes, lengths, entries, factors, weighting, rows, sum
     """Find the k best of given passages; read only the blocks of the lists that may contain them.
 
     Args:
-        data: uint8, the lists, padded.
+        data: uint8, the lists, followed by `PADDING` bytes.
         lists_bytes: bytes of all lists.
         lengths: (n,) uint16 lengths of the passages.
         entries: (t, 3) int64: number of postings, start and end of each list, which has several

@@ -134,14 +134,14 @@ def _mask_larger_values(values, first, end, limit):
 
 
 @inlined
-def _write_exceptions(values, n_values, width, exception_count, out, offset):
-    if exception_count == 0:
+def _write_exceptions(values, n_values, width, n_exceptions, out, offset):
+    if n_exceptions == 0:
         return offset
-    out[offset] = exception_count
+    out[offset] = n_exceptions
     offset += 1
     limit, half, base = np.uint32((np.int64(1) << width) - 1), min(64, n_values), 0
     mask, upper_mask = _mask_larger_values(values, 0, half, limit), _mask_larger_values(values, half, n_values, limit)
-    for _ in range(exception_count):
+    for _ in range(n_exceptions):
         if mask == 0:
             mask, base = upper_mask, 64
         i = base + bit_length(np.int64(mask & (~mask + _ONE))) - 1  # the position of the lowest bit
@@ -166,16 +166,16 @@ def encode_block(gaps, weights, count, gap_bits, weight_bits, scratch, out, offs
         out: uint8, at least 16 bytes per posting, and 8 more.
         offset: offset of the block in `out`.
     """
-    gap_width, gap_exceptions = _choose_width(gaps, count, gap_bits, scratch)
-    weight_width, weight_exceptions = _choose_width(weights, count, weight_bits, scratch)
+    gap_width, n_gap_exceptions = _choose_width(gaps, count, gap_bits, scratch)
+    weight_width, n_weight_exceptions = _choose_width(weights, count, weight_bits, scratch)
     for i in range(count, (count + 7) // 8 * 8):
         gaps[i], weights[i] = 0, 0
-    out[offset] = gap_width | (_EXCEPTIONS if gap_exceptions else 0)
-    out[offset + 1] = weight_width | (_EXCEPTIONS if weight_exceptions else 0)
+    out[offset] = gap_width | (_EXCEPTIONS if n_gap_exceptions else 0)
+    out[offset + 1] = weight_width | (_EXCEPTIONS if n_weight_exceptions else 0)
     offset = _pack_values(gaps, count, gap_width, out, offset + 2)
     offset = _pack_values(weights, count, weight_width, out, offset)
-    offset = _write_exceptions(gaps, count, gap_width, gap_exceptions, out, offset)
-    return _write_exceptions(weights, count, weight_width, weight_exceptions, out, offset)
+    offset = _write_exceptions(gaps, count, gap_width, n_gap_exceptions, out, offset)
+    return _write_exceptions(weights, count, weight_width, n_weight_exceptions, out, offset)
 
 
 @inlined

@@ -153,9 +153,11 @@ class PostingsIndex:
         hit_counts = np.empty(len(searches), np.int64)
         for i, (search, terms) in enumerate(zip(searches, terms_by_query, strict=True)):
             n_hits = search.rank(weighting, scores[i], rows[i])
-            window = slice(i, i + 1)
-            hit_counts[window] = (
-                self._fill_best(terms, weighting, skip, scores[window], rows[window]) if n_hits is None else n_hits
+            query_slice = slice(i, i + 1)
+            hit_counts[query_slice] = (
+                self._fill_best(terms, weighting, skip, scores[query_slice], rows[query_slice])
+                if n_hits is None
+                else n_hits
             )
         return hit_counts
 
@@ -308,8 +310,8 @@ class ImpactIndex(PostingsIndex):
         are -1 with score -inf. Equal scores are ordered by row.
 
         Args:
-            queries: (q, l, 2) float32 terms and weights, as a `SparseEncoder` returns them; weight
-                0 is padding.
+            queries: (q, l, 2) float32 terms and weights, as a `SparseEncoder` returns them; terms
+                with weight 0 are padding.
             k: 1 <= k <= n.
             parameters: `terms`, the number of terms with the largest weights that are looked up;
                 and `skip`: False reads every posting, with the same result.

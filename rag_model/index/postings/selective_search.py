@@ -165,6 +165,7 @@ class SelectiveSearch:
         return n_hits
 
     def _choose_optional(self) -> npt.NDArray[np.bool_]:
+        """Return a (t,) mask of the optional lists, which have the smallest factors."""
         is_optional = np.zeros(len(self._lists), bool)
         optional_sum, factor_sum = 0.0, float(self._factors.sum())
         for i in np.argsort(self._factors, kind="stable").tolist():

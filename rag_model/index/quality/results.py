@@ -70,7 +70,8 @@ def compute_recall(
     """
     k = min(k, exact_rows.shape[1])
     kth_score = scores[:, k - 1 : k]  # (q, w) -> (q, 1)
-    is_correct = scores >= kth_score - np.abs(kth_score) * _TIE_TOLERANCE  # (q, w) bool
+    min_score = kth_score - np.abs(kth_score) * _TIE_TOLERANCE
+    is_correct = scores >= min_score  # (q, w) bool
     row_offsets = np.arange(len(retrieved_rows), dtype=np.int64)[:, None] * (
         max(retrieved_rows.max(initial=0), exact_rows.max(initial=0)) + 2
     )
@@ -82,11 +83,8 @@ def compute_recall(
     # (q, w) -> (q',): queries with ties at the end
     tied_queries = np.flatnonzero(is_correct.all(axis=1))
     if compute_score is not None and len(tied_queries):
-        is_correct = (
-            compute_score(tied_queries, retrieved_rows[tied_queries, :k])
-            >= (kth_score - np.abs(kth_score) * _TIE_TOLERANCE)[tied_queries]
-        )  # (q', k) bool
-        recalls[tied_queries] = is_correct.sum(axis=1) / k
+        exact_scores = compute_score(tied_queries, retrieved_rows[tied_queries, :k])  # (q', k)
+        recalls[tied_queries] = (exact_scores >= min_score[tied_queries]).sum(axis=1) / k
     return recalls
 
 

@@ -97,7 +97,7 @@ def tune_search(index: FaissFileIndex, query_set: VectorQuerySet, target: float)
     if best_setting is not None:
         return TuningResult(grid.search(*best_setting), recall(*best_setting))
     best_recall = max(
-        recall(factor, width) for factor in grid.refine_factors for width in _double_up_to(grid.minimum, grid.maximum)
+        recall(factor, value) for factor in grid.refine_factors for value in _double_up_to(grid.minimum, grid.maximum)
     )
     best_setting = _find_cheapest(recall, grid, best_recall - CEILING_TOLERANCE, estimate_cost, first_setting)
     if best_setting is None:
@@ -149,9 +149,9 @@ def _find_cheapest(
 
 def _estimate_cost(index: FaissFileIndex, k: int, setting: tuple[int, int]) -> float:
     """Return about how many codes a query reads; a vector of the refinement counts as 8 codes."""
-    refine_factor, width = setting
+    refine_factor, value = setting
     codes_per_value = _CODES_PER_CANDIDATE if index.structure == "hnsw" else index.n / max(1, index.lists)
-    return width * codes_per_value + _CODES_PER_VECTOR * refine_factor * k
+    return value * codes_per_value + _CODES_PER_VECTOR * refine_factor * k
 
 
 def _double_up_to(minimum: int, maximum: int) -> list[int]:
