@@ -66,15 +66,13 @@ def estimate_resources(plan: VectorPlan, part_rows: int | None = None) -> Resour
     return ResourceEstimate(stage_memory, size + PROCESS_BYTES, size, round(piece_bytes) + 2 * size)
 
 
-def _estimate_graph_size(plan: VectorPlan, empty_index: FaissIndex, part_rows: int) -> SizeEstimate:
-    vector_bytes, n_links = 4 * plan.d, int(empty_index.hnsw.nb_neighbors(1))
+def _estimate_graph_size(plan: VectorPlan, index: FaissIndex, part_rows: int) -> SizeEstimate:
+    vector_bytes, n_links = 4 * plan.d, int(index.hnsw.nb_neighbors(1))
     n_copies = 1 + plan.border + plan.linked  # mean number of copies of a vector in all cells
     # bytes per vector in a shard
     shard_bytes = 2 * vector_bytes + _count_graph_node_bytes(n_links) + 2 * n_links * _LINK_BYTES
     bytes_by_stage = {
-        "train": 3
-        * vector_bytes
-        * max(count_cell_sample(plan), 0 if empty_index.storage.is_trained else plan.train_sample),
+        "train": 3 * vector_bytes * max(count_cell_sample(plan), 0 if index.storage.is_trained else plan.train_sample),
         # Memory holds four copies of each vector (mapped, read, compared, stored) and those in the
         # slices.
         "scatter": part_rows * vector_bytes * (4 + n_copies),
@@ -83,20 +81,18 @@ def _estimate_graph_size(plan: VectorPlan, empty_index: FaissIndex, part_rows: i
         # position in each cell, and one byte per thread that says whether the row was visited.
         "merge": plan.n * (12 + 8 * n_copies + MERGE_THREADS) + plan.n / n_links * shard_bytes + 2 * BLOCK_BYTES,
     }
-    size = round(plan.n * (int(empty_index.storage.sa_code_size()) + _count_graph_node_bytes(n_links)))
+    size = round(plan.n * (int(index.storage.sa_code_size()) + _count_graph_node_bytes(n_links)))
     return size, plan.n * n_copies * (vector_bytes + 4 + 2 * n_links * _LINK_BYTES), bytes_by_stage
 
 
-def _estimate_ivf_size(plan: VectorPlan, empty_index: FaissIndex, part_rows: int) -> SizeEstimate:
+def _estimate_ivf_size(plan: VectorPlan, index: FaissIndex, part_rows: int) -> SizeEstimate:
     spec, vector_bytes = parse_factory(plan.factory), 4 * plan.d
     trained_bytes, code_bytes, row_bytes = 0.0, 0, vector_bytes
     if isinstance(spec, IvfSpec):
-        ivf_index: FaissIndex = get_inverted_lists(empty_index)
+        ivf_index: FaissIndex = get_inverted_lists(index)
         # The id of a code takes 8 bytes.
         centroid_bytes, code_bytes = 4 * int(ivf_index.d), int(ivf_index.code_size) + 8
-        row_bytes = code_bytes + (
-            int(empty_index.refine_index.sa_code_size()) if isinstance(empty_index, faiss.IndexRefine) else 0
-        )
+        row_bytes = code_bytes + (int(index.refine_index.sa_code_size()) if isinstance(index, faiss.IndexRefine) else 0)
         trained_bytes += int(ivf_index.nlist) * (
             centroid_bytes + 8 + (_count_graph_node_bytes(spec.coarse) if spec.coarse else 0)
         )

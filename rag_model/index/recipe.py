@@ -34,7 +34,7 @@ CELL_ROWS = 62_500  # vectors per cell of a larger corpus; 16 cells cost less th
 POINTS_PER_LIST = 39  # faiss warns about centroids with fewer training points
 DEFAULT_REPRESENTATION = "embeddings"  # name of the representation of indexes over vectors
 # from this number of lists on, a graph over the centroids is cheaper than comparing all of them
-MIN_LISTS_FOR_GRAPH = 8_192
+MIN_GRAPH_LISTS = 8_192
 # rerank 10 * k candidates: with 1 bit per dimension, 4 * k lost 7 points of recall, 10 * k lost 2
 REFINE_FACTOR = 10
 # Number of lists to search if candidates are reranked: passages are then lost only if their list is
@@ -287,7 +287,7 @@ def _choose_lists(factory: IvfSpec, n: int, notes: list[str]) -> IvfSpec:
         notes.append(f"{n} vectors cannot train {n_lists} lists: there are {max_lists}")
         n_lists = max_lists
     quantizer_links = factory.coarse or (
-        DEFAULT_LINKS if factory.lists is None and n_lists >= MIN_LISTS_FOR_GRAPH else None
+        DEFAULT_LINKS if factory.lists is None and n_lists >= MIN_GRAPH_LISTS else None
     )
     return replace(factory, lists=n_lists, coarse=quantizer_links)
 
@@ -337,9 +337,7 @@ def choose_search(text: str) -> dict[str, int]:
     if isinstance(factory, IvfSpec):
         n_lists = factory.lists or 1
         if factory.refine:
-            return {
-                "nprobe": min(n_lists, max(MIN_REFINED_LISTS, count_needed_lists(n_lists))),
-                "refine": REFINE_FACTOR,
-            }
+            nprobe = max(MIN_REFINED_LISTS, count_needed_lists(n_lists))
+            return {"nprobe": min(n_lists, nprobe), "refine": REFINE_FACTOR}
         return {"nprobe": min(n_lists, max(16, min(128, n_lists // 16)))}
     return {}

@@ -160,15 +160,11 @@ def merge_small_cells(plan: VectorPlan, cells: Cells, sample: Vectors) -> tuple[
     with engine.translate_errors(ResourceError, f"the cells of {plan.factory} could not be merged: use more"):
         cell_numbers = _assign_nearest(plan, centroids, sample)
         while len(centroids) > plan.cells:
-            smallest_cell, last_cell = (
-                int(np.bincount(cell_numbers, minlength=len(centroids)).argmin()),
-                len(centroids) - 1,
-            )
+            last_cell = len(centroids) - 1
+            smallest_cell = int(np.bincount(cell_numbers, minlength=len(centroids)).argmin())
             orphans = np.flatnonzero(cell_numbers == smallest_cell)
-            centroids[smallest_cell], previous_numbers[smallest_cell] = (
-                centroids[last_cell],
-                previous_numbers[last_cell],
-            )
+            centroids[smallest_cell] = centroids[last_cell]
+            previous_numbers[smallest_cell] = previous_numbers[last_cell]
             cell_numbers[cell_numbers == last_cell] = smallest_cell
             centroids, previous_numbers = centroids[:last_cell], previous_numbers[:last_cell]
             cell_numbers[orphans] = _assign_nearest(plan, centroids, sample[orphans])

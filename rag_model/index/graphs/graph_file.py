@@ -37,20 +37,17 @@ def write_head(file: BinaryIO, empty_index: FaissIndex, levels: Links) -> None:
         empty_index: an HNSW index without vectors, with trained storage.
         levels: (n,) int32, counted from 1.
     """
-    n_links, n = int(empty_index.hnsw.nb_neighbors(1)), len(levels)
+    hnsw, n = empty_index.hnsw, len(levels)
     fourcc, d, _, unused1, unused2, is_trained, metric = HEADER.unpack(_serialize(empty_index)[: HEADER.size])
     file.write(HEADER.pack(fourcc, d, n, unused1, unused2, is_trained, metric))
-    for table in (
-        engine.copy_array(empty_index.hnsw.assign_probas),
-        engine.copy_array(empty_index.hnsw.cum_nneighbor_per_level),
-    ):
+    for table in map(engine.copy_array, (hnsw.assign_probas, hnsw.cum_nneighbor_per_level)):
         file.write(_ARRAY_LENGTH.pack(len(table)) + table.tobytes())
     file.write(_ARRAY_LENGTH.pack(n) + levels.tobytes())
     file.write(_ARRAY_LENGTH.pack(n + 1) + bytes(8))
     n_slots = 0
     # in blocks, because all offsets take 8 bytes per node
     for first_node, end_node in iter_ranges(n):
-        slot_ends = n_slots + np.cumsum(count_slots(levels[first_node:end_node], n_links))
+        slot_ends = n_slots + np.cumsum(count_slots(levels[first_node:end_node], int(hnsw.nb_neighbors(1))))
         file.write(slot_ends.astype("<u8").tobytes())
         n_slots = int(slot_ends[-1])
     file.write(_ARRAY_LENGTH.pack(n_slots))

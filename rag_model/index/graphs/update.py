@@ -69,7 +69,6 @@ _REPAIR_BLOCK = 1_024  # number of members whose links are repaired at a time
 # updates of 2 % of 20,000 weak vectors (see above), a cell has 1.02 times as many links as when it
 # was built; with 64 candidates, it has .95 times as many.
 _REPAIR_CANDIDATES = 128
-
 _OWN_LINKS = 4  # number of a member's nearest remaining links whose neighbours are candidates too
 _NEAR_MEMBERS = 32  # a new member is offered as a link to the sources of this many near members
 _NEAR_LINKS = 2  # number of a source's nearest links whose neighbours are candidates for its links

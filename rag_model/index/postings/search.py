@@ -153,11 +153,9 @@ class PostingsIndex:
         hit_counts = np.empty(len(searches), np.int64)
         for i, (search, terms) in enumerate(zip(searches, terms_by_query, strict=True)):
             n_hits = search.rank(weighting, scores[i], rows[i])
-            query_slice = slice(i, i + 1)
-            hit_counts[query_slice] = (
-                self._fill_best(terms, weighting, skip, scores[query_slice], rows[query_slice])
-                if n_hits is None
-                else n_hits
+            query = slice(i, i + 1)
+            hit_counts[query] = (
+                self._fill_best(terms, weighting, skip, scores[query], rows[query]) if n_hits is None else n_hits
             )
         return hit_counts
 

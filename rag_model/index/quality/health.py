@@ -70,12 +70,9 @@ def sample_changes(
     changed_vectors = files.read_rows(draw_rows(files.n, SAMPLE_VECTORS, seed))
     unchanged_vectors = open_vectors(unchanged_files, dim=files.dim) if unchanged_files else None
     # Old rows are numbered across the changed files first, and then across the unchanged ones.
-    sampled_positions = draw_rows(
-        len(old_rows) + (unchanged_vectors.n if unchanged_vectors else 0), SAMPLE_VECTORS, seed
-    )
-    changed_positions, unchanged_positions = np.split(
-        sampled_positions, [np.searchsorted(sampled_positions, len(old_rows))]
-    )
+    n_old = len(old_rows) + (unchanged_vectors.n if unchanged_vectors else 0)
+    positions = draw_rows(n_old, SAMPLE_VECTORS, seed)
+    changed_positions, unchanged_positions = np.split(positions, [np.searchsorted(positions, len(old_rows))])
     old_vectors = [files.read_rows(old_rows[changed_positions])]
     old_vectors += [unchanged_vectors.read_rows(unchanged_positions - len(old_rows))] if unchanged_vectors else []
     return FitSample(new_vectors, np.concatenate(old_vectors), changed_vectors)
