@@ -426,7 +426,8 @@ class PassageFile:
     def _check_pages(self, groups: Sequence[int], leaves: Sequence[int]) -> int:
         """Check the decoded size of columns before Arrow decodes them, each column chunk once.
 
-        Returns the maximum bytes that one row may take from text dictionaries.
+        `leaves` are the numbers of Parquet's leaf columns. Returns the maximum bytes that one row
+        may take from text dictionaries.
         """
         unchecked_leaves_by_group = {
             group: [leaf for leaf in leaves if (group, leaf) not in self._checked_leaves] for group in groups

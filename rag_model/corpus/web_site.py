@@ -299,10 +299,10 @@ class _SiteClient:
                         url = self._follow_redirect(url, response)
                         continue
                     if response.status_code in BUSY_STATUSES:
-                        status = f"HTTP {response.status_code}"
+                        problem = f"HTTP {response.status_code}"
                         delay = parse_retry_after(response.headers.get("retry-after"))
-                        status += " with Retry-After" if delay is not None and status == _SERVER_ERROR else ""
-                        raise BusyError(status, delay, _MAX_ERROR_TRIES if status == _SERVER_ERROR else MAX_TRIES)
+                        problem += " with Retry-After" if delay is not None and problem == _SERVER_ERROR else ""
+                        raise BusyError(problem, delay, _MAX_ERROR_TRIES if problem == _SERVER_ERROR else MAX_TRIES)
                     if response.status_code != 200:
                         return response.status_code, response.headers, b""
                     return 200, response.headers, read_body(response, max_bytes)

@@ -493,10 +493,10 @@ def read_stream_runs(url: str, index_url: str, namespaces: Mapping[str, int]) ->
     _check_stream(run, index_url)
 
 
-def _build_run(url: str, offset: int, run_end: int, entries: Sequence[_IndexEntry]) -> PageRun:
+def _build_run(url: str, run_start: int, run_end: int, entries: Sequence[_IndexEntry]) -> PageRun:
     _, page_ids, template_flags = zip(*entries, strict=True)
-    byte_slice = Slice(url, offset, run_end - offset, "bz2", min(page_ids), max(page_ids))
-    return PageRun(byte_slice, run_end - offset, _is_increasing(page_ids), any(template_flags))
+    byte_slice = Slice(url, run_start, run_end - run_start, "bz2", min(page_ids), max(page_ids))
+    return PageRun(byte_slice, run_end - run_start, _is_increasing(page_ids), any(template_flags))
 
 
 def _is_increasing(page_ids: Sequence[int]) -> bool:

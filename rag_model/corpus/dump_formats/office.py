@@ -68,7 +68,7 @@ def _read_file(path: str) -> dict[str, Any]:
 
 
 def _read_word(path: Path) -> ParsedFile:
-    from rag_model.corpus.dump_formats.markup_files import HTML  # noqa: PLC0415 - for the child
+    from rag_model.corpus.dump_formats.markup_files import HTML  # noqa: PLC0415 - only for the child
 
     mammoth = require("mammoth", extra="office")
     drop_images = mammoth.images.img_element(lambda image: {"src": ""})

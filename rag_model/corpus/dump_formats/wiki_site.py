@@ -250,8 +250,8 @@ class SiteFollower:
     def _fetch_stale_pages(self, state: MirrorState, events: _SiteEvents, removed_ids: frozenset[int]) -> MirrorState:
         """List all pages, and fetch those that differ from the mirror."""
         listed_page_by_id: dict[int, _ListedPage] = {}
-        for pages in self._list_pages():
-            listed_page_by_id |= pages
+        for page_by_id in self._list_pages():
+            listed_page_by_id |= page_by_id
         if not listed_page_by_id:
             raise InputError(
                 f"{self._client.url} lists no pages in the namespaces {sorted(self._namespaces)}: check the "
@@ -308,8 +308,8 @@ class SiteFollower:
     def _list_pages(self) -> Iterator[dict[int, _ListedPage]]:
         for namespace in sorted(self._namespaces):
             query = {"generator": "allpages", "gapnamespace": namespace, "gaplimit": "max"}
-            for pages in self._query_pages(**query, **_PROPERTIES, rvprop="ids|timestamp|size"):
-                yield {page_id: self._parse_listed_page(page) for page_id, page in pages.items()}
+            for row_by_id in self._query_pages(**query, **_PROPERTIES, rvprop="ids|timestamp|size"):
+                yield {page_id: self._parse_listed_page(row) for page_id, row in row_by_id.items()}
 
     def _parse_listed_page(self, page: Reply) -> _ListedPage:
         revision = _get_revision(page)
@@ -342,8 +342,8 @@ class SiteFollower:
         for start in range(0, len(ids_or_titles), IDS_PER_REQUEST):
             name_batch = ids_or_titles[start : start + IDS_PER_REQUEST]
             missing_ids = {name for name in name_batch if isinstance(name, int)}
-            for pages in self._query_pages(**_CONTENT, **{by: name_batch}):
-                for page_id, row in sorted(pages.items()):
+            for row_by_id in self._query_pages(**_CONTENT, **{by: name_batch}):
+                for page_id, row in sorted(row_by_id.items()):
                     if by == "pageids" and page_id not in missing_ids:
                         raise InputError(f"{self._client.url} answers with page {page_id}, which was not requested")
                     missing_ids.discard(page_id)

@@ -78,12 +78,12 @@ class Grid:
         head = [caption] if caption else []
         if kind == "infobox":
             return create_structure(kind, map(_format_field_row, _repeat_spans(rows, 0)), head)
-        n_headers = _count_header_rows(rows)
-        text_rows = _repeat_spans(rows, n_headers)
-        head += [row[0].text for row in rows[:n_headers] if len(row) == 1 and row[0].text]
-        if headers := _join_headers([text_rows[n] for n in range(n_headers) if len(rows[n]) > 1]):
+        n_header_rows = _count_header_rows(rows)
+        text_rows = _repeat_spans(rows, n_header_rows)
+        head += [row[0].text for row in rows[:n_header_rows] if len(row) == 1 and row[0].text]
+        if headers := _join_headers([text_rows[n] for n in range(n_header_rows) if len(rows[n]) > 1]):
             head.append(headers)
-        return create_structure(kind, map(_format_row, text_rows[n_headers:]), head)
+        return create_structure(kind, map(_format_row, text_rows[n_header_rows:]), head)
 
 
 def is_requested(grid: Grid, structures: Collection[StructureName]) -> bool:
@@ -132,7 +132,7 @@ def _format_field_row(cells: Sequence[str]) -> str:
     return f"{field_name.rstrip(' :')}: {', '.join(value_texts)}" if value_texts else field_name
 
 
-def _repeat_spans(cell_rows: Sequence[Sequence[Cell]], n_headers: int) -> list[list[str]]:
+def _repeat_spans(cell_rows: Sequence[Sequence[Cell]], n_header_rows: int) -> list[list[str]]:
     """Return the texts of each row, with a cell's text repeated in the rows and columns it spans.
 
     A text is repeated over columns only in the header rows, because a wide cell is read once. A
@@ -147,7 +147,7 @@ def _repeat_spans(cell_rows: Sequence[Sequence[Cell]], n_headers: int) -> list[l
             character_budget -= _fill_open_spans(text_row, open_spans, character_budget)
             column = len(text_row)
             n_columns = min(cell.colspan, _MAX_COLSPAN, max(character_budget, 1))
-            repeated_text = cell.text if row_number < n_headers else ""
+            repeated_text = cell.text if row_number < n_header_rows else ""
             text_row += [cell.text, *[repeated_text] * (n_columns - 1)]
             character_budget -= (n_columns - 1) * (len(repeated_text) + 1)
             if cell.rowspan > 1 and character_budget > 0:
@@ -375,7 +375,7 @@ class BoxRenderer:
     """Renders templates in infoboxes and tables; a box is rendered as its fields."""
 
     def __init__(self, templates: Templates) -> None:
-        """Use `templates` for all templates except boxes, coordinates and cells."""
+        """Use `templates` for all templates but boxes, coordinates and those of table cells."""
         self._templates = templates
         self.box_name = ""  # name of the outermost box, if it is recognized by its fields
 
