@@ -335,7 +335,7 @@ class PassageFile:
                     yield _add_missing_columns(decode_dictionaries(batch), columns)
 
     def iter_tables(self, first_row: int, end_row: int) -> Iterator[pa.Table]:
-        """Yield the stored columns of the rows in [first, end), a table for each row group.
+        """Yield the stored columns of the rows [first_row, end_row), a table for each row group.
 
         The row group that was read last is kept in memory.
 

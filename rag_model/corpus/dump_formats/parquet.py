@@ -62,7 +62,7 @@ class Parquet(RecordFormat):
         yield from self.read_rows(url)
 
     def read_rows(self, url: str, first_row: int = 0, end_row: int | None = None) -> Iterator[Record]:
-        """Yield a record for each of the rows [first, end), with the fields of `jsonl` as columns.
+        """Yield a record for each of the rows [first_row, end_row), with `jsonl`'s fields as columns.
 
         `revised` may also be a Parquet date or timestamp.
 
@@ -73,7 +73,7 @@ class Parquet(RecordFormat):
         yield from self._read_batches(url, _BATCH_ROWS, first_row, end_row, self.parse_batch)
 
     def read_columns(self, url: str, first_row: int, end_row: int) -> Iterator[tuple[pa.Array, ...]]:
-        """Yield the rows [first, end) as columns: ids, titles, texts, times and page ids.
+        """Yield the rows [first_row, end_row) as columns: ids, titles, texts, times and page ids.
 
         Times are seconds since 1970 or null. A page id is empty if the file has none.
 

@@ -157,13 +157,13 @@ def _repeat_spans(cell_rows: Sequence[Sequence[Cell]], n_header_rows: int) -> li
     return text_rows
 
 
-def _fill_open_spans(text_row: list[str], open_spans: dict[int, tuple[int, str]], budget: int) -> int:
+def _fill_open_spans(text_row: list[str], open_spans: dict[int, tuple[int, str]], character_budget: int) -> int:
     """Append texts that span the next columns from above; return their number of characters."""
     n_characters = 0
     while (column := len(text_row)) in open_spans:
         remaining_rows, text = open_spans.pop(column)
         n_characters += len(text) + 1
-        if n_characters > budget:
+        if n_characters > character_budget:
             open_spans.clear()
             break
         text_row.append(text)
