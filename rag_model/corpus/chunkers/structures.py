@@ -11,7 +11,7 @@ from rag_model.corpus.chunkers.article_words import split_words
 from rag_model.corpus.chunkers.chunker import MAX_HEADING, create_anchor
 from rag_model.corpus.records import Article, Passage, Section, Structure
 
-VERSION = 1  # increase it if a change gives other passages for the same structures
+VERSION = 2  # increase it if a change gives other passages for the same structures
 DEFAULT_WORDS = 100  # maximum words of a passage, if the chunker does not limit words
 _HEAD_SHARE = 0.5  # maximum share of header lines, so that at least half of a passage is rows
 _BAR = " |"  # separates cells, and does not count as a word

@@ -345,7 +345,7 @@ _HIDDEN_VALUE = re.compile(
     re.IGNORECASE,
 )
 _TRAILING_NUMBER = re.compile(r"[ _]*\d+$")
-_ANGLE = re.compile(r"(lat|long?)_?(d|m|s|deg|min|sec|degrees|minutes|seconds|ns|ew|direction)$", re.IGNORECASE)
+_ANGLE = re.compile(r"(lat|long?)_?(?:(d|m|s|deg|min|sec|degrees|minutes|seconds)|ns|ew|direction)$", re.IGNORECASE)
 _ANGLE_SIGNS = {"d": "°", "m": "′", "s": "″"}  # degrees, minutes and seconds by first letter
 _DIRECTION = re.compile(r"[NSEW]", re.IGNORECASE)
 _DEGREES = re.compile(r"[-+−]?\d{1,3}(?:\.\d{1,12})?")
@@ -469,14 +469,15 @@ def _get_box_name(box: str) -> str:
 
 def _render_fields(arguments: Sequence[str]) -> Iterator[str]:
     """Yield the visible fields of a box between `_TEXT_MARK` and `_FIELD_MARK`."""
-    angle_by_direction: dict[str, dict[str, str]] = {}
+    parts_by_axis: dict[str, dict[str, str]] = {}
     for key, value in parse_call("", arguments).params.items():
         if angle := _ANGLE.match(key):
-            angle_by_direction.setdefault(angle[1].lower()[:3], {})[angle[2].lower()[0]] = value
+            part = angle[2].lower()[0] if angle[2] else "direction"
+            parts_by_axis.setdefault(angle[1].lower()[:3], {})[part] = value
         elif value and len(key) <= _MAX_KEY and not _HIDDEN_FIELD.match(key) and not key.isdecimal():
             label = _TRAILING_NUMBER.sub("", key).replace("_", " ").strip() or key
             yield f"{_TEXT_MARK}\n{protect(label[:1].upper() + label[1:])}{_FIELD_MARK}\n{value}\n"
-    if coordinates := " ".join(filter(None, map(_format_angle, angle_by_direction.values()))):
+    if coordinates := " ".join(filter(None, map(_format_angle, parts_by_axis.values()))):
         yield f"{_TEXT_MARK}\nCoordinates{_FIELD_MARK}\n{coordinates}\n"
 
 
@@ -484,8 +485,8 @@ def _format_angle(parts: dict[str, str]) -> str:
     angle_text = "".join(
         parts[part] + sign for part, sign in _ANGLE_SIGNS.items() if _DEGREES.fullmatch(parts.get(part, ""))
     )
-    direction = next((value.upper() for part in "new" if _DIRECTION.fullmatch(value := parts.get(part, ""))), "")
-    return angle_text + direction if angle_text else ""
+    direction = parts.get("direction", "")
+    return angle_text + (direction.upper() if _DIRECTION.fullmatch(direction) else "") if angle_text else ""
 
 
 # Long lists in wikitext.

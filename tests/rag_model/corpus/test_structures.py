@@ -131,6 +131,10 @@ def test_table_becomes_rows_with_column_names(markup: str, head: list[str], rows
         ("known = {{plainlist|\n* [[One]]\n** two\n}}\n| d = a<br>b", ["Known: One; two", "D: a; b"]),
         ("at = {{coord|57|18|22|N|4|27|32|W|display=title}}", ["At: 57°18′22″N 4°27′32″W"]),
         ("place = P\n| latd = 57 |latm= 18 |latNS= N |longd=4 |longEW=W", ["Place: P", "Coordinates: 57°18′N 4°W"]),
+        (
+            "place = P|lat_deg=57|lat_min=18|lat_direction=n|lon_deg=4|lon_direction=W",
+            ["Place: P", "Coordinates: 57°18′N 4°W"],
+        ),
         ("image = A.jpg\n| logo_size = 20px\n| caption = Ada in 1840\n| x = Y.svg", ["Caption: Ada in 1840"]),
         ("module = {{Infobox officeholder\n| office = Mayor\n}}\n| z = end", ["Office: Mayor", "Z: end"]),
         ("name1 = One\n| name2 = Two\n| empty = \n| shown = yes", ["Name: One", "Name: Two"]),
