@@ -84,16 +84,16 @@ def _sample_candidates(
     seeds: Sequence[int],
 ) -> list[CandidateScores]:
     """Draw a passage from p(z|x), then an answer from p(y|x,z), which is a draw from p(y|x)."""
-    k, random_streams = log_prior.shape[1], create_random_streams(seeds)
+    k, streams = log_prior.shape[1], create_random_streams(seeds)
     cumulative_p = log_prior.double().softmax(-1).cumsum(-1).cpu()  # (b, k)
     # (b, k) -> (b,)
-    drawn_passages = (cumulative_p <= draw_uniform(random_streams)[:, None]).sum(-1).clamp(max=k - 1)
+    drawn_passages = (cumulative_p <= draw_uniform(streams)[:, None]).sum(-1).clamp(max=k - 1)
     input_rows = torch.arange(len(log_prior)) * k + drawn_passages  # (b,) rows of the b k contexts
     logits, state = prefilled
     input_rows = input_rows.to(logits.device)
     # (b k, v) -> (b, v)
     drawn_state = (logits[input_rows], generator.select_rows(state, input_rows))
-    propose = propose_sampled(sampling, random_streams)
+    propose = propose_sampled(sampling, streams)
     answers = beam_search(generator, drawn_state, torch.zeros_like(log_prior[:, :1]), settings, propose, n_answers=1)
     candidates_by_question: list[CandidateScores] = []
     for (answer,), passage in zip(answers, drawn_passages.tolist(), strict=True):

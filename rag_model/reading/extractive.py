@@ -159,7 +159,7 @@ class ExtractiveReader(RetrievingReader):
     def __init__(
         self, retriever: Retriever | None, model: SpanModel, k: int = EXTRACTIVE_K, max_passages: int | None = None
     ) -> None:
-        """Create a reader; `k` is limited to `max_passages`, the most that the retriever returns."""
+        """Create a reader; `k` is limited to `max_passages`, the retriever's maximum per question."""
         self.retriever, self._model = retriever, model
         self.k = min(k, max_passages or k)
 

@@ -70,7 +70,7 @@ class CheckpointUploader:
         self._failure = self._reported_failure = ""
         # references to uploaded files by (inode, size, modification time)
         self._blob_refs: dict[tuple[int, int, int], BlobRef] = {}
-        # A process that was killed may have left such folders.
+        # A process that was killed may have left the folders of its uploads.
         for stale_folder in identity.folder.glob(f"{_UPLOAD_PREFIX}*"):
             shutil.rmtree(stale_folder, ignore_errors=True)
         self._thread = threading.Thread(target=self._upload_pending, daemon=True, name="checkpoints")

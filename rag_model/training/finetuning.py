@@ -337,14 +337,11 @@ class Finetuning:
             )
 
     def _build_provenance(self, seconds: Mapping[str, float], training_result: TrainingResult) -> dict[str, Any]:
+        searched_snapshots = [asdict(searched) for searched in training_result.searched_snapshots]
         return {
             "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
             "names": dict(self.job.origins.list_sources()),
-            **(
-                {"asked": [asdict(searched) for searched in training_result.searched_snapshots]}
-                if training_result.searched_snapshots
-                else {}
-            ),
+            **({"asked": searched_snapshots} if searched_snapshots else {}),
             "device": torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine(),
             "seconds": dict(seconds),
             "versions": get_versions(*_RECORDED_PACKAGES),

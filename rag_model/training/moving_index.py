@@ -142,7 +142,7 @@ class RebuildFolder:
     """The files of the started and the finished rebuilds of one training."""
 
     def __init__(self, work: Path, snapshot_id: str) -> None:
-        """Use the training's folder `work`; `snapshot_id` is the id of the snapshot to re-encode."""
+        """Use the training's folder `work`; `snapshot_id` names the snapshot to encode again."""
         self._root, self._snapshot = work / "refreshes", snapshot_id
 
     def create_order(self, step: int, save_encoders: Callable[[Path], Any]) -> RebuildOrder:

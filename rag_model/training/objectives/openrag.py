@@ -234,7 +234,7 @@ class OpenRagTask(GroupTask[DprBatch, SidrPair, OpenRagRecipe]):
         ranked_passages = self.rank_proposals([example.question for example in examples])
         ranked_examples = list(zip(examples, ranked_passages, strict=True))
         verdicts = self._judge_pairs([(example.question, ranked[0]) for example, ranked in ranked_examples if ranked])
-        answer_ranks = [find_first_answer_rank(example, ranked) for example, ranked in ranked_examples]
+        answer_ranks = [find_first_answer_rank(*ranked_example) for ranked_example in ranked_examples]
         return {
             "right": sum(verdict.right for verdict in verdicts) / len(examples),
             "nll": -float(np.mean([verdict.log_p for verdict in verdicts])) if verdicts else float("nan"),

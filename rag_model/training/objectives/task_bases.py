@@ -46,7 +46,7 @@ from rag_model.training.data.batches import (
     group_examples,
     keep_complete_examples,
 )
-from rag_model.training.data.examples import Example, digest_examples
+from rag_model.training.data.examples import Example, deduplicate_passages, digest_examples
 from rag_model.training.data.negatives import NegativesRecipe, add_mined_passages, estimate_mining_bytes
 from rag_model.training.data.pair_scores import CachedPairScorer, WorkerPairScorer
 from rag_model.training.data.texts import EpochBatches, Rows, TextBatch, TextSplit
@@ -78,11 +78,10 @@ class RankingEvaluator:
         Raises:
             UsageError: there is no example, or no passage.
         """
-        example_passages = [passage for example in examples for passage in (*example.positives, *example.negatives)]
+        example_passages = [passages for example in examples for passages in (example.positives, example.negatives)]
         self.examples = tuple(examples)
         self.questions = [example.question for example in examples]
-        self.pool = tuple({passage.hash: passage for passage in (*corpus, *example_passages)}.values())
-        self.row_by_hash = {passage.hash: row for row, passage in enumerate(self.pool)}
+        self.pool, self.row_by_hash = deduplicate_passages([corpus, *example_passages])
         self._own_rows = self._find_own_rows()
         self.positions_with_positives = [position for position, example in enumerate(examples) if example.positives]
         if not self.examples or not self.pool:
@@ -472,7 +471,7 @@ class BiEncoder(nn.Module):
         frozen: bool = False,
         device: str | None = None,
     ) -> Self:
-        """Load the encoders with the names `question` and `passage`, which are folders or hub names.
+        """Load the encoders named `question` and `passage`, which are folders or hub names.
 
         If `passage` is None, both encoders are loaded from `question`. With `shared`, a single
         encoder encodes questions and passages.

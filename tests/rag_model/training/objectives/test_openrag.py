@@ -213,8 +213,10 @@ def compute_weights(encoder: TrainableSidr, texts: Sequence[str]) -> tuple[Tenso
     lines = [torch.from_numpy(line).long() for line in tokenize(tokenizer, texts)]
     for line in lines:
         hidden = encoder.model.norm(body(input_ids=line[None])[0][0])  # (t, h)
-        weights.append((elu(hidden @ body.get_input_embeddings().weight.T) + 1).amax(0) * encoder.model.terms)
-    bags = [torch.zeros(len(encoder.model.terms)).index_fill(0, line, 1) * encoder.model.terms for line in lines]
+        weights.append((elu(hidden @ body.get_input_embeddings().weight.T) + 1).amax(0) * encoder.model.term_mask)
+    bags = [
+        torch.zeros(len(encoder.model.term_mask)).index_fill(0, line, 1) * encoder.model.term_mask for line in lines
+    ]
     return torch.stack(weights), torch.stack(bags)
 
 

@@ -65,7 +65,7 @@ def test_bag_scores_are_products_with_the_question_weights(tiny: Path, kings: li
         query_vectors = pair.question.encoder().encode_questions(questions)
         passage_vectors = pair.embed_passages(passages)
         by_weights, by_bags = pair.scores(pair.encode_questions(questions), passages)
-    question_weights = torch.zeros(len(questions), len(pair.question.model.terms))
+    question_weights = torch.zeros(len(questions), len(pair.question.model.term_mask))
     for row, terms in enumerate(query_vectors):
         question_weights[row, terms[:, 0].astype(int)] += torch.from_numpy(terms[:, 1])
     assert torch.allclose(by_bags, question_weights @ passage_vectors[1].float().T, atol=1e-2)
