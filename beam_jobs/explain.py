@@ -87,7 +87,10 @@ class _StageCounts:
     changed: Counter[str] = field(default_factory=Counter)
 
     def count_task(self, total: int, reused: int, missing_inputs: Mapping[str, Any] | None) -> None:
-        """Count a task; `missing_inputs` are the inputs of a task that is not recorded."""
+        """Count a task with `total` units, of which `reused` would be reused.
+
+        `missing_inputs` are the inputs of a task that is not recorded, else None.
+        """
         self.total, self.reused, self.tasks = self.total + total, self.reused + reused, self.tasks + 1
         self.recorded += missing_inputs is None
         if missing_inputs is not None:

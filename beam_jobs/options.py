@@ -48,12 +48,12 @@ def build_pipeline_options(flags: Sequence[str], n_elements: int, *, uses_gpu: b
 
 
 def _remove_accelerators(options: PipelineOptions) -> None:
-    cloud_options, workers = options.view_as(GoogleCloudOptions), options.view_as(WorkerOptions)
+    cloud_options, worker_options = options.view_as(GoogleCloudOptions), options.view_as(WorkerOptions)
     cloud_options.dataflow_service_options = [
         option for option in cloud_options.dataflow_service_options or () if not option.startswith(_ACCELERATOR_OPTION)
     ] or None
-    if workers.machine_type:
-        workers.machine_type = _GPU_MACHINE.sub("n2-standard-", workers.machine_type)
+    if worker_options.machine_type:
+        worker_options.machine_type = _GPU_MACHINE.sub("n2-standard-", worker_options.machine_type)
 
 
 def check_flags(flags: Sequence[str]) -> tuple[str, ...]:

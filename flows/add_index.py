@@ -84,16 +84,16 @@ def add_index(
         chosen_indexes = choose_indexes(effective_recipe, indexes)
         check_recipe(base_manifest.content, replace(effective_recipe, index=chosen_indexes))
         with clock("look"), Snapshot.from_manifest(target, base_manifest) as base_snapshot:
-            passages, embeddings = read_results(target, base_manifest.content, launch)
+            chunk_results, embeddings = read_results(target, base_manifest.content, launch)
             dimensions = read_dimensions(base_snapshot)
-        plans = plan_indexes(chosen_indexes, passages, dimensions, get_worker_memory(beam_options))
+        plans = plan_indexes(chosen_indexes, chunk_results, dimensions, get_worker_memory(beam_options))
         provenance = inherit_provenance(base_manifest)
         dump_url, encoder = (str(provenance.get(name, "")) for name in ("dump", "encoder"))
         assemble_content = partial(
             replace_indexes, _add_recipe_indexes(base_manifest.content, chosen_indexes, effective_recipe.retriever)
         )
         provenance["indexed"] = {"of": base_manifest.id, "indexes": sorted(chosen_indexes)}
-        build_arguments = passages, embeddings, plans, assemble_content, provenance
+        build_arguments = chunk_results, embeddings, plans, assemble_content, provenance
         return finish_build(Build(target, launch, clock, effective_recipe, ref, dump_url, encoder, *build_arguments))
 
 
@@ -170,20 +170,16 @@ def reencode(snapshot: str, store: Url, encoder: Url, ref: str, beam_options: Se
         base_manifest = target.snapshots.get(target.snapshots.resolve_trusted(snapshot))
         recipe = read_reencode_recipe(base_manifest.content)
         with clock("look"):
-            passages, _ = read_results(target, base_manifest.content, launch)
+            chunk_results, _ = read_results(target, base_manifest.content, launch)
             encoding = prepare_encoder(target, encoder, recipe.encode)
         dimensions = {EMBEDDINGS: encoding.space.dim}
-        plans = plan_indexes(
-            list_stale_indexes(base_manifest.content, recipe),
-            passages,
-            dimensions,
-            get_worker_memory(beam_options),
-        )
+        stale_indexes = list_stale_indexes(base_manifest.content, recipe)
+        plans = plan_indexes(stale_indexes, chunk_results, dimensions, get_worker_memory(beam_options))
         with clock("embed") as on_progress:
-            embeddings = embed_parts(passages, encoding, recipe.dtype_of(EMBEDDINGS), launch, on_progress)
+            embeddings = embed_parts(chunk_results, encoding, recipe.dtype_of(EMBEDDINGS), launch, on_progress)
         assemble_content = partial(replace_indexes, replace_embeddings(base_manifest.content, encoding, embeddings))
         provenance = build_reencoded_provenance(base_manifest, encoding)
-        build_inputs = passages, {EMBEDDINGS: embeddings}, plans, assemble_content, provenance
+        build_inputs = chunk_results, {EMBEDDINGS: embeddings}, plans, assemble_content, provenance
         return finish_build(
             Build(target, launch, clock, recipe, ref, str(provenance.get("dump", "")), encoder, *build_inputs)
         )
@@ -191,7 +187,8 @@ def reencode(snapshot: str, store: Url, encoder: Url, ref: str, beam_options: Se
 
 @stage
 def embed_parts(
-    passages: Sequence[ChunkResult], encoding: StoredEncoder, dtype: Dtype, launch: Launch, on_progress: OnProgress
+    chunk_results: Sequence[ChunkResult], encoding: StoredEncoder, dtype: Dtype, launch: Launch, on_progress: OnProgress
 ) -> list[EmbedResult]:
     """Encode every part's passages."""
-    return embed.run([EmbedTask.of(chunk_result, encoding, dtype) for chunk_result in passages], launch, on_progress)
+    tasks = [EmbedTask.of(chunk_result, encoding, dtype) for chunk_result in chunk_results]
+    return embed.run(tasks, launch, on_progress)

@@ -52,7 +52,7 @@ class Build:
     ref: str  # the ref to move
     source: str  # URL or path of the dump or passages
     encoder: str  # the encoder, as the user named it
-    passages: Sequence[ChunkResult]  # the chunk job's result for each part
+    chunk_results: Sequence[ChunkResult]  # the chunk job's result for each part
     embeddings: Mapping[str, Sequence[EmbedResult]]  # the embed job's results by representation
     plans: Mapping[str, IndexPlan]  # by name, the plans of the indexes that have to be built
     # returns the snapshot's content with the given indexes
@@ -138,7 +138,7 @@ def build_indexes(build: Build) -> tuple[Manifest, SnapshotMetrics]:
         metrics = measure_indexes(build, Manifest(content), built_indexes, on_progress)
     all_notes = [*build.notes, *precision_notes]
     new_provenance = build_provenance(build.source, build.encoder, built_indexes, clock.seconds, precisions, all_notes)
-    new_provenance["embedded"] = count_passages(build.passages, build.embeddings)["embedded"]
+    new_provenance["embedded"] = count_passages(build.chunk_results, build.embeddings)["embedded"]
     # Workers on other machines use CPU time that the clock does not measure.
     new_provenance["cpu"] = dict(clock.cpu) if is_local(launch.flags) else {}
     new_provenance[HISTORY] = format_history(build.parent)
@@ -192,9 +192,9 @@ def group_by_stage(embeddings: Mapping[str, Sequence[EmbedResult]]) -> dict[str,
 
 def report_build(build: Build, manifest: Manifest, result: PublishResult, metrics: SnapshotMetrics) -> BuildOutcome:
     """Write the report and the artifacts of a published snapshot, and return the outcome."""
-    counts = count_passages(build.passages, build.embeddings, build.dropped_files)
+    counts = count_passages(build.chunk_results, build.embeddings, build.dropped_files)
     seconds = build.clock.seconds
-    stage_results = build.passages, group_by_stage(build.embeddings)
+    stage_results = build.chunk_results, group_by_stage(build.embeddings)
     report = write_report(build.store, manifest, result, metrics, counts, *stage_results, seconds)
     number, gate = result.move.number if result.move else None, asdict(result.verdict)
     warnings = list_warnings(read_history(manifest))
@@ -225,7 +225,7 @@ def train_indexes(
 ) -> list[IndexInProgress]:
     """Derive indexes from the parent's where possible; train others, or reuse trained files."""
     store, launch = build.store, build.launch
-    row_files, reused_trainings = list_row_files(build.passages, build.embeddings), build.reused_trainings
+    row_files, reused_trainings = list_row_files(build.chunk_results, build.embeddings), build.reused_trainings
     index_builds = [
         index.start_index(store, name, plan, row_files[plan.over], reused_trainings.get(name), parent_indexes.get(name))
         for name, plan in build.plans.items()

@@ -102,24 +102,24 @@ def reindex(
             recipe = replace(recipe, chunk=chunker.recipe)
         with clock("chunk") as on_progress:
             tables = read_tables(target, plan, dump, recipe, launch, on_progress)
-            passages = chunk_parts(target, plan, chunker, parent, launch, on_progress, tables)
+            chunk_results = chunk_parts(target, plan, chunker, parent, launch, on_progress, tables)
             # the parent may expire or be taken down while its articles are reused
             notes = notes or report_missing_files(target, parent, on_progress)
         dimensions = {name: stored_encoder.space.dim for name, stored_encoder in encoders.items()}
-        plans = plan_indexes(recipe.index, passages, dimensions, get_worker_memory(beam_options), parent)
+        plans = plan_indexes(recipe.index, chunk_results, dimensions, get_worker_memory(beam_options), parent)
         embeddings: dict[str, Sequence[EmbedResult]] = {}
         for name, stored_encoder in encoders.items():
             with clock(get_embed_stage(name)) as on_progress:
                 embeddings[name] = embed_parts(
-                    plan, passages, stored_encoder, recipe.dtype_of(name), parent, launch, on_progress
+                    plan, chunk_results, stored_encoder, recipe.dtype_of(name), parent, launch, on_progress
                 )
         plans, reused_trainings = find_reused_trainings(
             target, parent, plans, plan, embeddings, encoders, rebuild_graphs
         )
-        assemble_snapshot = partial(assemble_content, plan, recipe, encoders, passages, embeddings)
+        assemble_snapshot = partial(assemble_content, plan, recipe, encoders, chunk_results, embeddings)
         site_provenance = {"read_at": plan.read_at, "plan": plan.compute_digest()} if plan.read_at else {}
         provenance = {**site_provenance, **build_commits_provenance(encoders.values())}
-        build_arguments = passages, embeddings, plans, assemble_snapshot, provenance, reused_trainings
+        build_arguments = chunk_results, embeddings, plans, assemble_snapshot, provenance, reused_trainings
         build = Build(target, launch, clock, recipe, ref, dump, encoder, *build_arguments)
         return finish_build(replace(build, base=base, parent=parent.manifest, dropped_files=plan.dropped, notes=notes))
 
@@ -193,7 +193,7 @@ def chunk_parts(
 @stage
 def embed_parts(
     plan: Plan,
-    passages: Sequence[ChunkResult],
+    chunk_results: Sequence[ChunkResult],
     encoder: StoredEncoder,
     dtype: Dtype,
     parent: Parent,
@@ -203,9 +203,9 @@ def embed_parts(
     """Encode the passages of every part; unchanged passages keep the vectors of the parent."""
     tasks = [
         EmbedTask.of(chunk_result, encoder, dtype, parent.find_encoded_parts(part, encoder.space.digest))
-        for part, chunk_result in zip(plan.parts, passages, strict=True)
+        for part, chunk_result in zip(plan.parts, chunk_results, strict=True)
     ]
-    if sentence := embed.describe_requests(encoder, passages, sum(task.new_passages for task in tasks)):
+    if sentence := embed.describe_requests(encoder, chunk_results, sum(task.new_passages for task in tasks)):
         on_progress.say(sentence)
     return embed.run(tasks, launch, on_progress)
 

@@ -592,8 +592,8 @@ def _list_encoders(store: Store, plan: ReproductionPlan, library: Library) -> li
     encoder = _find_model(plan.folder, library.encoder)
     if encoder.startswith(MODEL_PREFIX):
         return []
-    names = resolve_encoders(store, encoder)
-    encoders = [encoder, library.recipe.encode.question_encoder or names.question]
+    encoder_names = resolve_encoders(store, encoder)
+    encoders = [encoder, library.recipe.encode.question_encoder or encoder_names.question]
     return encoders + [extra.encoder for extra in library.recipe.represent.values()]
 
 

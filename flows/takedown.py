@@ -180,21 +180,21 @@ def prepare_takedown_build(
     old_manifest = affected.manifest
     recipe, provenance = read_snapshot_recipe(old_manifest.content), inherit_provenance(old_manifest)
     provenance["takedown"] = {"of": old_manifest.id, "pages": list(affected.pages)}
-    passages, embeddings = read_stage_results(store, content, partial(corpus.run, launch=launch))
+    chunk_results, embeddings = read_stage_results(store, content, partial(corpus.run, launch=launch))
     with Snapshot.from_manifest(store, old_manifest) as snapshot:
-        plans = plan_indexes(
-            recipe.index, passages, read_dimensions(snapshot), get_worker_memory(launch.flags), Parent(old_manifest)
-        )
+        memory, dimensions = get_worker_memory(launch.flags), read_dimensions(snapshot)
+        plans = plan_indexes(recipe.index, chunk_results, dimensions, memory, Parent(old_manifest))
     source, encoder = (str(provenance.get(name, "")) for name in ("dump", "encoder"))
-    build_arguments = passages, embeddings, plans, partial(replace_indexes, content), provenance
+    build_arguments = chunk_results, embeddings, plans, partial(replace_indexes, content), provenance
     redacted_content = old_manifest.content
     return Build(store, launch, clock, recipe, "", source, encoder, *build_arguments, redacted_content=redacted_content)
 
 
 def _write_build_report(build: Build, manifest: Manifest, metrics: SnapshotMetrics) -> None:
     verdict = check_snapshot(build.recipe.gate, summarize_snapshot(manifest), metrics.recalls)
-    publish_result, counts = PublishResult(manifest.id, verdict, None), count_passages(build.passages, build.embeddings)
-    stage_results = build.passages, group_by_stage(build.embeddings)
+    publish_result = PublishResult(manifest.id, verdict, None)
+    counts = count_passages(build.chunk_results, build.embeddings)
+    stage_results = build.chunk_results, group_by_stage(build.embeddings)
     write_report(build.store, manifest, publish_result, metrics, counts, *stage_results, build.clock.seconds)
 
 
