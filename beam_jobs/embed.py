@@ -84,7 +84,7 @@ class EmbedTask:
 
     @property
     def row_format(self) -> RowFormat:
-        """The format of the rows."""
+        """The format in which the vectors, token vectors or weighted terms are stored."""
         return get_row_format(self.kind, self.dim, self.dtype, self.scale)
 
     def inputs(self) -> dict[str, Any]:

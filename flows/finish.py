@@ -263,7 +263,7 @@ def measure_indexes(
 
 @stage
 def publish_snapshot(build: Build, manifest: Manifest, metrics: SnapshotMetrics) -> PublishResult:
-    """Write the manifest, apply the gate, and move the ref if it passes."""
+    """Write the manifest, apply the gate, and move the ref if the snapshot passes the gate."""
     judge_snapshot = partial(
         check_snapshot,
         build.recipe.gate,

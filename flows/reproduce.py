@@ -622,7 +622,8 @@ def build_library(run: ReproductionRun, name: str) -> None:
     """Find the snapshot of a library with the indexes of its rows; build it if there is none.
 
     First build a snapshot of passages and vectors without indexes, so that further rows of the same
-    library need no encoding. An index that cannot be built is left out, with its rows.
+    library need no encoding. An index that cannot be built is left out, and the table's rows that
+    need it fail.
 
     Raises:
         StoreError: the store is full or cannot be written.

@@ -89,8 +89,8 @@ def gc(
     if writer_names:
         lines.append(
             f"kept the files of {format_count(len(writer_names), 'run')} ({', '.join(writer_names[:3])}) and "
-            "all that builds may reuse, also of removed pages: run gc again after it has ended, or "
-            "an hour after it was killed"
+            "all that builds may reuse, also of removed pages: run gc again after every such run has "
+            "ended, or an hour after it was killed"
         )
     return Reply(document, "\n".join(lines))
 
