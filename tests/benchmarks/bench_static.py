@@ -171,7 +171,7 @@ class Judge:
         row_by_id = {passage["id"]: row for row, passage in enumerate(corpus) if "id" in passage}
         self._gold = [row_by_id.get(question.get("paragraph")) for question in question_rows]
 
-    def measures(self, ranked: Rows) -> dict[str, list[float]]:
+    def compute_measures(self, ranked: Rows) -> dict[str, list[float]]:
         measures = {
             "Success@20": [
                 float(any(gold.match(self._texts[row]) for row in question_rows[:20] if row >= 0))
@@ -201,7 +201,7 @@ def measure_quality(
             for way in ("alone", "rrf_bm25"):
                 lists[name][f"rerank({way})"] = reranker(lists[name][way], options.reranked, options.depth)
     judge = Judge(corpus, question_rows)
-    measures = {name: {way: judge.list_measures(rows) for way, rows in ways.items()} for name, ways in lists.items()}
+    measures = {name: {way: judge.compute_measures(rows) for way, rows in ways.items()} for name, ways in lists.items()}
     estimates = {
         name: {
             way: {m: to_percent(estimate_mean(scores)) for m, scores in values.items()} for way, values in ways.items()
