@@ -38,7 +38,7 @@ _VOCABULARY_KEYS = ("vocab_size",)
 _FLOAT_BYTES = 4  # bytes per float32
 # Attribute of each DPR class that holds its encoder.
 DPR_ENCODERS = {"DPRContextEncoder": "ctx_encoder", "DPRQuestionEncoder": "question_encoder"}
-_GENERATOR_SUFFIXES = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
+_LM_SUFFIXES = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 _TASK_SUFFIXES = ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
 # The header of a GGUF file.
 _MAGIC, _VERSIONS = b"GGUF", (2, 3)
@@ -246,10 +246,8 @@ def _read_gguf_architecture(path: Path) -> Architecture:
         def read_field(name: str) -> int:
             return int(reader.fields[f"{architecture_name}.{name}"].contents())
 
-        hidden, token_table = (
-            read_field("embedding_length"),
-            next(t for t in reader.tensors if t.name == "token_embd.weight"),
-        )
+        hidden = read_field("embedding_length")
+        token_table = next(tensor for tensor in reader.tensors if tensor.name == "token_embd.weight")
         return Architecture(
             parameters=sum(int(tensor.n_elements) for tensor in reader.tensors),
             layers=read_field("block_count"),
@@ -283,9 +281,7 @@ def check_is_encoder(folder: Path) -> None:
         )
     architecture = next(iter(config.get("architectures") or [""]))
     has_encoder_record = (folder / RECORD_FILE).is_file() or (folder / MODULES).is_file()
-    is_generative = config.get("is_encoder_decoder") or (
-        architecture.endswith(_GENERATOR_SUFFIXES) and not has_encoder_record
-    )
+    is_generative = config.get("is_encoder_decoder") or (architecture.endswith(_LM_SUFFIXES) and not has_encoder_record)
     is_unsupported_dpr = config.get("model_type") == "dpr" and architecture not in DPR_ENCODERS
     if is_generative or is_unsupported_dpr or architecture.endswith(_TASK_SUFFIXES):
         raise InputError(

@@ -157,9 +157,8 @@ def _copy_known_vectors(
 ) -> NDArray[np.int64]:
     """Copy the reusable vectors; return the rows of the passages that must be encoded."""
     is_row_missing = np.ones(vector_file.rows, dtype=bool)
-    for vectors, known_rows, source_rows in _iter_known_vectors(
-        passages, previous_parts, vector_file.dim, vector_file.dtype
-    ):
+    vector_batches = _iter_known_vectors(passages, previous_parts, vector_file.dim, vector_file.dtype)
+    for vectors, known_rows, source_rows in vector_batches:
         is_row_missing[known_rows] = False
         for i in range(0, len(known_rows), _ROWS_PER_COPY):
             batch = slice(i, i + _ROWS_PER_COPY)

@@ -198,7 +198,8 @@ class Encoder:
     def _encode(self, inputs: Sequence[TextInput]) -> Vectors:
         vectors_by_row = np.empty((len(inputs), self.dim), np.float32)
         row = 0
-        for vectors, _ in self.stream(_iter_windows(inputs, self.window)):
+        windows = (inputs[i : i + self.window] for i in range(0, len(inputs), self.window))
+        for vectors, _ in self.stream(windows):
             vectors_by_row[row : row + len(vectors)] = vectors
             row += len(vectors)
         return vectors_by_row
@@ -233,10 +234,6 @@ def read_passage_space(name: str | Path) -> Space:
 def static_encoder_error(folder: Path) -> UsageError:
     """Return the error for an attempt to train a static encoder."""
     return UsageError(f"encoder {folder} is static and cannot be trained: give a transformer, such as BERT or E5")
-
-
-def _iter_windows(inputs: Sequence[TextInput], window_size: int) -> Iterator[Sequence[TextInput]]:
-    return (inputs[i : i + window_size] for i in range(0, len(inputs), window_size))
 
 
 def prefetch(items: Iterator[_T]) -> Iterator[_T]:

@@ -365,7 +365,9 @@ class EmbeddingClient:
                 f"no endpoint is set for the encoder {self.model}: set {EMBED_PREFIX}BASE_URL, or "
                 "OPENAI_API_KEY for OpenAI's API"
             )
-        settings = self.settings if whole_seconds is None else self._shorten_timeouts(whole_seconds)
+        settings = self.settings
+        if whole_seconds is not None:
+            settings = replace(settings, whole_seconds=min(whole_seconds, settings.whole_seconds))
         batch_starts = range(0, len(texts), settings.batch)
         requests = (self._embed_batch(list(texts[start : start + settings.batch]), settings) for start in batch_starts)
         try:
@@ -384,9 +386,6 @@ class EmbeddingClient:
         """Close the connections, which are also closed if the client is garbage-collected."""
         if self._finalizer is not None:
             self._finalizer()
-
-    def _shorten_timeouts(self, whole_seconds: float) -> EmbedSettings:
-        return replace(self.settings, whole_seconds=min(whole_seconds, self.settings.whole_seconds))
 
     def _ensure_started(self) -> EventLoopThread:
         """Return the thread that sends the requests; the first call starts it.

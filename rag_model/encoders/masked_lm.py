@@ -94,17 +94,15 @@ class MaskedLMTokenizer:
         max_tokens = read_max_tokens(folder)
         tokenizer = load_tokenizer(folder, max_tokens)
         tokenizer.no_truncation()
-        id_by_mask = {
-            token: token_id for token in MASK_TOKENS if (token_id := tokenizer.token_to_id(token)) is not None
-        }
-        if not id_by_mask:
+        masks = [(token, token_id) for token in MASK_TOKENS if (token_id := tokenizer.token_to_id(token)) is not None]
+        if not masks:
             raise InputError(
                 f"the tokenizer of {folder} has no token {' or '.join(MASK_TOKENS)}: give a masked "
                 "language model, such as BERT"
             )
         template = PairTemplate.from_encoding(tokenizer.encode("a", "a"))
-        mask_token, mask_id = next(iter(id_by_mask.items()))
-        return cls(tokenizer, template, mask_token, mask_id, find_pad_id(tokenizer, folder), max_tokens)
+        (mask_token, mask_id), pad_id = masks[0], find_pad_id(tokenizer, folder)
+        return cls(tokenizer, template, mask_token, mask_id, pad_id, max_tokens)
 
     @explain_tokenizer_errors()
     def tokenize(self, texts: Sequence[str]) -> "list[Encoding]":

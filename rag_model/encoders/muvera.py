@@ -71,9 +71,8 @@ class Muvera:
         encodings = np.zeros((len(tokens), self.encoded_dim), np.float32)
         for row, (first_token, end_token) in enumerate(pairwise(tokens.offsets)):
             if end_token > first_token:
-                encodings[row] = self._encode(
-                    np.asarray(tokens.vectors[first_token:end_token], np.float32), is_passage=True
-                )
+                passage_vectors = np.asarray(tokens.vectors[first_token:end_token], np.float32)
+                encodings[row] = self._encode(passage_vectors, is_passage=True)
         return encodings
 
     def _encode(self, token_vectors: Vectors, *, is_passage: bool) -> Vectors:

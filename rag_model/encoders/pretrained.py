@@ -96,9 +96,7 @@ def check_config(folder: Path) -> None:
         return
     n_tensors = len(read_tensor_headers(folder))
     for key, value in _iter_json_members(read_json_object(folder / CONFIG)):
-        if (
-            problem_text := _describe_unsupported(key, value) or _describe_excessive_count(key, value, n_tensors)
-        ) is not None:
+        if (problem_text := _describe_unsupported(key, value) or _describe_excess(key, value, n_tensors)) is not None:
             raise InputError(f"model file {folder / CONFIG} {problem_text}")
 
 
@@ -134,7 +132,7 @@ def _describe_unsupported(key: str, value: Any) -> str | None:
     return None
 
 
-def _describe_excessive_count(key: str, config_value: Any, n_tensors: int) -> str | None:
+def _describe_excess(key: str, config_value: Any, n_tensors: int) -> str | None:
     limit = n_tensors if _LAYER_KEYS.search(key) else _MAX_COUNT if _COUNT_KEYS.search(key) else None
     if limit is None or not isinstance(config_value, int) or config_value <= limit:
         return None

@@ -76,11 +76,8 @@ def _split_by_distance(settings: SemanticChunker, encoder: Encoder, article: Art
     )
     passage_bounds = [0, *passage_starts, len(article_words.words)]
     word_runs = [run for run in pairwise(passage_bounds) if run[0] < run[1]]
-    yield from build_passages(
-        article,
-        article_words,
-        (span for run in word_runs for span in iter_sentence_windows(run, article_words, settings.words)),
-    )
+    spans = (span for run in word_runs for span in iter_sentence_windows(run, article_words, settings.words))
+    yield from build_passages(article, article_words, spans)
 
 
 def _iter_passage_starts(

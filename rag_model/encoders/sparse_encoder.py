@@ -368,7 +368,5 @@ def collect_sparse_encoder_files(folder: Path, spec: SparseSpec, space: Space, w
         InputError: `folder` has no weights or no tokenizer.
     """
     record_path = write_encoder_record(workdir, {"asks": space.to_json(), SPARSE_KEY: spec.to_json()})
-    return {
-        path.name: path
-        for path in [folder / CONFIG, *list_tokenizer_files(folder), *list_weight_files(folder), record_path]
-    }
+    paths = [folder / CONFIG, *list_tokenizer_files(folder), *list_weight_files(folder), record_path]
+    return {path.name: path for path in paths}

@@ -78,12 +78,12 @@ class StaticTable:
                 f"which is not tokens by dimensions: {_FETCH_AGAIN}"
             )
         n_rows = embeddings.shape[0]
-        token_rows = _flatten(tensors[_MAPPING].memory_map_integers()) if _MAPPING in tensors else None
+        token_rows = tensors[_MAPPING].memory_map_integers().reshape(-1) if _MAPPING in tensors else None
         if token_rows is not None and not (len(token_rows) and token_rows.min() >= 0 and token_rows.max() < n_rows):
             raise InputError(
                 f"the mapping of encoder {folder} refers to rows that its {n_rows} embeddings lack: {_FETCH_AGAIN}"
             )
-        token_weights = _flatten(tensors[_WEIGHTS].read()) if _WEIGHTS in tensors else None
+        token_weights = tensors[_WEIGHTS].read().reshape(-1) if _WEIGHTS in tensors else None
         n_tokens = n_rows if token_rows is None else len(token_rows)
         if token_weights is not None and len(token_weights) != n_tokens:
             raise InputError(f"encoder {folder} has {len(token_weights)} weights for {n_tokens} tokens: {_FETCH_AGAIN}")
@@ -253,10 +253,6 @@ def read_static_settings(folder: Path) -> dict[str, Any]:
         "max_length": min(default_limit, tokenizer_limit) if isinstance(tokenizer_limit, int) else default_limit,
         **read_prompts(folder),
     }
-
-
-def _flatten(table: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    return table.reshape(-1)
 
 
 def _check_finite(table: npt.NDArray[np.float32], folder: Path) -> None:

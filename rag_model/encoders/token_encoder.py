@@ -335,13 +335,9 @@ def collect_token_encoder_files(
     """
     record_fields = {"asks": space.to_json(), TOKENS_KEY: spec.to_json(), **(extra_fields or {})}
     record_path = write_encoder_record(workdir, record_fields)
-    file_by_name = {
-        path.name: path
-        for path in [folder / CONFIG, *list_tokenizer_files(folder), *list_weight_files(folder), record_path]
-    }
-    file_by_name |= {
-        name: folder / name for name in (STANFORD_METADATA, MODULES, PYLATE_CONFIG) if (folder / name).is_file()
-    }
+    settings_paths = (folder / name for name in (STANFORD_METADATA, MODULES, PYLATE_CONFIG))
+    paths = [folder / CONFIG, *list_tokenizer_files(folder), *list_weight_files(folder), record_path]
+    file_by_name = {path.name: path for path in [*paths, *filter(Path.is_file, settings_paths)]}
     if dense_folder := find_dense_folder(folder):
         file_by_name |= {f"{dense_folder.name}/{name}": dense_folder / name for name in (CONFIG, WEIGHTS)}
     return file_by_name

@@ -239,9 +239,8 @@ class WordBoundaries:
             word_starts = [0, *(1 + np.flatnonzero(self.starts_word[id_array[1:]])).tolist()]
             word_ends = [*word_starts[1:], len(id_array)]
         id_bytes = id_array.tobytes()
-        return [
-            id_bytes[_ID_BYTES * start : _ID_BYTES * end] for start, end in zip(word_starts, word_ends, strict=True)
-        ]
+        byte_ranges = (_ID_BYTES * np.array([word_starts, word_ends])).T.tolist()
+        return [id_bytes[start:end] for start, end in byte_ranges]
 
 
 @dataclass(slots=True)
@@ -318,10 +317,8 @@ class WordTokenizer:
             text_ends.append(len(words))
         ids_by_word = self._cache_words({*words})
         id_rows = [_concatenate_ids(ids_by_word, words[start:end]) for start, end in pairwise(text_ends)]
-        whole_text_rows = [row for row, row_ids in enumerate(id_rows) if row_ids is None]
-        whole_ids_by_row = dict(
-            zip(whole_text_rows, self._tokenize_texts([texts[row] for row in whole_text_rows]), strict=True)
-        )
+        whole_rows = [row for row, row_ids in enumerate(id_rows) if row_ids is None]
+        whole_ids_by_row = dict(zip(whole_rows, self._tokenize_texts([texts[row] for row in whole_rows]), strict=True))
         return [whole_ids_by_row[row] if row_ids is None else row_ids for row, row_ids in enumerate(id_rows)]
 
     def _cache_words(self, words: set[str]) -> TokenCache:

@@ -136,9 +136,8 @@ def iter_conditions(results: Sequence[RetrievalResult], k: int, settings: Ablati
         yield _build_condition(GOLD_PASSAGE, gold_pairs)
     open_book = build_open_book(results, k)
     if len(results) > 1:
-        yield EvalCondition(
-            SHUFFLED_PASSAGES, open_book.k, open_book.questions, tuple(shuffle_hits(open_book.hits, settings.seed))
-        )
+        shuffled_hits = tuple(shuffle_hits(open_book.hits, settings.seed))
+        yield EvalCondition(SHUFFLED_PASSAGES, open_book.k, open_book.questions, shuffled_hits)
     for depth in settings.sweep:
         swept_book = build_open_book(results, depth)
         if swept_book.k == depth != open_book.k:
@@ -246,12 +245,8 @@ def describe_retrieval_benefit(
 
 def _negate_difference(difference: Estimate) -> Estimate:
     """Return the difference with the opposite sign, with swapped bounds of its interval."""
-    return Estimate(
-        0.0 - difference.value,
-        0.0 - difference.high,
-        0.0 - difference.low,
-        difference.n,
-    )
+    value, low, high = (0.0 - number for number in (difference.value, difference.high, difference.low))
+    return Estimate(value, low, high, difference.n)
 
 
 def _describe_gain(gain: Estimate) -> str:

@@ -268,7 +268,7 @@ class AnswerEvaluation:
         )
         self.question_set, self.corpus_size, self.k = question_set, corpus_size, min(k, corpus_size)
         self.depth = min(self.settings.search_depth(self.k), corpus_size)
-        self.retrieval_results: list[RetrievalResult] = []
+        self.retrievals: list[RetrievalResult] = []
         self.results: list[AblationResult] = []
         # milliseconds per question by stage of retrieval; empty until `retrieve` was called
         self.search_milliseconds: dict[str, float] = {}
@@ -283,8 +283,8 @@ class AnswerEvaluation:
         questions = self.question_set.questions
         retrieval_results = retrieve(self._retriever, questions, self.depth, patterns=self.settings.kind == "patterns")
         for retrieval_result in retrieval_results:
-            self.retrieval_results.append(retrieval_result)
-            on_progress(len(self.retrieval_results), len(questions))
+            self.retrievals.append(retrieval_result)
+            on_progress(len(self.retrievals), len(questions))
         texts = [question.text for question in questions]
         self._other_hits = {
             name: search_questions(retriever, questions, self.k) for name, retriever in self._other_retrievers.items()
@@ -297,7 +297,7 @@ class AnswerEvaluation:
     def list_conditions(self) -> list[EvalCondition]:
         """Return the conditions to answer, beginning with the open book; call `retrieve` first."""
         ablations = self.settings.ablations
-        open_book = build_open_book(self.retrieval_results, self.k)
+        open_book = build_open_book(self.retrievals, self.k)
         reader_conditions = [
             replace(open_book, name=f"{name}, {OPEN_BOOK}", reader=name) for name in self._answer_functions if name
         ]
@@ -305,15 +305,12 @@ class AnswerEvaluation:
             build_retriever_condition(name, open_book.questions, hits, open_book.k)
             for name, hits in self._other_hits.items()
         ]
-        reader = self._whole_corpus.reader if self._whole_corpus.reader in self._answer_functions else ""
-        corpus_conditions = (
-            [build_corpus_condition(open_book.questions, self._whole_corpus.hits, reader)]
-            if self._whole_corpus.hits
-            else []
-        )
-        ablation_conditions = list(iter_conditions(self.retrieval_results, self.k, ablations)) if ablations else []
+        corpus = self._whole_corpus
+        reader = corpus.reader if corpus.reader in self._answer_functions else ""
+        corpus_conditions = [build_corpus_condition(open_book.questions, corpus.hits, reader)] if corpus.hits else []
+        ablation_conditions = list(iter_conditions(self.retrievals, self.k, ablations)) if ablations else []
         if not ablations and self._routed_answers is not None:
-            ablation_conditions = [build_closed_book(self.retrieval_results)]
+            ablation_conditions = [build_closed_book(self.retrievals)]
         return [open_book, *reader_conditions, *ablation_conditions, *retriever_conditions, *corpus_conditions]
 
     def answer_condition(
@@ -344,14 +341,14 @@ class AnswerEvaluation:
         It is empty if passages are judged by answers and the answers are labels, because passages
         do not contain labels.
         """
-        return {} if self._skips_retrieval else self.judge.compute_means(self.retrieval_results, self._measured_depth)
+        return {} if self._skips_retrieval else self.judge.compute_means(self.retrievals, self._measured_depth)
 
     @property
     def intervals(self) -> dict[str, Estimate]:
         """The confidence intervals of the measures of `retrieval`."""
         if self._skips_retrieval:
             return {}
-        return self.judge.estimate_measures(self.retrieval_results, self._measured_depth, self.settings.resampling)
+        return self.judge.estimate_measures(self.retrievals, self._measured_depth, self.settings.resampling)
 
     def list_question_values(self) -> dict[str, Sequence[float | None]]:
         """Return the values of the retrieval and open-book measures, one per question, in order.
@@ -362,7 +359,7 @@ class AnswerEvaluation:
             *self.judge.list_measures(self._measured_depth),
             *self.judge.list_rank_measures(self._measured_depth),
         ]
-        retrieval = {} if self._skips_retrieval else self.judge.compute_values(self.retrieval_results, measures)
+        retrieval = {} if self._skips_retrieval else self.judge.compute_values(self.retrievals, measures)
         answers = self.results[0].scored
         measure_names = dict.fromkeys(name for answer in answers for name in answer.measures)
         return {**retrieval, **{name: [answer.measures.get(name) for answer in answers] for name in measure_names}}
@@ -370,7 +367,7 @@ class AnswerEvaluation:
     @property
     def ranks(self) -> dict[str, float]:
         """The metrics of `compute_rank_metrics`; for labels, only those of evidence pages."""
-        ranks = compute_rank_metrics(self.retrieval_results, self._measured_depth)
+        ranks = compute_rank_metrics(self.retrievals, self._measured_depth)
         return {name: rank for name, rank in ranks.items() if self.settings.kind != "labels" or name[:3] != "RR@"}
 
     @property
@@ -408,9 +405,8 @@ class AnswerEvaluation:
     @property
     def retrieval_worth(self) -> str:
         """A sentence about whether retrieval is worth its cost."""
-        return describe_retrieval_benefit(
-            self.results, get_deciding_measure(self.settings.kind), self.search_milliseconds
-        )
+        measure = get_deciding_measure(self.settings.kind)
+        return describe_retrieval_benefit(self.results, measure, self.search_milliseconds)
 
     @property
     def abstention(self) -> AbstentionReport | None:
@@ -434,13 +430,11 @@ class AnswerEvaluation:
     @property
     def collapse(self) -> CollapseStats:
         """Statistics of the open-book passages and answers, from which a collapse is detected."""
-        passage_ids = [[hit.passage.id for hit in result.hits[: self.k]] for result in self.retrieval_results]
-        answers_by_condition = {
-            result.name: [scored.reading.answer for scored in result.scored] for result in self.results
-        }
+        passage_ids = [[hit.passage.id for hit in result.hits[: self.k]] for result in self.retrievals]
+        answers_by_name = {result.name: [scored.reading.answer for scored in result.scored] for result in self.results}
         unchanged = (
-            measure_unchanged(answers_by_condition[OPEN_BOOK], answers_by_condition[SHUFFLED_PASSAGES])
-            if SHUFFLED_PASSAGES in answers_by_condition
+            measure_unchanged(answers_by_name[OPEN_BOOK], answers_by_name[SHUFFLED_PASSAGES])
+            if SHUFFLED_PASSAGES in answers_by_name
             else None
         )
         return measure_collapse(passage_ids, self.corpus_size, unchanged)

@@ -343,9 +343,7 @@ def _compute_distinct_3(
 
 
 def _compute_gold_distinct_3(
-    predictions: Sequence[str],
-    golds: Sequence[Sequence[str]],
-    resampling: Resampling,
+    predictions: Sequence[str], golds: Sequence[Sequence[str]], resampling: Resampling
 ) -> Estimate | None:
     """Return the ratio of distinct trigrams in the first gold answer of each question."""
     return distinct_ngram_ratio([answers[0] for answers in golds if answers], resampling=resampling)

@@ -152,7 +152,7 @@ def _check_installed(name: str, measure: Any) -> Measure:
         _check_callables(name, compute=measure.compute, report_cutoffs=measure.report_cutoffs)
         return replace(
             measure,
-            compute=partial(_call_ranking_function, name, measure.compute),
+            compute=partial(_call_on_rankings, name, measure.compute),
             report_cutoffs=partial(_call_report_cutoffs, name, measure.report_cutoffs),
         )
     if isinstance(measure, AnswerMeasure):
@@ -161,11 +161,11 @@ def _check_installed(name: str, measure: Any) -> Measure:
         _check_callables(name, **functions)
         return replace(
             measure,
-            functions={kind: partial(_call_answer_function, name, compute) for kind, compute in functions.items()},
+            functions={kind: partial(_call_on_answer, name, compute) for kind, compute in functions.items()},
         )
     _check_allowed_values(name, measure.kinds, ANSWER_KINDS, "kinds")
     _check_callables(name, compute=measure.compute)
-    return replace(measure, compute=partial(_call_corpus_function, name, measure.compute))
+    return replace(measure, compute=partial(_call_on_corpus, name, measure.compute))
 
 
 def _check_allowed_values(name: str, values: Any, allowed: Sequence[str], field_name: str) -> None:
@@ -179,7 +179,7 @@ def _check_callables(name: str, **functions: Any) -> None:
             raise MEASURES.wrong_plugin_error(name, f"has {member} {function!r:.60}", "give a function")
 
 
-def _call_ranking_function(
+def _call_on_rankings(
     name: str, compute: Callable[[Sequence[Ranking], int], Any], rankings: Sequence[Ranking], cutoff: int
 ) -> list[float]:
     values = MEASURES.call(name, lambda: _to_list(compute(rankings, cutoff)))
@@ -203,14 +203,12 @@ def _call_report_cutoffs(
     return cutoffs
 
 
-def _call_answer_function(
-    name: str, compute: Callable[..., Any], prediction: str, golds: Sequence[str]
-) -> float | None:
+def _call_on_answer(name: str, compute: Callable[..., Any], prediction: str, golds: Sequence[str]) -> float | None:
     measure_value = MEASURES.call(name, compute, prediction, golds)
     return None if measure_value is None else _check_value(name, measure_value)
 
 
-def _call_corpus_function(
+def _call_on_corpus(
     name: str,
     compute: Callable[..., Any],
     predictions: Sequence[str],

@@ -270,9 +270,8 @@ def trade_off_chart(
     miss_scale = Scale(1 - minimum_tick, 1 - _RECALL_TICKS[-1], _Y0, _Y1, log=True)
 
     def project(point: OperatingPoint) -> tuple[float, float, float]:
-        y, whisker_end_y = (
-            miss_scale(max(1 - recall, 1 - _RECALL_TICKS[-1])) for recall in (point.recall_mean, point.recall_p5)
-        )
+        recalls = point.recall_mean, point.recall_p5
+        y, whisker_end_y = (miss_scale(max(1 - recall, 1 - _RECALL_TICKS[-1])) for recall in recalls)
         return x(_get_cost(point, unit)), y, whisker_end_y
 
     ticks = [tick for tick in _RECALL_TICKS if tick >= minimum_tick]

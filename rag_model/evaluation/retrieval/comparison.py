@@ -122,9 +122,7 @@ def count_unknown_questions(judge: RetrievalJudge, texts_by_id: dict[str, list[s
     return sum(not any(doc_id in texts_by_id for doc_id in grades) for grades in judge.qrels.values())
 
 
-def find_low_overlap_questions(
-    questions: Sequence[Question], grades: Qrels, texts_by_id: dict[str, list[str]]
-) -> list[int]:
+def find_low_overlap(questions: Sequence[Question], grades: Qrels, texts_by_id: dict[str, list[str]]) -> list[int]:
     """Return the positions of questions that share at most two stems with each relevant passage.
 
     Stems are the terms of an English BM25 index (`Analyzer`) without stop words. The title of a
@@ -188,9 +186,7 @@ def group_questions(
         notes.append(f"{share} name no {judge.judged_by} of this snapshot; they count as missed")
     if str(snapshot.manifest.content.corpus.get("language") or "") in _STEMMED_LANGUAGES:
         try:
-            positions_by_group[LOW_OVERLAP] = find_low_overlap_questions(
-                question_set.questions, judge.qrels, texts_by_id
-            )
+            positions_by_group[LOW_OVERLAP] = find_low_overlap(question_set.questions, judge.qrels, texts_by_id)
         except MissingExtraError as error:
             notes.append(f"questions with {LOW_OVERLAP} are not reported separately: {error}")
     return QuestionGroups(
@@ -400,9 +396,7 @@ def recommend_retriever(retriever_metrics: Sequence[RetrieverMetrics], measure: 
 
 
 def _build_candidates(retriever_metrics: Sequence[RetrieverMetrics], measure: str) -> list[_Candidate]:
-    stage_by_retriever: dict[str, StageMetrics] = {
-        metrics.expression: metrics.final_stage for metrics in retriever_metrics
-    }
+    stage_by_retriever = {metrics.expression: metrics.final_stage for metrics in retriever_metrics}
     for metrics in retriever_metrics:
         for stage in metrics.stages[:-1]:
             stage_by_retriever.setdefault(stage.name, stage)

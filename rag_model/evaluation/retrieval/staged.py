@@ -284,9 +284,7 @@ def combine_metrics(rankings: StageRankings, costs: StageTimings) -> RetrieverMe
 
     *_, final_stage = rankings.stages
     complete_stages = [
-        stage
-        for stage in rankings.stages
-        if _count_values(rankings.values[label_by_id[id(stage)]]) == len(rankings.results)
+        s for s in rankings.stages if _count_values(rankings.values[label_by_id[id(s)]]) == len(rankings.results)
     ]
     return RetrieverMetrics(
         rankings.expression,

@@ -6,7 +6,7 @@ from rag_model.errors import InputError
 from rag_model.evaluation.questions import Question
 from rag_model.evaluation.retrieval.comparison import (
     count_unknown_questions,
-    find_low_overlap_questions,
+    find_low_overlap,
     read_gold_texts,
 )
 from rag_model.evaluation.retrieval.judging import RetrievalJudge
@@ -46,12 +46,12 @@ def test_ids_of_another_corpus_are_refused(snapshot: Snapshot) -> None:
 def test_a_question_with_up_to_two_shared_stems_has_low_overlap(question: str, is_low: bool) -> None:
     texts = {"8-0": ["Aikido Aikido is a modern Japanese martial art developed by Morihei Ueshiba."]}
     questions = [Question("q", question)]
-    assert find_low_overlap_questions(questions, {"q": {"8-0": 1}}, texts) == ([0] if is_low else [])
+    assert find_low_overlap(questions, {"q": {"8-0": 1}}, texts) == ([0] if is_low else [])
 
 
 def test_one_relevant_passage_with_many_shared_words_is_high_overlap() -> None:
     texts = {"a": ["red green blue"], "b": ["black white"]}
     questions = [Question("q", "red green blue paint"), Question("lost", "red")]
     grades = {"q": {"a": 1, "b": 1}, "lost": {"c": 1}}
-    assert find_low_overlap_questions(questions, grades, texts) == []  # "lost" names no passage of the corpus
-    assert find_low_overlap_questions(questions, grades | {"q": {"a": 0, "b": 1}}, texts) == [0]
+    assert find_low_overlap(questions, grades, texts) == []  # "lost" names no passage of the corpus
+    assert find_low_overlap(questions, grades | {"q": {"a": 0, "b": 1}}, texts) == [0]
