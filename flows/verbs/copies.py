@@ -127,7 +127,7 @@ def pull(
     """
     opened_store = Store.open(store)
     catalog, name = opened_store.find_catalog(ref)
-    options: dict[str, Any] = {"keep": keep}
+    options: dict[str, Any] = {"keep_snapshots": keep}
     if catalog is not opened_store.snapshots:
         if index or no_embeddings or passages_only or no_mapped:
             raise UsageError(
@@ -140,7 +140,7 @@ def pull(
         options["select"] = select_files(
             catalog.get(version).content, indexes=index, embeddings=not no_embeddings, passages_only=passages_only
         )
-        options["mapped"], options["derive"] = not no_mapped, derive_index_file
+        options["with_mapped_copies"], options["derive_index"] = not no_mapped, derive_index_file
     with show_progress("pull", as_bytes=True) as report_progress:
         report = pull_version(opened_store, version, dest, **options, on_progress=report_progress)
     return _build_pull_reply(report, catalog.noun)
