@@ -317,9 +317,9 @@ def _build_page(fields: dict[int, Any], header_bytes: int) -> _PageHeader:
     )
     n_values = page_fields.get(1, 0) if isinstance(page_fields, dict) else 0
     encoding = page_fields.get(4 if page_type == _DATA_PAGE_V2 else 2, 0) if isinstance(page_fields, dict) else 0
-    values_or_none = (page_type, decoded_bytes, stored_bytes, n_values, encoding)
-    header_fields = [value for value in values_or_none if isinstance(value, int) and value >= 0]
-    if len(header_fields) < len(values_or_none):
+    unchecked_fields = (page_type, decoded_bytes, stored_bytes, n_values, encoding)
+    header_fields = [value for value in unchecked_fields if isinstance(value, int) and value >= 0]
+    if len(header_fields) < len(unchecked_fields):
         raise ParquetError(_BAD_HEADER)
     page_type, decoded_bytes, stored_bytes, n_values, encoding = header_fields
     return header_bytes, page_type, decoded_bytes, stored_bytes, n_values, encoding

@@ -38,7 +38,7 @@ def parse_json(data: bytes | str, *, finite: bool = True) -> Any:
     except json.JSONDecodeError:
         raise
     except ValueError as error:
-        # Python's own message gives advice to programmers
+        # Python's message advises to call sys.set_int_max_str_digits, which a user cannot do.
         if "int_max_str_digits" not in str(error):
             raise
         raise ValueError(f"a whole number has more than {sys.get_int_max_str_digits():,} digits") from error

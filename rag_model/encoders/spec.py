@@ -261,10 +261,10 @@ def read_encoder_spec(folder: Path, overrides: Mapping[str, Any] | None = None) 
         spec = replace(spec, end_token=read_missing_end_token(folder))
     # A recorded length may slightly exceed the number of positions, because the tokenizer truncates
     # inputs to that number.
-    overrides_length = "max_length" in (overrides or {})
+    has_length_override = "max_length" in (overrides or {})
     limit = (
         read_position_limit(folder)
-        if overrides_length
+        if has_length_override
         else read_json_object(folder / CONFIG).get("max_position_embeddings")
     )
     if limit and spec.max_length > limit:

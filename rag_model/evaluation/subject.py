@@ -140,10 +140,11 @@ def resolve_retriever_models(
     model_names = dict.fromkeys(
         model for expression in retrievers for model in plan_retriever(snapshot, expression).models
     )
-    return {name: _resolve_model(store, name) for name in [*model_names, *([encoder] if encoder else [])]}
+    return {name: _pin_model(store, name) for name in [*model_names, *([encoder] if encoder else [])]}
 
 
-def _resolve_model(store: Store, name: str) -> str:
+def _pin_model(store: Store, name: str) -> str:
+    """Return an immutable name of a model: an id, a digest of a folder, or a revision on the Hub."""
     if name.startswith(MODEL_PREFIX):
         return store.models.resolve_trusted(name.removeprefix(MODEL_PREFIX))
     return identify_model(name) if Path(name).is_dir() else pin_hub_name(name)

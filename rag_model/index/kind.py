@@ -504,8 +504,8 @@ def get_kind_of_entry(entry: Mapping[str, Any]) -> "IndexKind":
 class RangedKind(Protocol):
     """A kind that can be searched while only byte ranges of its file are on this disk.
 
-    The kind's `open` pins what every search reads, and its searches load the ranges that they read,
-    if `IndexFiles.ranges` is given.
+    If `IndexFiles.ranges` is given, `open` loads the ranges that every search needs and keeps them
+    in memory, and each search loads the other ranges that it needs.
     """
 
     name: ClassVar[str]

@@ -385,7 +385,8 @@ class RetrieverStage:
     retriever: SnapshotRetriever | None = None
     # question encoders that the stage or its inputs used
     encoders: tuple[QuestionEncoder, ...] = ()
-    legs: tuple["RetrieverStage", ...] = ()  # stages of its inputs, in order
+    # stages whose results this stage fuses or reranks, in the order of the expression
+    legs: tuple["RetrieverStage", ...] = ()
 
     @property
     def files(self) -> Mapping[str, int]:
@@ -441,7 +442,7 @@ class StageTimer:
         return self.time_find(retriever, queries, k)
 
     def time_find(self, retriever: SnapshotRetriever, queries: Queries, k: int) -> RankedRows:
-        """Measure a search, and record it as an input stage of the running retriever."""
+        """Time a search of an inner retriever, and record it as a stage of the outer one."""
         child_stages: list[RetrieverStage] = []
         self._input_stages.append(child_stages)
         seconds_before, n_encoders_before = queries.encoding_seconds, len(queries.used_encoders)

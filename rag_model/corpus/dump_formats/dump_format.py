@@ -115,7 +115,7 @@ class BuiltInFormat(NamedTuple):
     target: str  # `module:object` in this package
     kind: SourceKind  # value of `DumpFormat.kind`
     summary: str  # for help texts, error messages and the documentation
-    # If true, workers read the parts with this format, else with the standard format of its kind.
+    # Whether workers also read the parts with this format; otherwise with the standard one of `kind`.
     has_own_parts: bool = False
 
 

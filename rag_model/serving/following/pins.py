@@ -154,7 +154,7 @@ class PinnedSnapshots:
     def _check_limit(self) -> None:
         """Raise an error if too many snapshots are open or about to be opened.
 
-        Names that could not be opened, and names of the current snapshot, do not count.
+        Snapshots that could not be opened do not count, nor does the current snapshot.
         """
         served_ref = self._slot.served_ref
         current_id = served_ref.snapshot if served_ref else ""

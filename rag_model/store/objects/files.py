@@ -437,7 +437,7 @@ class Files:
             # OSError: the source is on another disk, or the disk has no hard links
             with suppress(OSError), atomic_write(self.local_path(path)) as temporary:
                 os.link(source, temporary)
-                os.utime(temporary)  # `gc` compares the time when a file entered the store
+                os.utime(temporary)  # the link has the source's time, but `gc` needs that of now
                 return
         self.upload(source, path)
 

@@ -271,7 +271,7 @@ def pack_byte_planes(numbers: Rows) -> bytes:
         ValueError: a number needs more than four bytes, or is negative.
     """
     if len(numbers) and not 0 <= numbers.min() <= numbers.max() <= np.iinfo(_WORD).max:
-        raise ValueError("a number needs more than four bytes")
+        raise ValueError("a number is negative or needs more than four bytes")
     words = numbers.astype(_WORD).view(np.uint8).reshape(-1, _WORD.itemsize)  # (m,) -> (m, 4)
     return np.ascontiguousarray(words.T).tobytes()
 
@@ -291,7 +291,8 @@ def write_new_terms(base_rows: Rows, new_rows: SparseVectors, out: Path) -> None
     """Write the weighted terms of the new rows, and the row numbers in the base of the other rows.
 
     Args:
-        base_rows: (n,) number of each row in the base, ascending; -1 for new rows.
+        base_rows: (n,) for each row of the target, its row in the base, or -1 if it is new; the
+            rows of the base ascend.
         new_rows: the weighted terms of the new rows, in order.
         out: the file to write.
 

@@ -146,8 +146,8 @@ class Content:
         return space
 
     def shares_space(self, other: "Content", representation: str) -> bool:
-        """Return whether equal passages have equal rows in both contents, because the encoder
-        spaces are equal.
+        """Return whether both contents encode a representation in the same space, so that equal
+        passages have equal vectors.
         """
         digests = [(content.space_of(representation) or {}).get("digest") for content in (self, other)]
         return representation == TEXT or (digests[0] is not None and digests[0] == digests[1])

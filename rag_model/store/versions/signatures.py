@@ -169,7 +169,7 @@ class Signatures:
         return False
 
     def read(self, path: str, value: Any, key: Any) -> Any:
-        """Return the JSON value of a key's signature of file `path`; None if it cannot be read."""
+        """Return the signature of file `path` that `key` made, as JSON; None if it cannot be read."""
         try:
             return self.files.read_json(_get_signature_path(path, value, key))
         except StoreError:
@@ -214,7 +214,7 @@ class PulledSignatures:
     folder: Path
 
     def read(self, path: str, value: Any, key: Any) -> Any:
-        """Return the JSON value of a key's signature; None if it is missing or not JSON."""
+        """Return the signature that `key` made, as JSON; None if it is missing or not JSON."""
         try:
             return json.loads((self.folder / f"manifest.{_compute_fingerprint(key)}.sig").read_bytes())
         except (OSError, ValueError, RecursionError):

@@ -104,7 +104,7 @@ class RagRecipe(RetrieverChoice):
     weighed_by: PassageWeighting = "products"
     # part that is not trained; the paper freezes the question encoder in an ablation (section 4.5)
     frozen: FrozenPart = "none"
-    # answers of a question to train on; in the paper, the question is paired with each answer
+    # which of a question's answers to train on; the paper pairs the question with each answer
     # (appendix D)
     targets: AnswerTargets = "each"
     # what to do with examples without an answer: drop them, or refuse the file
