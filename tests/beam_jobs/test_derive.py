@@ -35,7 +35,7 @@ class IndexRebuild:
     """A store with an index of `BEFORE`, and with the parts of `AFTER`."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.beam = folder, list[str]()  # without Beam options the launcher runs the tasks
+        self.folder, self.beam_flags = folder, list[str]()  # without Beam options the launcher runs the tasks
         self.store = Store.open(str(folder / "store"), create=True)
         self.before, self.after = self.add_parts(BEFORE, "old"), self.add_parts(AFTER, "new")
         plan = create_plan(BEFORE)
@@ -58,7 +58,7 @@ class IndexRebuild:
 
     def build_index(self, plan: IndexPlan, content: Content, parent: ParentIndex | None) -> BlobRef:
         """Run all index jobs."""
-        launch = Launch.new(self.store.url, self.beam)
+        launch = Launch.new(self.store.url, self.beam_flags)
         rows = [content.files[passages_path(part.name)] for part in content.parts]
         builds = [index.start_index(self.store, "bm25", plan, rows, None, parent)]
         for job in (index.derive, index.train, index.scatter, index.build_shards):
@@ -100,10 +100,10 @@ def rebuild(tmp_path: Path) -> IndexRebuild:
 
 
 def test_an_index_is_derived_from_the_parents_without_deltas(rebuild: IndexRebuild) -> None:
-    expected, rebuild.beam = rebuild.build_in_this_process(), ["--runner=FnApiRunner"]
+    expected, rebuild.beam_flags = rebuild.build_in_this_process(), ["--runner=FnApiRunner"]
     assert rebuild.run(create_plan(AFTER)) == expected
     assert len(rebuild.list_derivations()) == 1
-    assert len(list(rebuild.store.memo.iter_inputs("merge"))) == 1, "of the parent"
+    assert len(list(rebuild.store.memo.iter_inputs("merge"))) == 1, "only the parent's index was merged"
 
 
 def test_a_recorded_delta_is_read_instead_of_the_passages(rebuild: IndexRebuild) -> None:
@@ -138,7 +138,7 @@ def test_new_texts_are_buffered_up_to_a_limit_and_otherwise_read_twice(
 
 
 @pytest.mark.parametrize("runs", [b"[[0, 40]]", b"[[0, 10], [-1, 99999999], [10, 90]]", b"[[90, 91], [0, 10]]", b""])
-def test_an_invalid_delta_only_costs_time(rebuild: IndexRebuild, runs: bytes) -> None:
+def test_an_invalid_delta_does_not_change_the_index(rebuild: IndexRebuild, runs: bytes) -> None:
     delta = rebuild.folder / "delta"
     with pq.ParquetWriter(delta, PASSAGE_SCHEMA) as file:
         file.add_key_value_metadata({"runs": runs})
@@ -146,7 +146,7 @@ def test_an_invalid_delta_only_costs_time(rebuild: IndexRebuild, runs: bytes) ->
     assert rebuild.run(create_plan(AFTER)) == rebuild.build_in_this_process()
 
 
-def test_a_damaged_index_of_the_parent_only_costs_time(rebuild: IndexRebuild) -> None:
+def test_a_damaged_parent_index_does_not_change_the_new_index(rebuild: IndexRebuild) -> None:
     intact = rebuild.store.blobs.read(rebuild.before.files[INDEX])
     for damaged in (intact[:-9], intact[:7000] + b"\xff" * 2000 + intact[9000:]):
         files = {**rebuild.before.files, INDEX: rebuild.store.blobs.put_bytes(damaged)}

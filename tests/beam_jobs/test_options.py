@@ -20,9 +20,9 @@ def test_flags_pass_through(flags: list[str]) -> None:
     ("flag", "message"), [("--direct_num_workers=x", "invalid int value: 'x'"), ("--runner=Nope", "no runner Nope")]
 )
 def test_flags_that_beam_refuses_are_one_sentence(flag: str, message: str, capfd: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(UsageError, match=message) as refused:
+    with pytest.raises(UsageError, match=message) as error:
         check_flags([flag])
-    assert "\n" not in str(refused.value)
+    assert "\n" not in str(error.value)
     assert capfd.readouterr().err == ""
 
 
@@ -39,7 +39,7 @@ def test_local_workers_are_as_many_as_memory_has_room_for() -> None:
     [
         ([], 0, []),
         ([], 2, ["--direct_num_workers=2"]),
-        (["--direct_num_workers=0"], 2, ["--direct_num_workers=2"]),  # Beam's word for one a core
+        (["--direct_num_workers=0"], 2, ["--direct_num_workers=2"]),  # Beam starts a worker for each core
         (["--direct_num_workers=16", "--x=1"], 2, ["--x=1", "--direct_num_workers=2"]),
         (["--direct_num_workers=1"], 2, ["--direct_num_workers=1"]),
         (["--direct_num_workers=16"], 0, ["--direct_num_workers=16"]),
@@ -84,7 +84,7 @@ def test_an_engine_in_the_flags_runs_the_workers(flags: list[str]) -> None:
     assert is_local([flag for flag in flags if not flag.startswith("--runner")])
 
 
-def test_local_workers_and_their_launcher_start_without_pandas_and_clouds_which_may_be_imported_afterwards() -> None:
+def test_workers_import_pandas_and_cloud_clients_only_on_demand() -> None:
     script = (
         "import sys\n"
         "from beam_jobs.workers import import_beam\n"

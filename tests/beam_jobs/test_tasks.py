@@ -136,7 +136,7 @@ def test_the_launcher_of_an_engine_runs_no_task_beyond_its_memory(
     assert not launch.with_task_bytes(1_000_001).is_too_small(1.0)
 
 
-def test_the_seconds_of_a_start_can_be_set(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_start_time_of_workers_can_be_set(monkeypatch: pytest.MonkeyPatch) -> None:
     for value, seconds, small in (("0", 0.0, False), ("120", 119.0, True), ("120", 121.0, False)):
         monkeypatch.setenv(START_VARIABLE, value)
         for flags in ((), FLINK, ("--runner=DataflowRunner",)):
@@ -148,12 +148,12 @@ def test_the_seconds_of_a_start_can_be_set(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize(
-    ("variable", "what"), [(CORES_VARIABLE, "number of processors"), (MEMORY_VARIABLE, "number of bytes")]
+    ("variable", "unit"), [(CORES_VARIABLE, "number of processors"), (MEMORY_VARIABLE, "number of bytes")]
 )
-def test_a_wrong_variable_is_refused_before_any_work(variable: str, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_variable_is_refused_before_any_work(variable: str, unit: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for value in ("many", "4GiB", "0", "-1", "1.5"):
         monkeypatch.setenv(variable, value)
-        with pytest.raises(UsageError, match=f"^{variable} is '{value}': set it to a {what}, at least 1, or unset it"):
+        with pytest.raises(UsageError, match=f"^{variable} is '{value}': set it to a {unit}, at least 1, or unset it"):
             Launch.new("store")
 
 

@@ -100,8 +100,8 @@ def test_a_run_has_the_options_of_the_operator_and_then_those_of_its_form(monkey
     resolved = resolve_options(["--parallelism=4"])
     assert resolved == (*operator, "--parallelism=4")
     assert PipelineOptions([*resolved]).get_all_options()["parallelism"] == 4
-    assert resolve_options(resolved) == resolved  # of a flow that another one calls
-    refuse_unlisted(operator)  # typed into the form again
+    assert resolve_options(resolved) == resolved  # a flow that another flow calls resolves them again
+    refuse_unlisted(operator)  # they may be repeated in the form
     for flag in ("--flink_master=elsewhere:8081", "--setup_file=x"):
         with pytest.raises(UsageError, match="may not set"):
             resolve_options([flag])
@@ -116,9 +116,9 @@ def test_a_list_of_allowed_options_in_the_variable_of_the_defaults_is_named(monk
 def test_the_command_line_is_free_but_takes_no_secret() -> None:
     check_flags(["--environment_type=PROCESS", '--environment_config={"command": "/bin/true"}'])
     for flag in ("--flink_master=http://me:s3cret@host:8081", "--s3_secret_access_key=s3cret"):
-        with pytest.raises(UsageError, match="environment") as refused:
+        with pytest.raises(UsageError, match="environment") as error:
             check_flags([flag])
-        assert "s3cret" not in str(refused.value)
+        assert "s3cret" not in str(error.value)
 
 
 _HOLD_A_LEASE = """

@@ -102,7 +102,7 @@ def list_fields(value: Any, path: str = "") -> set[str]:
 def split_command(command: str) -> list[str]:
     """Return the words of a command up to a pipe or a redirection, without comments and variables before it.
 
-    >>> words("STORE=x bookwheel log --store library > log.txt  # all moves")
+    >>> split_command("STORE=x bookwheel log --store library > log.txt  # all moves")
     ['bookwheel', 'log', '--store', 'library']
     """
     lexer = shlex.shlex(command, posix=True, punctuation_chars="|&;<>")

@@ -52,12 +52,12 @@ def test_the_page_of_deviations_has_the_defaults_of_the_settings(tmp_path: Path)
         settings = objective.settings()
         tables = [getattr(settings, table.name) for table in fields(settings)]
         deviations = list_deviations(objective)
-        assert {deviation.name for deviation in deviations} >= {"warmup_share", "precision"}, "of the loop"
+        assert {deviation.name for deviation in deviations} >= {"warmup_share", "precision"}, "the training loop's"
         for deviation in deviations:
             values = [getattr(table, deviation.name) for table in tables if hasattr(table, deviation.name)]
             assert values, deviation
-            stated = deviation.value.split()[0].strip('"')
-            assert not stated[0].isdigit() or "unit length" in deviation.value or float(stated) in values, deviation
+            number = deviation.value.split()[0].strip('"')
+            assert not number[0].isdigit() or "unit length" in deviation.value or float(number) in values, deviation
             cells = f"| `{deviation.name}` |", deviation.value, deviation.published, deviation.reason
             (row,) = [row for row in rows if all(cell in row for cell in cells)]
             assert row.startswith("| all |") or f"`{objective.name}`" in row

@@ -164,10 +164,10 @@ def test_the_page_of_the_api_has_every_metric(tmp_path: Path) -> None:
         scrape = service.client.get("/metrics").text
     assert metrics.served_snapshot is not None
     trends = (Trend("recall", "hnsw", 1.0, 1.0),)
-    served = replace(metrics.served_snapshot, created=0.0, recall_mean=1.0, recall_p5=1.0, trends=trends)
+    served_snapshot = replace(metrics.served_snapshot, created=0.0, recall_mean=1.0, recall_p5=1.0, trends=trends)
     refusal = Refusal("latest", 1, "a" * 64, "", "", 1, final=False)
     quality = QualityMetrics({"search": CollapseStats(1, 1.0, 1, 0.0)}, 1.0, 1.0, 1.0)
-    state = ScrapeState(0.0, served, refusal, 0.0, quality, ProbeMetrics(1.0, 0.0))
+    state = ScrapeState(0.0, served_snapshot, refusal, 0.0, quality, ProbeMetrics(1.0, 0.0))
     families = {}
     for family in [*text_string_to_metric_families(scrape), *state.iter_metrics()]:
         ending = {"counter": "_total", "info": "_info"}.get(family.type, "")
@@ -177,7 +177,7 @@ def test_the_page_of_the_api_has_every_metric(tmp_path: Path) -> None:
             families[f"`{family.name}{ending}`"] = kind, labels, family.documentation
     assert len(families) > 30
     rows = {row[0]: row[1:] for row in read_rows("## Metrics")}
-    assert list(rows) == sorted([*families, "`bookwheel_workers`"])  # of several processes
+    assert list(rows) == sorted([*families, "`bookwheel_workers`"])  # only if there are several processes
     for name, (kind, labels, documentation) in families.items():
         assert [rows[name][0], rows[name][2]] == [kind, documentation]
         assert set(re.findall(r"\w+", rows[name][1])) == labels or name == "`bookwheel_tokens_total`", name
@@ -190,9 +190,9 @@ def read_variables(page: str) -> dict[str, str]:
 
 
 def test_the_page_of_the_install_has_every_variable_that_the_code_reads() -> None:
-    used = {text for text in read_texts() if VARIABLE.fullmatch(text)}
-    assert {"BOOKWHEEL_CACHE", "BOOKWHEEL_CORES"} < used
-    assert set(read_variables("howto/install.md")) == used - {"BOOKWHEEL_STORE"}  # an option
+    variables = {text for text in read_texts() if VARIABLE.fullmatch(text)}
+    assert {"BOOKWHEEL_CACHE", "BOOKWHEEL_CORES"} < variables
+    assert set(read_variables("howto/install.md")) == variables - {"BOOKWHEEL_STORE"}  # the page of options has it
 
 
 @pytest.mark.parametrize(
@@ -306,6 +306,6 @@ def test_the_page_of_training_says_which_objective_needs_examples() -> None:
 
 
 def test_questions_on_the_page_of_searching_are_read(tmp_path: Path) -> None:
-    passages, pages = read_questions(read_example("all-fields.jsonl", tmp_path, "search.md")).questions
-    assert (passages.passages, passages.source, passages.answers) == (("12:0",), "nq", ("Proudhon",))
-    assert (pages.text, pages.answers, pages.evidence) == ("Who wrote Faust?", ("Goethe",), (frozenset({"11512"}),))
+    first, second = read_questions(read_example("all-fields.jsonl", tmp_path, "search.md")).questions
+    assert (first.passages, first.source, first.answers) == (("12:0",), "nq", ("Proudhon",))
+    assert (second.text, second.answers, second.evidence) == ("Who wrote Faust?", ("Goethe",), (frozenset({"11512"}),))

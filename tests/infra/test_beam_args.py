@@ -34,9 +34,7 @@ def _list_subclasses(kind: type) -> list[type]:
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_beam_knows_every_option(file: Path) -> None:
     words = file.read_text().split()
-    assert len(words) == len(file.read_text().splitlines()), (
-        "one option a line, without spaces, so that a shell can read it"
-    )
+    assert words == file.read_text().splitlines(), "a shell splits the file at spaces, so options contain none"
     assert check_flags(words)
     options = vars(_parse_strictly(words))
     for word in words:
@@ -64,7 +62,7 @@ def test_dataflow_gets_the_image_with_the_code_of_the_launcher() -> None:
     assert (name, tag) == ("bookwheel-dataflow", PROJECT["version"])
     assert Version(tag)
     assert name in read_bake_file()[1]["dataflow"]["tags"][0]
-    assert options.sdk_location == "container", "or Beam would be put over the one in the image"
+    assert options.sdk_location == "container", "the image has Beam already, and Beam must not install itself again"
     assert options.number_of_worker_harness_threads == 1, "each thread would load its own encoder"
     (accelerator,) = options.dataflow_service_options
     assert accelerator.startswith("worker_accelerator=type:nvidia-")

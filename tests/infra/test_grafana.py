@@ -40,10 +40,10 @@ def test_prometheus_takes_every_expression(tmp_path: Path) -> None:
     """With Grafana's variables replaced, every expression is a valid rule."""
     expressions = [expression for expression in expressions_of(BOARD) if not expression.startswith("label_values(")]
     assert len(expressions) > 20
-    filled = [expression.replace("$__rate_interval", "5m").replace("$instance", ".+") for expression in expressions]
-    assert not any("$" in expression for expression in filled)
-    recorded = [{"record": f"shown:number_{number}", "expr": expression} for number, expression in enumerate(filled)]
+    queries = [expression.replace("$__rate_interval", "5m").replace("$instance", ".+") for expression in expressions]
+    assert not any("$" in expression for expression in queries)
+    rules = [{"record": f"query:{n}", "expr": expression} for n, expression in enumerate(queries)]
     file = tmp_path / "rules.json"
-    file.write_text(json.dumps({"groups": [{"name": "dashboard", "rules": recorded}]}))
+    file.write_text(json.dumps({"groups": [{"name": "dashboard", "rules": rules}]}))
     process = promtool("check", "rules", "--lint=none", file)
     assert process.returncode == 0, process.stdout + process.stderr

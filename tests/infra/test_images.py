@@ -25,7 +25,7 @@ from tests.fixtures.infra_files import (
 PACKAGES = ("flows", "beam_jobs", "rag_model")
 SECRET = re.compile(r"KEY|SECRET|TOKEN|PASSWORD|CREDENTIAL", re.IGNORECASE)
 DEFAULTS, STAGES = read_dockerfile()
-FINAL = sorted({body["target"] for body in read_bake_file()[1].values()})
+TARGETS = sorted({body["target"] for body in read_bake_file()[1].values()})
 
 
 def _find_tool(name: str) -> str:
@@ -53,7 +53,7 @@ def test_copies_come_from_stages_and_existing_files() -> None:
             if origin:
                 assert origin[1] in STAGES, f"{stage.name} copies from {origin[1]}"
             else:
-                assert set(sources) <= set(_list_context()), "docker is not sent it"
+                assert set(sources) <= set(_list_context()), "the build context lacks a file"
                 assert [name for name in sources if not (ROOT / name).exists()] == []
 
 
@@ -100,17 +100,17 @@ def test_targets_of_the_build_and_their_arguments_exist() -> None:
     for name, body in targets.items():
         assert (ROOT / body["dockerfile"]) == DOCKERFILE
         assert body["target"] in STAGES, name
-        chain, declared = [body["target"]], set()
-        while chain:  # a stage also takes the arguments of its base and of the stages that it copies from
-            stage = STAGES[chain.pop()]
-            declared |= {rest.partition("=")[0] for word, rest in stage.instructions if word == "ARG"}
-            chain += [stage.base] if stage.base in STAGES else []
-            chain += [match[1] for _, rest in stage.instructions if (match := re.search(r"--from=(\S+)", rest))]
-        assert set(body.get("args", ())) <= declared, name
+        stage_names, arguments = [body["target"]], set()
+        while stage_names:  # a stage also takes the arguments of its base and of the stages that it copies from
+            stage = STAGES[stage_names.pop()]
+            arguments |= {rest.partition("=")[0] for word, rest in stage.instructions if word == "ARG"}
+            stage_names += [stage.base] if stage.base in STAGES else []
+            stage_names += [match[1] for _, rest in stage.instructions if (match := re.search(r"--from=(\S+)", rest))]
+        assert set(body.get("args", ())) <= arguments, name
         assert set(body.get("args", {}).values()) <= set(variables), name
 
 
-@pytest.mark.parametrize("name", FINAL)
+@pytest.mark.parametrize("name", TARGETS)
 def test_only_the_dataflow_image_runs_as_root(name: str) -> None:
     user = STAGES[name].last("USER")
     assert user.isdecimal(), "by number: Kubernetes cannot tell from a name that it is not root"

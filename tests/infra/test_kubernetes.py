@@ -102,7 +102,7 @@ def test_selectors_find_pods(manifests: list[Document]) -> None:
     labels += [{"type": "flink-native-kubernetes"}]  # Flink sets it on all pods of a native cluster
 
     def selects_pod(selector: dict[str, str]) -> bool:
-        return any(selector.items() <= each.items() for each in labels)
+        return any(selector.items() <= pod_labels.items() for pod_labels in labels)
 
     for service in _select(manifests, "Service"):
         assert selects_pod(service["spec"]["selector"])
@@ -156,7 +156,7 @@ def test_pods_have_no_rights_that_they_do_not_need(manifests: list[Document]) ->
             assert context["seccompProfile"] == {"type": "RuntimeDefault"}, name
             is_ours = container.get("image", "").startswith(REGISTRY)
             assert context.get("readOnlyRootFilesystem", False) == is_ours, (
-                "Flink writes beside its program; nothing of ours does"
+                "only Flink writes into the folder of its program"
             )
             if is_ours:  # all that our images write
                 assert {mount["mountPath"] for mount in container["volumeMounts"]} >= {"/scratch", "/tmp"}
@@ -176,8 +176,8 @@ def test_probes_ask_the_ports_that_serve_listens_on(manifests: list[Document]) -
         "readinessProbe": "/readyz",
         "livenessProbe": "/healthz",
     }
-    scraped = template["metadata"]["annotations"]
-    assert (scraped["prometheus.io/port"], scraped["prometheus.io/path"]) == (str(health["containerPort"]), "/metrics")
+    scrape = template["metadata"]["annotations"]
+    assert (scrape["prometheus.io/port"], scrape["prometheus.io/path"]) == (str(health["containerPort"]), "/metrics")
     (service,) = _select(manifests, "Service")
     assert service["spec"]["ports"][0]["targetPort"] == port["name"]
     (policy,) = (policy for policy in _select(manifests, "NetworkPolicy") if policy["metadata"]["name"] == "serve")
@@ -186,9 +186,9 @@ def test_probes_ask_the_ports_that_serve_listens_on(manifests: list[Document]) -
     ]
     _, pause = container["lifecycle"]["preStop"]["exec"]["command"]
     defaults = ServiceSettings()
-    needed = int(pause) + defaults.linger_seconds + defaults.drain_seconds
-    assert template["spec"]["terminationGracePeriodSeconds"] > needed, (
-        "or it is killed before it has answered all requests"
+    shutdown_seconds = int(pause) + defaults.linger_seconds + defaults.drain_seconds
+    assert template["spec"]["terminationGracePeriodSeconds"] > shutdown_seconds, (
+        "Kubernetes would kill it before it has answered all requests"
     )
 
 
@@ -196,7 +196,7 @@ def test_each_taskmanager_has_a_sidecar_pool_of_workers(manifests: list[Document
     (cluster,) = _select(manifests, "FlinkDeployment")
     spec = cluster["spec"]["taskManager"]["podTemplate"]["spec"]
     (pool,) = spec["initContainers"]
-    assert pool["restartPolicy"] == "Always", "a sidecar, not something to wait for"
+    assert pool["restartPolicy"] == "Always", "an init container that keeps running is a sidecar"
     assert [container["name"] for container in spec["containers"]] == ["flink-main-container"]
     port = pool["args"][pool["args"].index("--service_port") + 1]
     assert pool["startupProbe"]["tcpSocket"]["port"] == int(port)
@@ -204,9 +204,9 @@ def test_each_taskmanager_has_a_sidecar_pool_of_workers(manifests: list[Document
     assert f"--environment_config=localhost:{port}" in flags
     assert f"--flink_master={cluster['metadata']['name']}-rest:8081" in flags
     settings = cluster["spec"]["flinkConfiguration"]
-    assert settings["restart-strategy.type"] == "fixed-delay", "without one the first fault fails the job"
+    assert settings["restart-strategy.type"] == "fixed-delay", "by default, the first fault fails the job"
     open_ports = {port["port"] for rule in _get_flink_policy(manifests)["ingress"] for port in rule["ports"]}
-    assert int(port) not in open_ports, "a pool runs what it is told"
+    assert int(port) not in open_ports, "a worker pool executes any code that it receives"
     assert open_ports == {8081, *(int(value) for name, value in settings.items() if name.endswith(".port"))}
 
 
@@ -220,7 +220,7 @@ def test_deployed_runs_use_the_flink_cluster(manifests: list[Document]) -> None:
         template = json.loads(pool.read_text())["job_configuration"]["job_manifest"]["spec"]["template"]
         (container,) = template["spec"]["containers"]
         assert {"configMapRef": {"name": "bookwheel-settings"}} in container["envFrom"], pool
-        assert template["metadata"]["labels"]["app.kubernetes.io/part-of"] == "bookwheel", "network.yaml lets it in"
+        assert template["metadata"]["labels"]["app.kubernetes.io/part-of"] == "bookwheel", "network.yaml admits it"
 
 
 def _get_flink_policy(manifests: list[Document]) -> Document:
@@ -258,7 +258,7 @@ def test_flink_knows_every_setting() -> None:
     settings = {**cluster["spec"]["flinkConfiguration"], **properties}
     assert [
         key for key in settings if len(key).to_bytes(2, "big") + key.encode() not in class_bytes
-    ] == []  # as classes hold text
+    ] == []  # a class file stores the length of a string before its bytes
 
 
 def test_each_slot_has_a_python_process() -> None:

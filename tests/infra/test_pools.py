@@ -35,12 +35,8 @@ def _fill_template(name: str, values: dict[str, Any]) -> dict[str, Any]:
         "job_manifest"
     ]
     spec = job["spec"]["template"]["spec"]
-    expected = {
-        name: spec.pop(name) for name in ("parallelism", "completions")
-    }  # Kubernetes drops them: they are a Job's
-    assert expected == {"parallelism": 1, "completions": 1}, (
-        "Prefect's worker refuses a template without them just there"
-    )
+    # Prefect's worker requires these fields of a Job in the pod's spec, from which Kubernetes removes them.
+    assert [spec.pop(name) for name in ("parallelism", "completions")] == [1, 1]
     (container,) = spec["containers"]
     container["env"] = [{"name": key, "value": value} for key, value in container["env"].items()]
     container["args"] = container["args"].split()
@@ -84,7 +80,7 @@ def test_every_name_that_a_run_references_exists(name: str) -> None:
     assert ("Secret", container["envFrom"][1]["secretRef"]["name"]) in names
     assert ("Namespace", job["metadata"]["namespace"]) in names
     assert ("PersistentVolumeClaim", template["spec"]["volumes"][-1]["persistentVolumeClaim"]["claimName"]) in names
-    assert template["metadata"]["labels"]["app.kubernetes.io/part-of"] == "bookwheel"  # whom network.yaml lets to Flink
+    assert template["metadata"]["labels"]["app.kubernetes.io/part-of"] == "bookwheel"  # network.yaml admits it to Flink
 
 
 def test_only_the_gpu_pool_requests_gpus() -> None:

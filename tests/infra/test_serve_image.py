@@ -41,8 +41,8 @@ def _read_requirements() -> list[Requirement]:
     (line,) = [rest for word, rest in read_dockerfile()[1]["serve-venv"].instructions if word == "RUN"]
     (extras,) = re.findall(r"whl\)\[([\w,]+)\]", line)
     extra_requirements = chain.from_iterable(PROJECT["optional-dependencies"][extra] for extra in extras.split(","))
-    added = re.findall(r'"([\w-]+[><=]=[^"$]+)"', line)
-    return [Requirement(text) for text in (*PROJECT["dependencies"], *extra_requirements, *added)]
+    other_packages = re.findall(r'"([\w-]+[><=]=[^"$]+)"', line)
+    return [Requirement(text) for text in (*PROJECT["dependencies"], *extra_requirements, *other_packages)]
 
 
 def _list_distributions() -> set[str]:
@@ -92,13 +92,13 @@ def test_the_service_reads_the_settings_of_the_manifests(monkeypatch: pytest.Mon
     (template,) = (template for name, template in pods(documents) if name == "serve")
     (container,) = containers(template)
     stages = read_dockerfile()[1]
-    baked = dict(part.split("=", 1) for name in ("base", "serve") for part in stages[name].last("ENV").split())
-    variables = {**baked, **settings, **{variable["name"]: variable["value"] for variable in container["env"]}}
+    image = dict(part.split("=", 1) for name in ("base", "serve") for part in stages[name].last("ENV").split())
+    variables = {**image, **settings, **{variable["name"]: variable["value"] for variable in container["env"]}}
     for name, value in variables.items():
         if name.startswith("BOOKWHEEL_"):
             monkeypatch.setenv(name, value)
-    _, *words = json.loads(stages["serve"].last("ENTRYPOINT"))
-    _, bound_arguments, _ = app.parse_args(words, exit_on_error=False, print_error=False)
+    _, *arguments = json.loads(stages["serve"].last("ENTRYPOINT"))
+    _, bound_arguments, _ = app.parse_args(arguments, exit_on_error=False, print_error=False)
     expected = {"host": "0.0.0.0", "port": 8000, "health_port": 8001}
     assert bound_arguments.arguments == {"store": settings["BOOKWHEEL_STORE"], "ref": "latest", **expected}
     ports = [str(bound_arguments.arguments[name]) for name in ("port", "health_port")]

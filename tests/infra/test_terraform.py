@@ -32,7 +32,7 @@ def test_every_reference_is_declared_and_every_declaration_used() -> None:
     assert set(re.findall(r"\blocal\.(\w+)", text)) == {name for block in BLOCKS["locals"] for name in block}
     declared = {f"{kind}.{name}" for block in BLOCKS["resource"] for kind, names in block.items() for name in names}
     declared |= {f"data.{kind}.{name}" for block in BLOCKS["data"] for kind, names in block.items() for name in names}
-    code = re.sub(r'"([^"\n]*)"', lambda quoted: " ".join(re.findall(r"\$\{([^}]*)\}", quoted[1])), text)
+    code = re.sub(r'"([^"\n]*)"', lambda match: " ".join(re.findall(r"\$\{([^}]*)\}", match[1])), text)
     references = set(re.findall(r"(?:data\.)?\baws_\w+\.\w+", code))
     assert len(references) > 10
     assert references <= declared
@@ -60,7 +60,7 @@ def test_only_incomplete_uploads_and_old_versions_expire() -> None:
     (old,) = rules["expire-deleted"]["noncurrent_version_expiration"]
     assert old["noncurrent_days"] == "${var.undelete_days}"
     ages = {key for rule in rules.values() for block in rule.get("expiration", ()) for key in block}
-    assert ages == {"expired_object_delete_marker"}, "age says nothing of whether a snapshot needs a blob"
+    assert ages == {"expired_object_delete_marker"}, "an old blob may still be part of a snapshot"
     assert _get_resource("aws_s3_bucket_versioning")["versioning_configuration"] == [{"status": "Enabled"}]
 
 
@@ -71,8 +71,8 @@ def test_the_bucket_is_closed_and_encrypted() -> None:
     (rule,) = _get_resource("aws_s3_bucket_server_side_encryption_configuration")["rule"]
     assert rule["apply_server_side_encryption_by_default"][0]["sse_algorithm"] in {"AES256", "aws:kms"}
     assert _get_resource("aws_s3_bucket")["lifecycle"] == [{"prevent_destroy": True}]
-    secure = _get_statements("bucket")["OnlyEncryptedOnTheWay"]
-    assert (secure["effect"], secure["condition"][0]["variable"]) == ("Deny", "aws:SecureTransport")
+    https_only = _get_statements("bucket")["OnlyEncryptedOnTheWay"]
+    assert (https_only["effect"], https_only["condition"][0]["variable"]) == ("Deny", "aws:SecureTransport")
 
 
 def test_refs_can_only_grow() -> None:
@@ -87,7 +87,7 @@ def test_readers_read_and_publishers_write_below_the_prefix() -> None:
     actions = {action for statement in reading.values() for action in statement["actions"]}
     assert actions == {"s3:ListBucket", "s3:GetObject"}
     assert set(writing["Write"]["actions"]) >= {"s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload"}
-    assert "s3:DeleteObjectVersion" not in str(writing), "then versions would undo no deletion"
+    assert "s3:DeleteObjectVersion" not in str(writing), "a deletion must remain reversible"
     for statement in (reading["Read"], writing["Write"]):
         assert statement["resources"] == ["${aws_s3_bucket.library.arn}/${var.prefix}/*"]
 

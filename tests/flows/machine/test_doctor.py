@@ -20,19 +20,19 @@ class _Flink(BaseHTTPRequestHandler):
     server: Any
 
     def do_GET(self) -> None:
-        reply = self.server.said.get(self.path)
+        reply = self.server.replies.get(self.path)
         self.send_response(404 if reply is None else 200)
         self.end_headers()
         self.wfile.write(b"no" if reply is None else json.dumps(reply).encode())
 
     def log_message(self, *_: Any) -> None:
-        """Say nothing."""
+        """Do not print requests."""
 
 
 @pytest.fixture
 def job_manager() -> Iterator[Any]:
     with ThreadingHTTPServer(("127.0.0.1", 0), _Flink) as server:
-        server.said = {  # type: ignore[attr-defined]
+        server.replies = {  # type: ignore[attr-defined]
             "/overview": {"flink-version": "1.19.3", "slots-available": 2},
             "/jobmanager/config": [{"key": "restart-strategy.type", "value": "fixed-delay"}],
         }
@@ -46,8 +46,8 @@ def flink(job_manager: Any) -> str:
     return f"127.0.0.1:{job_manager.server_port}"
 
 
-def index_findings(ran: Any) -> dict[str, Any]:
-    return {finding["what"]: finding for finding in ran.json["findings"]}
+def index_findings(result: Any) -> dict[str, Any]:
+    return {finding["what"]: finding for finding in result.json["findings"]}
 
 
 def test_a_complete_machine_and_store_have_no_failed_check(bookwheel: Any, tmp_path: Path) -> None:
@@ -70,9 +70,9 @@ def test_failed_checks_are_named_with_their_repair(bookwheel: Any, tmp_path: Pat
     flags = ["--", "--runner=FlinkRunner", "--flink_master=127.0.0.1:9", "--sdk_container_image=elsewhere:0.0"]
     result = bookwheel("doctor", "--store", str(tmp_path / "none"), *flags)
     assert result.code == 3
-    for what, todo in (("store", "correct this"), ("flink", "start the cluster"), ("beam, image", "use the image")):
+    for name, todo in (("store", "correct this"), ("flink", "start the cluster"), ("beam, image", "use the image")):
         (line,) = [
-            line for line in result.out.splitlines() if line.split("  ")[0].removeprefix("AMISS").strip() == what
+            line for line in result.out.splitlines() if line.split("  ")[0].removeprefix("AMISS").strip() == name
         ]
         assert todo in line
     assert "checks failed" in result.err
@@ -81,18 +81,18 @@ def test_failed_checks_are_named_with_their_repair(bookwheel: Any, tmp_path: Pat
 def test_a_suitable_cluster_passes_all_checks(bookwheel: Any, flink: str) -> None:
     flags = ["--runner=FlinkRunner", f"--flink_master={flink}", "--flink_version=1.19", "--parallelism=2"]
     findings = index_findings(bookwheel("doctor", "--json", "--", *flags))
-    assert all(findings[what]["ok"] for what in ("flink", "flink, version", "flink, restarts"))
+    assert all(findings[name]["ok"] for name in ("flink", "flink, version", "flink, restarts"))
     assert "2 free slots" in findings["flink"]["found"]
 
 
 def test_an_unsuitable_cluster_fails_its_checks(bookwheel: Any, job_manager: Any, flink: str) -> None:
-    job_manager.said["/jobmanager/config"] = []
+    job_manager.replies["/jobmanager/config"] = []
     flags = ["--runner=FlinkRunner", f"--flink_master={flink}", "--parallelism=3", "--job_server_java_launcher=no-java"]
     findings = index_findings(bookwheel("doctor", "--json", "--", *flags))
-    todo = {"flink": "--parallelism=3", "flink, version": "--flink_version=1.19", "flink, restarts": "fixed-delay"}
-    for what, expected in {**todo, "flink, java": "install Java"}.items():
-        assert not findings[what]["ok"]
-        assert expected in findings[what]["todo"]
+    repairs = {"flink": "--parallelism=3", "flink, version": "--flink_version=1.19", "flink, restarts": "fixed-delay"}
+    for name, expected in {**repairs, "flink, java": "install Java"}.items():
+        assert not findings[name]["ok"]
+        assert expected in findings[name]["todo"]
 
 
 def test_an_unreachable_prefect_server_is_reported(bookwheel: Any, flink: str, monkeypatch: pytest.MonkeyPatch) -> None:
