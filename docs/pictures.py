@@ -12,7 +12,7 @@ from urllib.parse import quote
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from rag_model.store import Store
-from tests.fixtures.browser import browser_page
+from tests.fixtures.browser import open_page
 
 FOLDER = Path(__file__).parent / "images"
 QUESTION = "What is the tallest mountain in Alaska?"
@@ -22,7 +22,7 @@ VIEWPORT = {"width": 960, "height": 640}
 def take_pictures(store: str) -> None:
     """Write `search.png` and `report.png`."""
     FOLDER.mkdir(exist_ok=True)
-    with tempfile.TemporaryDirectory() as dest, browser_page(viewport=VIEWPORT) as page:
+    with tempfile.TemporaryDirectory() as dest, open_page(viewport=VIEWPORT) as page:
         bookwheel = Path(sys.executable).with_name("bookwheel")
         command = [bookwheel, "serve", "--store", store, "--dest", dest, "--port", "0"]
         with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as service:

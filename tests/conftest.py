@@ -1,4 +1,4 @@
-"""Fixtures that every test folder shares: the real dump, the real encoder, a real S3 server."""
+"""Fixtures of all tests: a real dump, a real encoder and a real S3 server."""
 
 import bz2
 import gc
@@ -28,11 +28,11 @@ from rag_model.process import ChildWorker
 from rag_model.store.objects.s3 import S3
 from tests.benchmarks.s3_server import environment_of, run_seaweed
 
-settings.register_profile("bookwheel", deadline=None)  # the machine's pace does not matter
+settings.register_profile("bookwheel", deadline=None)  # tests must not depend on the speed of the machine
 settings.load_profile("bookwheel")
 
-# rouge-score logs through absl, whose handler keeps the stderr of the import, which is pytest's, and closes it when
-# Prefect configures logging. The worker would have no output, and all its later tests would fail.
+# The log handler of absl, which rouge-score uses, keeps pytest's stderr of the time of its import, and closes it when
+# Prefect configures logging. Without output, all later tests of the worker would fail.
 absl_logging.get_absl_handler().python_handler.stream = sys.__stderr__
 
 pytest_plugins = [
@@ -110,14 +110,14 @@ def shorten_waits(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.setattr("rag_model.index.quality.sweep._MIN_RUNS", 1)
         patch.setattr("rag_model.index.quality.sweep._MIN_SECONDS", 0.0)
         patch.setattr(os, "fsync", lambda descriptor: None)
-        patch.setattr(chat_template, "run_in_child", _call_shared_child)
+        patch.setattr(chat_template, "run_in_child", _call_template_child)
         yield
 
 
 _template_child = ChildWorker(chat_template.__name__, None, memory=chat_template._MAX_MEMORY)
 
 
-def _call_shared_child(module: str, value: Any, *, seconds: float, memory: int) -> Any:
+def _call_template_child(module: str, value: Any, *, seconds: float, memory: int) -> Any:
     """Render all chat templates in one child process, because each start takes most of a second."""
     return _template_child.call(value, seconds)
 
@@ -218,7 +218,7 @@ def minilm() -> Path:
 
 @pytest.fixture(scope="session")
 def s3_endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A real S3 server (SeaweedFS) on loopback that lives as long as the tests; yields its URL."""
+    """The URL of an S3 server (SeaweedFS) on loopback."""
     with run_seaweed(tmp_path_factory.mktemp("seaweed")) as endpoint:
         yield endpoint
 
@@ -250,15 +250,15 @@ def s3_store_url(s3_endpoint: str, s3_bucket: Callable[[str], AbstractContextMan
 
 
 @pytest.fixture
-def on_a_disk_of() -> Callable[[str, Path], list[str]]:
-    """Return a function that returns the prefix of a command which mounts a small disk at a folder for it alone."""
+def build_disk_prefix() -> Callable[[str, Path], list[str]]:
+    """Return a function that builds a command prefix, with which a command sees a small disk at a folder."""
 
-    def build_prefix(size: str, folder: Path) -> list[str]:
+    def build(size: str, folder: Path) -> list[str]:
         folder.mkdir(exist_ok=True)
-        mount_disk = f"mount -t tmpfs -o size={size} none '{folder}' && "
+        mount_command = f"mount -t tmpfs -o size={size} none '{folder}' && "
         prefix = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c"]
-        if not shutil.which("unshare") or subprocess.run([*prefix, f"{mount_disk} true"], check=False).returncode:
+        if not shutil.which("unshare") or subprocess.run([*prefix, f"{mount_command} true"], check=False).returncode:
             pytest.skip("this kernel has no user namespaces, in which a small disk could be mounted")
-        return [*prefix, mount_disk + 'exec "$0" "$@"']
+        return [*prefix, mount_command + 'exec "$0" "$@"']
 
-    return build_prefix
+    return build

@@ -1,4 +1,4 @@
-"""Print the tests of the files that have changed since a commit, for `make test-near`.
+"""Print the tests of the files that changed since a commit, for `make test-near`.
 
 `python tests/near.py [COMMIT]`, by default HEAD. The tests of `rag_model/store/diff.py` are
 `tests/rag_model/store/test_diff.py`, or all of `tests/rag_model/store` if there is no such file.

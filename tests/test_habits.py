@@ -24,16 +24,16 @@ REQUIREMENTS = [
 ]
 
 
-def test_the_lock_has_every_dependency_in_its_range() -> None:
+def test_the_lock_has_a_valid_version_of_every_dependency() -> None:
     for requirement in REQUIREMENTS:
-        locked = re.findall(rf"^{re.escape(canonicalize_name(requirement.name))}==([^\s;]+)", LOCK, re.MULTILINE)
-        assert locked, f"requirements.lock does not have {requirement.name}: run `make lock`"
-        assert all(Version(version) in requirement.specifier for version in locked), (
-            f"{requirement} is not {locked}: run `make lock`"
+        versions = re.findall(rf"^{re.escape(canonicalize_name(requirement.name))}==([^\s;]+)", LOCK, re.MULTILINE)
+        assert versions, f"requirements.lock does not have {requirement.name}: run `make lock`"
+        assert all(Version(version) in requirement.specifier for version in versions), (
+            f"requirements.lock has {versions} instead of {requirement}: run `make lock`"
         )
 
 
-def test_every_locked_file_has_a_hash_and_no_address() -> None:
+def test_every_locked_package_has_hashes_and_no_url() -> None:
     packages = re.split(r"\n(?=\S)", LOCK.split("\n", 2)[2].strip())
     assert len(packages) > len(REQUIREMENTS)
     for package in packages:
@@ -42,7 +42,7 @@ def test_every_locked_file_has_a_hash_and_no_address() -> None:
     assert "://" not in LOCK
 
 
-def test_hooks_are_tools_of_the_project() -> None:
+def test_hooks_run_installed_tools_of_the_project() -> None:
     config = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8"))
     assert [repository["repo"] for repository in config["repos"]] == ["local"]
     entries = [shlex.split(hook["entry"]) for hook in config["repos"][0]["hooks"]]

@@ -12,13 +12,14 @@ from tests.benchmarks.hosts import ROOT, Host, NoHostsError, hosts
 from tests.fixtures.machine_requirements import skip_or_fail
 
 START_HOST = """
-import signal, sys
+import signal, subprocess, sys
 from pathlib import Path
 from tests.benchmarks.hosts import hosts
 
-with hosts(["one"], Path(sys.argv[1]) / "folders", Path(sys.argv[1])) as made:
-    print(made["one"].parent.pid, made["one"].init, flush=True)
-    made["one"].start(["sleep", "3600"], {}, subprocess.DEVNULL, subprocess.DEVNULL)
+with hosts(["one"], Path(sys.argv[1]) / "folders", Path(sys.argv[1])) as hosts_by_name:
+    host = hosts_by_name["one"]
+    print(host.parent.pid, host.init, flush=True)
+    host.start(["sleep", "3600"], {}, subprocess.DEVNULL, subprocess.DEVNULL)
     signal.pause()
 """
 CURL = "curl --silent --show-error --max-time 5 --connect-timeout 2"
@@ -47,7 +48,7 @@ def run_script(host: Host, script: str) -> str:
     return output
 
 
-def test_a_host_sees_no_file_and_no_process_of_others(pair: tuple[Host, Host], tmp_path: Path) -> None:
+def test_a_host_sees_no_files_and_processes_of_others(pair: tuple[Host, Host], tmp_path: Path) -> None:
     first, second = pair
     (tmp_path / "unseen").touch()
     (second.folder / "unseen").touch()
@@ -55,7 +56,7 @@ def test_a_host_sees_no_file_and_no_process_of_others(pair: tuple[Host, Host], t
         str(first.folder / name) for name in ("hosts", "made")
     ]
     assert (first.folder / "made").exists()
-    assert "Read-only file system" in run_script(first, "touch /var/tmp/left")
+    assert "Read-only file system" in run_script(first, "touch /var/tmp/new")
     assert run_script(first, "cat /proc/1/comm; hostname") == "cat\none\n"
 
 
@@ -73,10 +74,9 @@ def test_a_host_reaches_another_by_its_name_until_it_is_lost(pair: tuple[Host, H
 
 
 def test_hosts_end_with_a_process_that_is_killed(pair: tuple[Host, Host], tmp_path: Path) -> None:
-    (tmp_path / "inner").mkdir()
-    (tmp_path / "inner" / "folders").mkdir()
-    words = [sys.executable, "-c", f"import subprocess\n{START_HOST}", str(tmp_path / "inner")]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, cwd=ROOT) as starter:
+    (tmp_path / "inner" / "folders").mkdir(parents=True)
+    command = [sys.executable, "-c", START_HOST, str(tmp_path / "inner")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as starter:
         assert starter.stdout is not None
         processes = [psutil.Process(int(pid)) for pid in starter.stdout.readline().split()]
         starter.kill()
@@ -87,8 +87,8 @@ def test_hosts_end_with_a_process_that_is_killed(pair: tuple[Host, Host], tmp_pa
     assert survivors == []
 
 
-def test_missing_tools_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_names_missing_tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    without = pytest.raises(NoHostsError, match="no namespaces without unshare and nsenter and ip: `apt-get install")
-    with without, hosts(["one"], tmp_path, tmp_path):
+    message = "no namespaces without unshare and nsenter and ip: `apt-get install"
+    with pytest.raises(NoHostsError, match=message), hosts(["one"], tmp_path, tmp_path):
         pass

@@ -11,8 +11,8 @@ from tests.test_language import FILES, ROOT, list_nodes
 pytestmark = pytest.mark.xdist_group("language")
 
 
-def _list_calls(path: Path, names: set[str]) -> list[ast.Call]:
-    """Return the calls of attributes with these names."""
+def _list_method_calls(path: Path, names: set[str]) -> list[ast.Call]:
+    """Return the calls of methods and module functions with these names."""
     calls = [node for node in list_nodes(path) if isinstance(node, ast.Call)]
     return [call for call in calls if isinstance(call.func, ast.Attribute) and call.func.attr in names]
 
@@ -25,7 +25,7 @@ def test_every_module_has_a_docstring() -> None:
 
 
 def test_benchmarks_import_names_that_exist() -> None:
-    """No test runs most benchmarks, and the type checker does not check them."""
+    """Without this test, a renamed function would be noticed only when somebody runs the benchmark."""
     missing_names = []
     for path in sorted((ROOT / "tests" / "benchmarks").glob("*.py")):
         for node in list_nodes(path):
@@ -59,24 +59,24 @@ def test_no_code_reads_pickles() -> None:
     for path in FILES:
         names = {alias.name for node in list_nodes(path) if isinstance(node, ast.Import) for alias in node.names}
         assert not names & {"pickle", "dill", "cloudpickle", "joblib", "shelve"}, path
-        for call in _list_calls(path, {"load"}):
+        for call in _list_method_calls(path, {"load"}):
             if ast.unparse(call.func) == "torch.load":
                 assert "weights_only=True" in ast.unparse(call), f"{path}:{call.lineno}"
-                assert path.name == "convert.py", f"{path}:{call.lineno}: only the guarded child reads weights"
+                assert path.name == "convert.py", f"{path}:{call.lineno}: only its child process reads weights"
             if ast.unparse(call.func) == "np.load":
                 assert "allow_pickle=False" in ast.unparse(call), f"{path}:{call.lineno}"
 
 
-def test_no_code_of_a_models_folder_is_run() -> None:
-    """Without `trust_remote_code`, transformers asks on the terminal, and `y` on standard input runs the code."""
+def test_code_in_a_models_folder_is_never_run() -> None:
+    """Without `trust_remote_code=False`, transformers asks on the terminal, and `y` on standard input runs the code."""
     for path in FILES:
-        for call in _list_calls(path, {"from_pretrained", "from_config", "pipeline"}):
+        for call in _list_method_calls(path, {"from_pretrained", "from_config", "pipeline"}):
             assert "trust_remote_code=False" in ast.unparse(call), f"{path}:{call.lineno}"
             assert path.name in {"pretrained.py", "tokens.py"}, f"{path}:{call.lineno}: use load_pretrained"
 
 
-def test_the_readme_names_every_verb() -> None:
-    from flows.cli import app  # noqa: PLC0415 - with its settings read late, as the command does
+def test_the_readme_mentions_every_verb() -> None:
+    from flows.cli import app  # noqa: PLC0415 - reads settings at import
 
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     verbs = [name for name in app if not name.startswith("-")]

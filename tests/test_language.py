@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.xdist_group("language")  # the tests of the house rules use the parsed modules, too
+pytestmark = pytest.mark.xdist_group("language")  # tests/test_house.py uses the parsed modules, too
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("flows", "beam_jobs", "rag_model")
 FILES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
@@ -30,7 +30,7 @@ UNCLEAR_PHRASES = re.compile(
     r"none of (?:it|them)|as (?:little|much) as|anew|stands? (?:in|at|here|there) |can not|lets go of)",
     re.IGNORECASE,
 )
-# Class names that several modules may use: one class for three frameworks, and terms with two owners.
+# Class names that several modules may use, such as one class for three frameworks.
 SHARED_CLASS_NAMES = frozenset({"BookwheelRetriever", "Node", "Statement", "Windows", "Hit"})
 
 

@@ -1,4 +1,4 @@
-"""The tests that `make test-near` runs."""
+"""The selection of tests for `make test-near`."""
 
 from pathlib import Path
 
@@ -19,5 +19,5 @@ from tests.near import find_tests
         ("README.md", None),
     ],
 )
-def test_a_changed_file_has_the_tests_of_its_mirrored_path(changed: str, tests: str | None) -> None:
+def test_a_changed_file_selects_the_tests_at_its_mirrored_path(changed: str, tests: str | None) -> None:
     assert find_tests(Path(changed)) == (None if tests is None else Path(tests))

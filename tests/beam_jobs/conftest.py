@@ -8,19 +8,19 @@ import pytest
 
 from beam_jobs.workers import START_VARIABLE
 from rag_model.store.store import Store
-from tests.fixtures.monthly_dumps import NEW, OLD, Built, Dumps, Page, build
+from tests.fixtures.monthly_dumps import NEW, OLD, BuildResult, Dumps, Page, build
 from tests.fixtures.tiny import save_bert
 
 
 @pytest.fixture(autouse=True)
-def works_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let worker processes import what the tests give them to do, wherever an earlier test left this process."""
+def set_import_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let worker processes import the functions of tests, also if an earlier test changed the working directory."""
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
 
 
 @pytest.fixture(autouse=True)
-def workers_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let jobs start workers as by default, also after tests of flows in this process, which start none."""
+def allow_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Restore the default start of workers, which tests of flows in this process turn off."""
     monkeypatch.delenv(START_VARIABLE, raising=False)
 
 
@@ -57,12 +57,12 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def month(tmp_path_factory: pytest.TempPathFactory, dumps: Dumps, tiny: Path) -> Built:
+def month(tmp_path_factory: pytest.TempPathFactory, dumps: Dumps, tiny: Path) -> BuildResult:
     """Last month's snapshot, in a store that tests copy."""
     return build(Store.open(str(tmp_path_factory.mktemp("month")), create=True), dumps.old, tiny)
 
 
 @pytest.fixture
-def store(month: Built, tmp_path: Path) -> Store:
+def store(month: BuildResult, tmp_path: Path) -> Store:
     """A store in which `latest` is last month's snapshot."""
     return Store.open(str(shutil.copytree(month.store.files.local_path(""), tmp_path / "store")))

@@ -14,7 +14,7 @@ from rag_model.index.recipe import IndexRecipe, resolve
 from rag_model.snapshots.encoding import EncodeRecipe
 from rag_model.snapshots.recipe import Recipe
 from rag_model.store.store import Store
-from tests.fixtures.monthly_dumps import RECIPE, Built, Dumps, build
+from tests.fixtures.monthly_dumps import RECIPE, BuildResult, Dumps, build
 from tests.fixtures.tiny import save_bert
 
 GRAPH = replace(RECIPE, index={"hnsw": IndexRecipe("HNSW8")})
@@ -28,7 +28,7 @@ def explain_stages(store: Store, dumps: Dumps, tiny: Path) -> Callable[..., dict
     return run
 
 
-def test_explanation_of_the_same_dump_finds_all_outputs(explain_stages: Any, month: Built, store: Store) -> None:
+def test_explanation_of_the_same_dump_finds_all_outputs(explain_stages: Any, month: BuildResult, store: Store) -> None:
     stages = explain_stages()
     rows = month.counts["passages"]
     assert stages["plan"] == StageReuse("plan", "parts", 3, 3, 3, 3, {})
@@ -51,7 +51,7 @@ def test_explanation_of_a_new_dump_equals_the_counts_of_the_build(
     assert stages["chunk"].changed == {"source": stages["chunk"].tasks - stages["chunk"].recorded}
     rebuild = build(store, dumps.new, tiny)
     assert (stages["plan"].reused, stages["plan"].changed["range"]) == (2, stages["plan"].total - 2)
-    assert stages["chunk"].total - stages["chunk"].reused == rebuild.parsed == 5
+    assert stages["chunk"].total - stages["chunk"].reused == rebuild.n_parsed == 5
     assert (stages["embed"].reused, stages["embed"].total) == (rebuild.counts["reused"], rebuild.counts["passages"])
     assert set(stages["embed"].changed) == {"passages"}
 

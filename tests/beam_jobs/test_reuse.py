@@ -26,29 +26,29 @@ from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.store import Store
 from rag_model.store.versions.manifest import articles_path, embeddings_path, passages_path
 from tests.fixtures import monthly_dumps
-from tests.fixtures.monthly_dumps import OLD, RECIPE, Built, Dumps, Page, build
+from tests.fixtures.monthly_dumps import OLD, RECIPE, BuildResult, Dumps, Page, build
 from tests.fixtures.tiny import save_bert
 
 
 def test_a_rebuild_parses_and_encodes_only_changes(
-    store: Store, month: Built, dumps: Dumps, tiny: Path, tmp_path: Path
+    store: Store, month: BuildResult, dumps: Dumps, tiny: Path, tmp_path: Path
 ) -> None:
     parent_hashes = {passage.hash for passage in month.rows}
     rebuild = build(store, dumps.new, tiny)
     new_passages = [passage for passage in rebuild.rows if passage.hash not in parent_hashes]
     assert {passage.page_id for passage in new_passages} == {"60", "250", "260", "270", "280"}
-    assert rebuild.parsed == 5
+    assert rebuild.n_parsed == 5
     assert rebuild.counts["embedded"] == len(new_passages)
     assert rebuild.counts["reused"] == len(rebuild.rows) - len(new_passages)
 
     full = build(Store.open(str(tmp_path / "full"), create=True), dumps.new, tiny)
-    assert (full.inherited, full.counts["reused"]) == (0, 0)
+    assert (full.n_reused, full.counts["reused"]) == (0, 0)
     assert full.rows == rebuild.rows
     np.testing.assert_allclose(rebuild.vectors, full.vectors, atol=1e-3)
 
 
 def test_parts_keep_their_ranges_and_new_pages_fill_the_last(
-    store: Store, month: Built, dumps: Dumps, tiny: Path
+    store: Store, month: BuildResult, dumps: Dumps, tiny: Path
 ) -> None:
     rebuild = build(store, dumps.new, tiny)
     assert len(month.ranges) == 3
@@ -75,8 +75,8 @@ def test_reused_passages_and_articles_equal_newly_made_ones(
         if path.startswith(("articles/", "embeddings/")):
             stripped_store.files.local_path(blob.path).unlink(missing_ok=True)
     actual, reference = build(store, dumps.new, tiny), build(stripped_store, dumps.new, tiny)
-    assert actual.inherited > 0
-    assert (reference.inherited, reference.counts["reused"]) == (0, 0)
+    assert actual.n_reused > 0
+    assert (reference.n_reused, reference.counts["reused"]) == (0, 0)
     assert actual.content.parts == reference.content.parts
     for part in actual.content.parts:
         for path in (passages_path(part.name), articles_path(part.name)):
@@ -88,19 +88,19 @@ def test_text_that_changed_under_its_old_revision_is_noticed(
     store: Store, write_dump: Callable[[Sequence[Page]], str], tiny: Path
 ) -> None:
     rebuild = build(store, write_dump([*OLD[:-1], replace(OLD[-1], lead="Edited by hand.")]), tiny)
-    assert rebuild.parsed == 1
+    assert rebuild.n_parsed == 1
     assert any(passage.text.startswith("Edited by hand.") for passage in rebuild.rows)
 
 
 def test_a_second_build_of_the_same_dump_gives_the_same_snapshot(store: Store, dumps: Dumps, tiny: Path) -> None:
     first, second = build(store, dumps.new, tiny), build(store, dumps.new, tiny)
     assert first.content == second.content
-    assert (second.inherited, second.parsed, second.counts["embedded"]) == (0, 0, 0)
+    assert (second.n_reused, second.n_parsed, second.counts["embedded"]) == (0, 0, 0)
     assert store.refs.list_numbers("latest") == [1, 2]
 
 
 def test_vectors_of_an_interrupted_run_are_not_encoded_again(
-    store: Store, month: Built, dumps: Dumps, tiny: Path, monkeypatch: pytest.MonkeyPatch
+    store: Store, month: BuildResult, dumps: Dumps, tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reports: list[Any] = []
 
@@ -149,36 +149,36 @@ def test_a_setting_invalidates_only_dependent_stages(
     store: Store, dumps: Dumps, tiny: Path, setting: dict[str, Any], encoded: bool
 ) -> None:
     rebuild = build(store, dumps.old, tiny, replace(RECIPE, **setting))
-    assert rebuild.parsed == 0
+    assert rebuild.n_parsed == 0
     assert rebuild.counts["embedded"] == (rebuild.counts["passages"] if encoded else 0)
 
 
 def test_another_passage_length_parses_again_and_equal_passages_keep_their_vectors(
-    store: Store, month: Built, dumps: Dumps, tiny: Path
+    store: Store, month: BuildResult, dumps: Dumps, tiny: Path
 ) -> None:
     rebuild = build(store, dumps.old, tiny, replace(RECIPE, chunk=ChunkRecipe(words=20)))
     parent_hashes = {passage.hash for passage in month.rows}
     new_passages = [passage for passage in rebuild.rows if passage.hash not in parent_hashes]
-    assert (rebuild.inherited, rebuild.parsed) == (0, len(OLD))
+    assert (rebuild.n_reused, rebuild.n_parsed) == (0, len(OLD))
     assert 0 < rebuild.counts["embedded"] == len(new_passages) < len(rebuild.rows)
 
 
-def test_parts_of_another_size_reuse_results(store: Store, month: Built, dumps: Dumps, tiny: Path) -> None:
+def test_parts_of_another_size_reuse_results(store: Store, month: BuildResult, dumps: Dumps, tiny: Path) -> None:
     rebuild = build(store, dumps.old, tiny, replace(RECIPE, part_bytes=3_500))
-    assert (rebuild.parsed, rebuild.counts["embedded"]) == (0, 0)
+    assert (rebuild.n_parsed, rebuild.counts["embedded"]) == (0, 0)
     assert rebuild.rows == month.rows
     assert len(rebuild.ranges) < len(month.ranges)
 
 
 def test_another_encoder_encodes_all_and_a_renamed_one_nothing(
-    store: Store, month: Built, dumps: Dumps, tiny: Path, tmp_path: Path
+    store: Store, month: BuildResult, dumps: Dumps, tiny: Path, tmp_path: Path
 ) -> None:
     renamed = Path(shutil.copytree(tiny, tmp_path / "renamed"))
     rebuild = build(store, dumps.old, renamed)
     assert (rebuild.content, rebuild.counts["embedded"]) == (month.content, 0)
     other_build = build(store, dumps.new, save_bert(tmp_path / "other", seed=2))
     assert other_build.counts["reused"] == 0
-    assert other_build.parsed == 5
+    assert other_build.n_parsed == 5
 
 
 def test_documents_keep_their_vectors_too(tiny: Path, tmp_path: Path) -> None:
@@ -200,10 +200,10 @@ def test_documents_keep_their_vectors_too(tiny: Path, tmp_path: Path) -> None:
 
 def test_a_new_ref_reuses_results_of_latest(store: Store, dumps: Dumps, tiny: Path) -> None:
     rebuild = build(store, dumps.new, tiny, ref="candidate")
-    assert (rebuild.parsed, rebuild.counts["reused"] > 0) == (5, True)
+    assert (rebuild.n_parsed, rebuild.counts["reused"] > 0) == (5, True)
 
 
-def test_a_damaged_file_is_named_and_not_reused(store: Store, month: Built, dumps: Dumps, tiny: Path) -> None:
+def test_a_damaged_file_is_named_and_not_reused(store: Store, month: BuildResult, dumps: Dumps, tiny: Path) -> None:
     blob = month.content.files[embeddings_path("part-00000")]
     damaged = store.files.local_path(blob.path)
     data = bytearray(damaged.read_bytes())
@@ -215,14 +215,16 @@ def test_a_damaged_file_is_named_and_not_reused(store: Store, month: Built, dump
     assert build(store, dumps.new, tiny).counts["embedded"] > 0
 
 
-def test_a_rebuild_removes_a_page_that_was_taken_down(store: Store, month: Built, dumps: Dumps, tiny: Path) -> None:
+def test_a_rebuild_removes_a_page_that_was_taken_down(
+    store: Store, month: BuildResult, dumps: Dumps, tiny: Path
+) -> None:
     """Only the part of the page changes, and nothing is parsed or encoded."""
     store.takedowns.add("enwiki", ["60"], "", "")
     store.takedowns.add("dewiki", ["70"], "", "")
     rebuild = build(store, dumps.old, tiny)
     assert {passage.page_id for passage in month.rows} - {passage.page_id for passage in rebuild.rows} == {"60"}
     assert rebuild.counts["dropped"] == {**month.counts["dropped"], "taken_down": 1}
-    assert (rebuild.parsed, rebuild.counts["embedded"]) == (0, 0)
+    assert (rebuild.n_parsed, rebuild.counts["embedded"]) == (0, 0)
     (part,) = (part for part in month.content.parts if contains_page(part, 60))
     for path, ref in month.content.files.items():
         assert (rebuild.content.files[path] == ref) == (part.name not in path), path

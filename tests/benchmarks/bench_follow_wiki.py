@@ -30,7 +30,7 @@ from processes import run
 from service_load import service
 
 from tests.fixtures.tiny import save_bert
-from tests.fixtures.wiki_server import Wiki, export, running_wiki
+from tests.fixtures.wiki_server import Wiki, build_export, run_wiki
 
 _BOOKWHEEL = str(Path(sys.executable).with_name("bookwheel"))
 _BATCH = 500  # pages of an import
@@ -44,7 +44,7 @@ def main() -> None:
     parser.add_argument("--builds", type=int, default=2, help="builds of the day")
     parser.add_argument("--encoder", type=Path)
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as name, running_wiki(Path(name) / "wiki") as wiki:
+    with tempfile.TemporaryDirectory() as name, run_wiki(Path(name) / "wiki") as wiki:
         print(json.dumps(measure(wiki, Path(name), options)))
 
 
@@ -92,8 +92,8 @@ def fill(wiki: Wiki, pages: int, draw: random.Random) -> None:
         return " ".join(sentences)
 
     for start in range(0, pages, _BATCH):
-        xml = export({f"Page {i}": write_text() for i in range(start, min(start + _BATCH, pages))})
-        wiki.run("importDump.php", "--no-updates", text=xml)
+        xml = build_export({f"Page {i}": write_text() for i in range(start, min(start + _BATCH, pages))})
+        wiki.run_script("importDump.php", "--no-updates", text=xml)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""A folder for the commands of the pages, with a small real dump and a tiny real encoder under the pages' names."""
+"""A folder for the commands of the pages, with a small dump and a tiny encoder under the names that the pages use."""
 
 import shutil
 from collections.abc import Iterator
@@ -12,18 +12,18 @@ from tests.docs.shell import Shell
 from tests.fixtures.tiny import save_bert
 
 DUMP = "simplewiki-latest-pages-articles-multistream.xml.bz2"
-ENCODER = "sentence-transformers/all-MiniLM-L6-v2"  # the default; a folder of this name comes before the hub
+ENCODER = "sentence-transformers/all-MiniLM-L6-v2"  # a folder of this name takes precedence over the hub
 
 
 @pytest.fixture(scope="session")
 def docs_folder(mini_dump: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the dump and the encoder, and a store `library` with two snapshots."""
-    folder = tmp_path_factory.mktemp("furnished")
+    folder = tmp_path_factory.mktemp("docs")
     shutil.copy(mini_dump, folder / DUMP)
     save_bert(folder / ENCODER)
     with pytest.MonkeyPatch.context() as environment:
         environment.chdir(folder)
-        environment.setenv(START_VARIABLE, "1000")  # seconds, more than any job takes, so that no workers start
+        environment.setenv(START_VARIABLE, "1000")  # seconds; no job takes as long, so that no workers start
         for limit in ("2", "3"):
             assert cli.run(["reindex", "--dump", DUMP, "--store", "library", "--limit", limit]) == 0
     return folder

@@ -14,7 +14,7 @@ from rag_model.store.store import Store
 from rag_model.store.versions.moves import tag
 from tests.docs.blocks import DOCS, read_blocks
 from tests.docs.shell import Shell
-from tests.fixtures.serving import until
+from tests.fixtures.serving import wait_until
 
 pytestmark = pytest.mark.xdist_group("docs")
 
@@ -43,7 +43,7 @@ def url(service: ModuleType) -> Iterator[str]:
     server = uvicorn.Server(uvicorn.Config(service.app, port=0, log_level="error"))
     thread = threading.Thread(target=server.run)
     thread.start()
-    until(lambda: server.started or not thread.is_alive())
+    wait_until(lambda: server.started or not thread.is_alive())
     assert server.started
     port = server.servers[0].sockets[0].getsockname()[1]
     yield f"http://127.0.0.1:{port}"

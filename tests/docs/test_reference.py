@@ -32,7 +32,7 @@ from rag_model.training.data.examples import read_examples
 from rag_model.training.objectives.objective import list_objectives
 from tests.docs.blocks import DOCS, ROOT, read_blocks, read_exchanges
 from tests.docs.shell import Shell
-from tests.fixtures.serving import QUICK, serving
+from tests.fixtures.serving import QUICK, run_service
 from tests.fixtures.tiny import save_bert
 from tests.fixtures.tiny_rag import save_tiny_rag
 from tests.fixtures.tiny_snapshot import publish_tiny
@@ -158,7 +158,7 @@ def test_the_page_of_the_api_has_every_metric(tmp_path: Path) -> None:
     encoder, store = save_bert(tmp_path / "encoder"), Store.open(str(tmp_path / "store"), create=True)
     publish_tiny(store, encoder, {f"river {n}": f"It is {n} miles long." for n in range(9)}, tmp_path)
     model, metrics = save_tiny_rag(tmp_path / "model", encoder), ServiceMetrics(QUICK)
-    with serving(store.url, tmp_path / "dest", QUICK, metrics, model=str(model)) as service:
+    with run_service(store.url, tmp_path / "dest", QUICK, metrics, model=str(model)) as service:
         assert service.client.post("/answer", json={"questions": ["how long?"]}).status_code == 200
         service.search("how long?")
         scrape = service.client.get("/metrics").text

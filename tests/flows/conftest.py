@@ -1,9 +1,8 @@
-"""A small real dump, a tiny real encoder, the command line in this process or not, and a Prefect server if asked for.
+"""A small dump, a tiny encoder, the command line in this or in a new process, and a Prefect server.
 
-Most tests run the flow as the command runs a small job, without workers. `tests/beam_jobs`, and the tests that name
-a runner or a number of workers, have Beam run it; of these `IN_PROCESS` starts fastest. Most run it without a Prefect
-server, as the command does where none is configured; at least one test of every flow, and all that look at what Prefect
-shows, ask for `prefect_server`.
+Most tests run a flow without workers, like the command for a small job. Tests that name a runner or a number of workers
+run it with Beam; the runner `IN_PROCESS` starts fastest. Most tests run without a Prefect server, like the command if
+none is configured. At least one test of each flow, and all tests of data that Prefect shows, use `prefect_server`.
 """
 
 import base64
@@ -30,13 +29,13 @@ from flows import cli
 from flows.machine.local import LocalServices, down, find_free_ports, start_prefect_server
 from rag_model.store.versions.signatures import SIGNING_KEY_VARIABLE
 
-for _name, _value in cli._ENVIRONMENT.items():  # as the command does, before Prefect and transformers are imported
+for _name, _value in cli._ENVIRONMENT.items():  # like the command, before Prefect and transformers are imported
     os.environ.setdefault(_name, _value)
 os.environ.setdefault("PREFECT_API_REQUEST_TIMEOUT", "300")  # seconds; a busy machine's server takes more than 60
 
 from prefect.settings import PREFECT_API_URL, temporary_settings  # noqa: E402
 
-from tests.fixtures.machine_requirements import OF_TESTS  # noqa: E402
+from tests.fixtures.machine_requirements import TEST_VARIABLES  # noqa: E402
 from tests.fixtures.tiny import save_bert  # noqa: E402
 
 IN_PROCESS = "--runner=FnApiRunner"
@@ -64,7 +63,7 @@ class CommandResult:
 
     @property
     def complaint(self) -> str:
-        """The error sentence: one line without a stack trace, after progress lines only."""
+        """The error message: one line, without a stack trace, after progress lines only."""
         error_lines = [line for line in self.err.splitlines() if line.startswith("bookwheel: ")]
         assert len(error_lines) == 1, self.err
         progress_lines = [line for line in self.err.splitlines() if line not in error_lines]
@@ -87,9 +86,9 @@ class LibraryBuild:
 
 @pytest.fixture(scope="session")
 def prefect_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The path of a migrated database, which `prefect_url` writes for later servers, also of this user's later runs.
+    """The path of a migrated database that `prefect_url` writes for later servers, also in later runs of the tests.
 
-    A server without a database creates one in more than a hundred migrations, which take 4 CPU seconds.
+    Without it, a server creates its database with more than a hundred migrations, which take 4 CPU seconds.
     """
     folder = tmp_path_factory.getbasetemp()
     user_folders = (parent for parent in folder.parents if parent.name.startswith("pytest-of-"))
@@ -98,7 +97,7 @@ def prefect_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def prefect_url(prefect_database: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The URL of one real Prefect server, on a database of its own."""
+    """The URL of a Prefect server with a database of its own."""
     from prefect.events.worker import EventsWorker  # noqa: PLC0415 - only tests with a server need it
     from prefect.logging.handlers import APILogWorker  # noqa: PLC0415
 
@@ -124,29 +123,29 @@ def prefect_url(prefect_database: Path, tmp_path_factory: pytest.TempPathFactory
 
 @pytest.fixture
 def prefect_server(prefect_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let this test's flows, and the processes it starts, use the Prefect server."""
+    """Let the flows of a test, and the processes that it starts, use the Prefect server."""
     monkeypatch.setenv("PREFECT_API_URL", prefect_url)
 
 
 @pytest.fixture(autouse=True)
-def no_other_server(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Without `prefect_server` no server is configured, whether or not another test has started one."""
-    unchanged = "prefect_server" in request.fixturenames or PREFECT_API_URL.value() is None  # other settings take .03 s
-    with nullcontext() if unchanged else temporary_settings(restore_defaults={PREFECT_API_URL}):
+def unset_server(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Configure no server for tests without `prefect_server`, also if another test has started it."""
+    is_unchanged = "prefect_server" in request.fixturenames or PREFECT_API_URL.value() is None  # a change takes .03 s
+    with nullcontext() if is_unchanged else temporary_settings(restore_defaults={PREFECT_API_URL}):
         yield
 
 
 @pytest.fixture(scope="session", autouse=True)
-def surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """No setting and no cached blob of the person who runs the tests reaches them."""
+def isolate_settings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Hide the settings and the blob cache of the user who runs the tests."""
     with pytest.MonkeyPatch.context() as environment:
-        for name in [name for name in os.environ if name.startswith("BOOKWHEEL_") and name not in OF_TESTS]:
+        for name in [name for name in os.environ if name.startswith("BOOKWHEEL_") and name not in TEST_VARIABLES]:
             environment.delenv(name)
         environment.delenv("PREFECT_API_URL", raising=False)
         environment.setenv("PREFECT_PROFILES_PATH", str(tmp_path_factory.mktemp("profiles") / "none.toml"))
         environment.setenv("BOOKWHEEL_CACHE", str(tmp_path_factory.mktemp("cache")))
-        environment.setenv(START_VARIABLE, "1000")  # seconds: no job is so long that workers start unasked
-        environment.chdir(tmp_path_factory.mktemp("here"))
+        environment.setenv(START_VARIABLE, "1000")  # seconds; no job takes as long, so that no workers start
+        environment.chdir(tmp_path_factory.mktemp("working-folder"))
         yield
 
 
@@ -158,13 +157,13 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def other_tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An encoder of another space."""
+    """A tiny random BERT with another encoder space."""
     return save_bert(tmp_path_factory.mktemp("other"), seed=2)
 
 
 @pytest.fixture(scope="session")
 def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One small graph, and parts so small that there are two."""
+    """The path of a recipe with one small graph, and parts so small that the dump has two."""
     path = tmp_path_factory.mktemp("recipe") / "recipe.toml"
     path.write_text(RECIPE)
     return path
@@ -172,7 +171,7 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def bookwheel(capfd: pytest.CaptureFixture[str]) -> Bookwheel:
-    """Run a verb in this process."""
+    """Return a function that runs a verb in this process."""
 
     def run(*argv: object) -> CommandResult:
         capfd.readouterr()
@@ -183,8 +182,8 @@ def bookwheel(capfd: pytest.CaptureFixture[str]) -> Bookwheel:
 
 
 @pytest.fixture
-def trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A trust file, whose signing key is in the environment."""
+def trust_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A trust file; its signing key is in the environment."""
     key = Ed25519PrivateKey.generate()
     pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()).decode()
     public = key.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
@@ -195,7 +194,7 @@ def trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def reindex(bookwheel: Bookwheel, mini_dump: Path, tiny: Path, recipe: Path) -> Bookwheel:
-    """Run `reindex --json` in this process, over the small dump unless told otherwise: `reindex(store, dump=…)`."""
+    """Return a function that runs `reindex --json` in this process; the default of its `dump` is the small dump."""
 
     def run(store: object, *flags: object, beam: Sequence[str] = (), **options: object) -> CommandResult:
         named_options = {"dump": mini_dump, "encoder": tiny, "recipe": recipe, **options}
@@ -213,10 +212,10 @@ def executable() -> Path:
 
 @pytest.fixture(scope="session")
 def command(executable: Path) -> Callable[..., CommandResult]:
-    """Run a verb as people do, in a process of its own."""
+    """Return a function that runs a verb in a new process."""
 
     def run(*argv: object, stdin: str | None = None, **environment: str) -> CommandResult:
-        done = subprocess.run(
+        process = subprocess.run(
             [executable, *map(str, argv)],
             input=stdin,
             capture_output=True,
@@ -225,7 +224,7 @@ def command(executable: Path) -> Callable[..., CommandResult]:
             env={**os.environ, **environment},
             timeout=300,
         )
-        return CommandResult(done.returncode, done.stdout, done.stderr)
+        return CommandResult(process.returncode, process.stdout, process.stderr)
 
     return run
 
@@ -242,7 +241,7 @@ def library_build(mini_dump: Path, tiny: Path, recipe: Path, tmp_path_factory: p
 
 @pytest.fixture
 def questions(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """A file of the `QUESTIONS` of the test's module."""
+    """A file with the `QUESTIONS` of the test's module."""
     path = tmp_path / "questions.jsonl"
     path.write_text("".join(json.dumps(question) + "\n" for question in request.module.QUESTIONS))
     return path
@@ -262,9 +261,9 @@ def library(library_build: LibraryBuild) -> Path:
 
 @pytest.fixture(scope="session")
 def ivf_library(mini_dump: Path, tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store whose snapshot has no graph: its one index is `ivfpq`; tests only read it."""
-    store = tmp_path_factory.mktemp("lists")
-    recipe = store.with_name("lists.toml")
+    """A store whose snapshot has `ivfpq` as its only index; tests only read it."""
+    store = tmp_path_factory.mktemp("ivf")
+    recipe = store.with_name("ivf.toml")
     recipe.write_text(RECIPE.replace("[index.hnsw]", "[index.ivfpq]").replace("HNSW8", "IVF,PQ"))
     options = ["--dump", mini_dump, "--encoder", tiny, "--recipe", recipe, "--store", store]
     assert cli.run(["reindex", *map(str, options)]) == 0

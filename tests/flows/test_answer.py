@@ -14,7 +14,7 @@ from rag_model.generate.rag import Rag, RagSettings
 from rag_model.generate.rag_folder import save_rag
 from rag_model.store.store import Store
 from rag_model.store.versions.models import ModelMetadata, put_model
-from tests.fixtures.scripted_server import event, replies, serve_script, streams
+from tests.fixtures.scripted_server import make_event, respond, send, serve_script
 from tests.fixtures.tiny_generators import save_bart, save_llama
 
 USAGE = {"prompt_tokens": 70, "completion_tokens": 5}
@@ -176,8 +176,8 @@ def test_questions_are_read_from_a_file(library: Path, models: Callable, bookwhe
 def test_endpoint_model_answers_with_citations_and_usage(
     library: Path, bookwheel: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    answer_stream = streams(event("a "), event("king [1]."), event("", "stop", usage=USAGE))
-    with serve_script(answer_stream, replies(404, {"error": {"message": "no such model"}})) as server:
+    answer_stream = send(make_event("a "), make_event("king [1]."), make_event("", "stop", usage=USAGE))
+    with serve_script(answer_stream, respond(404, {"error": {"message": "no such model"}})) as server:
         monkeypatch.setenv("OPENAI_BASE_URL", server.url)
         monkeypatch.setenv("OPENAI_API_KEY", "sk-not-to-be-told")
         monkeypatch.setenv("BOOKWHEEL_LLM_PRICES", "1,2")
@@ -196,7 +196,7 @@ def test_endpoint_model_answers_with_citations_and_usage(
 
 
 def test_missing_answer_is_explained(library: Path, bookwheel: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
-    reasoning = streams(event("<think>\nWho was it?"), event("", "length"))
+    reasoning = send(make_event("<think>\nWho was it?"), make_event("", "length"))
     with serve_script(reasoning) as server:
         monkeypatch.setenv("OPENAI_BASE_URL", server.url)
         command = ("answer", QUESTIONS[0], "--store", library, "--model", "openai:tiny", "--max-tokens", "60")

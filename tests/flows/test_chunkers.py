@@ -10,13 +10,14 @@ import pytest
 
 from rag_model.store.store import Store
 from rag_model.store.versions.snapshot import Snapshot
-from tests.fixtures.window_chunker import offer, save_tokenizer
+from tests.fixtures.plugin_package import install_package
+from tests.fixtures.window_chunker import save_tokenizer
 
 
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A package on the import path that offers the chunker."""
-    offer(tmp_path / "site")
+    install_package(tmp_path / "site", "chunkers", "overlapping = tests.fixtures.window_chunker:OverlappingWindows")
     monkeypatch.syspath_prepend(tmp_path / "site")
 
 

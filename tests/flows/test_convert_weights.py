@@ -55,11 +55,11 @@ def test_model_is_converted_and_a_malicious_one_rejected(pickled_encoder: Path, 
 
 
 def test_full_disk_leaves_no_files(
-    pickled_encoder: Path, executable: Path, tmp_path: Path, on_a_disk_of: Callable[[str, Path], list[str]]
+    pickled_encoder: Path, executable: Path, tmp_path: Path, build_disk_prefix: Callable[[str, Path], list[str]]
 ) -> None:
     disk = tmp_path / "small"
     script = ["sh", "-c", '"$@"; code=$?; ls -A "$0"; exit $code', disk]
-    command = [*on_a_disk_of("200k", disk), *script, executable, "convert-weights", pickled_encoder, disk / "new"]
+    command = [*build_disk_prefix("200k", disk), *script, executable, "convert-weights", pickled_encoder, disk / "new"]
     result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     assert (result.returncode, result.stdout) == (1, ""), result.stderr
     assert "the disk of the new folder is full: model.safetensors cannot be written; free some space" in result.stderr

@@ -8,8 +8,8 @@ import pytest
 
 from rag_model.corpus.dump_formats.dump_format import FORMATS
 from rag_model.store.versions.snapshot import Snapshot
-from tests.fixtures.mail_dump import install
-from tests.fixtures.window_chunker import offer, save_tokenizer
+from tests.fixtures.plugin_package import install_package
+from tests.fixtures.window_chunker import save_tokenizer
 
 MESSAGE = (
     "From {i}@y.org Thu Jan  1 00:00:00 2026\nMessage-ID: <m{i}@y.org>\nSubject: Letter {i}\n\nDear {i}, hello.\n\n"
@@ -27,8 +27,8 @@ def archive(tmp_path: Path) -> Path:
 def test_mail_archive_is_built_by_workers(
     tmp_path: Path, archive: Path, reindex: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    install(tmp_path / "mail")
-    offer(tmp_path / "chunker")
+    install_package(tmp_path / "mail", "dump_formats", "mail = tests.fixtures.mail_dump:FORMAT")
+    install_package(tmp_path / "chunker", "chunkers", "overlapping = tests.fixtures.window_chunker:OverlappingWindows")
     root = Path(__file__).parents[2]  # Both packages import modules of `tests`.
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(root), str(tmp_path / "mail"), str(tmp_path / "chunker")]))
     monkeypatch.syspath_prepend(tmp_path / "mail")

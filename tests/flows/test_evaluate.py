@@ -10,7 +10,7 @@ from prefect.client.orchestration import get_client
 
 from rag_model.store.store import Store
 from rag_model.store.versions.models import ModelMetadata, put_model
-from tests.fixtures.scripted_server import WHOLE, event, likely, serve_script, streams
+from tests.fixtures.scripted_server import ANSWER_EVENTS, make_event, make_token, send, serve_script
 from tests.fixtures.strict_html import assert_harmless, parse_balanced
 from tests.fixtures.tiny_rag import save_tiny_rag
 from tests.fixtures.tiny_spans import save_span_model
@@ -158,7 +158,7 @@ def test_endpoint_model_is_evaluated_and_asked_once(
     store: Path, questions: Path, bookwheel: Bookwheel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     command = ["evaluate", "--store", store, "--model", "openai:tiny", "--questions", questions, "--index", "exact"]
-    with serve_script(streams(event("Proudhon [1]."), event("", "stop"))) as server:
+    with serve_script(send(make_event("Proudhon [1]."), make_event("", "stop"))) as server:
         monkeypatch.setenv("OPENAI_BASE_URL", server.url)
         result = bookwheel(*command, "--cite", "--json", "-k", "2")
         assert result.code == 0, result.err
@@ -172,8 +172,8 @@ def test_endpoint_model_is_evaluated_and_asked_once(
 def test_missing_answers_are_counted_and_reasoning_is_not_scored(
     store: Path, questions: Path, bookwheel: Bookwheel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    reasoned_answer = streams(event("<think>It is Hegel.</think>"), event("Proudhon"), event("", "stop"))
-    filtered_answer = streams(event("", "content_filter"))
+    reasoned_answer = send(make_event("<think>It is Hegel.</think>"), make_event("Proudhon"), make_event("", "stop"))
+    filtered_answer = send(make_event("", "content_filter"))
     rows = tmp_path / "rows.jsonl"
     command = ["evaluate", "--store", store, "--model", "openai:reasons", "--questions", questions, "--index", "exact"]
     with serve_script(reasoned_answer, filtered_answer) as server:
@@ -205,7 +205,7 @@ def test_threshold_is_chosen_from_endpoint_likelihoods_and_applied(
         "--index",
         "exact",
     ]
-    sure, unsure = (streams(likely(*word), event("", "stop")) for word in (("Proudhon", -0.5), ("Hegel", -2.5)))
+    sure, unsure = (send(make_token(*word), make_event("", "stop")) for word in (("Proudhon", -0.5), ("Hegel", -2.5)))
     with serve_script(sure, unsure) as server:
         for name, value in {"OPENAI_BASE_URL": server.url, "BOOKWHEEL_LLM_LOGPROBS": "yes"}.items():
             monkeypatch.setenv(name, value)
@@ -381,7 +381,7 @@ def test_endpoint_answers_are_reused_unless_sampled(
     bookwheel: Bookwheel,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with serve_script(streams(*WHOLE)) as server:
+    with serve_script(send(*ANSWER_EVENTS)) as server:
         monkeypatch.setenv("OPENAI_BASE_URL", server.url)
         monkeypatch.setenv("BOOKWHEEL_LLM_TEMPERATURE", temperature)
         command = ["evaluate", "--store", store, "--model", "openai:tiny", "--questions", questions, "--json"]

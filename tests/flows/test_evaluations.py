@@ -109,10 +109,10 @@ def test_evaluation_of_a_model_depends_on_the_model_not_the_ref(
 
 
 def test_read_only_store_is_evaluated_without_a_record(
-    library: Path, questions: Path, on_a_disk_of: Any, tmp_path: Path, executable: Path
+    library: Path, questions: Path, build_disk_prefix: Any, tmp_path: Path, executable: Path
 ) -> None:
     store = copy_library(library, tmp_path / "store")
-    command = on_a_disk_of("1m", tmp_path / "unused")
+    command = build_disk_prefix("1m", tmp_path / "unused")
     read_only_mount = f"mount --bind '{store}' '{store}' && mount -o remount,bind,ro '{store}' && "
     command[-1] = read_only_mount + command[-1]
     command += [str(executable), "evaluate", "--store", str(store), "--questions", str(questions)]

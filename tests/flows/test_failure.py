@@ -11,7 +11,7 @@ from prefect.states import Failed
 from flows.reindex import reindex
 from flows.stage import deployment_flow, notify_webhook
 from rag_model.errors import BookwheelError, InputError, RefusedError, StoreError, UnreachableError, UsageError
-from tests.fixtures.dump_server import Site, serving
+from tests.fixtures.dump_server import DumpSite, serve_dumps
 
 ERRORS = {"gate": RefusedError, "flag": UsageError, "input": InputError, "reach": UnreachableError, "net": StoreError}
 attempts: list[str] = []
@@ -25,22 +25,22 @@ def fail_always(store: str, error: str) -> None:
 
 
 @pytest.fixture
-def site() -> Iterator[Site]:
+def site() -> Iterator[DumpSite]:
     attempts.clear()
-    with serving() as server:
+    with serve_dumps() as server:
         yield server
 
 
 @pytest.mark.usefixtures("prefect_server")
 @pytest.mark.parametrize(("error", "n_runs"), [("gate", 1), ("flag", 1), ("input", 1), ("reach", 3), ("net", 3)])
 def test_temporary_errors_are_retried_and_the_webhook_is_called_once(
-    site: Site, monkeypatch: pytest.MonkeyPatch, error: str, n_runs: int
+    site: DumpSite, monkeypatch: pytest.MonkeyPatch, error: str, n_runs: int
 ) -> None:
     monkeypatch.setenv("BOOKWHEEL_WEBHOOK", site.url + "alarm")
     with pytest.raises(BookwheelError, match="said no"):
         fail_always.with_options(retries=2, retry_delay_seconds=0)("here", error)
     assert len(attempts) == n_runs
-    (alarm,) = site.posted
+    (alarm,) = site.posted_bodies
     assert (alarm["flow"], alarm["state"], alarm["store"]) == ("fail-always", "Failed", "here")
     assert f"{error} said no" in alarm["error"]
     with get_client(sync_client=True) as client:

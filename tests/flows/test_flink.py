@@ -38,7 +38,7 @@ from tests.benchmarks.flink_cluster import BEAM_POOL, DEADLINE, FORKING_POOL, RO
 from tests.benchmarks.s3_server import environment_of
 from tests.fixtures.machine_requirements import skip_or_fail
 from tests.fixtures.s3_proxy import FaultyServer, Request, serve_faulty
-from tests.fixtures.tiny_end2end import EVERY, prepare, train_in
+from tests.fixtures.tiny_end2end import INTERVAL, prepare, train_in
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800), pytest.mark.xdist_group("flink")]
 
@@ -59,7 +59,7 @@ class Hold:
     n_records: int = 0
 
     def __call__(self, request: Request) -> None:
-        if request.method == "PUT" and request.touches(f"/memo/{self.stage}/"):
+        if request.method == "PUT" and f"/memo/{self.stage}/" in request.path:
             self.n_records += 1
             if self.n_records > 1:
                 self.is_holding.set()
@@ -191,16 +191,14 @@ def test_a_training_rebuilds_its_index_there_and_moves_to_what_this_machine_make
         monkeypatch.setenv(START_VARIABLE, "0" if options else "1000")
         folder, url = tmp_path / name, f"{bucket}/moving-{name}"
         folder.mkdir()
-        prepare(
-            folder, url=url, words=True, graph=False, recipe=BM25_RECIPE
-        )  # an index of vectors takes four more jobs
+        prepare(folder, url=url, bm25=True, graph=False, recipe=BM25_RECIPE)  # an index of vectors takes four more jobs
         store = Store.open(url)
         tag(store, "latest", "first")
         with open_rebuild_launcher(store, "refresh", options) as launcher:
             task, result = train_in(
                 folder, folder / "run", retriever="exact", rebuild=lambda _, launcher=launcher: launcher, url=url
             )
-        assert [searched_snapshot.step for searched_snapshot in result.searched_snapshots] == [0, EVERY + 1]
+        assert [searched_snapshot.step for searched_snapshot in result.searched_snapshots] == [0, INTERVAL + 1]
         losses = [row["loss"] for row in read_metrics(folder / "run") if row["kind"] == "train"]
         results.append((task.searched_snapshot, losses, store.snapshots.get(task.searched_snapshot).content.files))
     assert results[0] == results[1], "the same vectors and losses"

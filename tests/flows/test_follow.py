@@ -18,15 +18,15 @@ from flows.maintain import watch
 from rag_model.snapshots.recipe import read_recipe
 from rag_model.store.store import Store
 from rag_model.store.versions.snapshot import Snapshot
-from tests.fixtures.wiki_server import Wiki, export, running_wiki
+from tests.fixtures.wiki_server import Wiki, build_export, run_wiki
 
 pytestmark = pytest.mark.xdist_group("wiki")
 
 
 @pytest.fixture(scope="module")
 def wiki(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Wiki]:
-    with running_wiki(tmp_path_factory.mktemp("wiki") / "two") as running:
-        running.import_xml(export({f"Page {i}": f"Page number {i} is about the subject {i}." for i in range(40)}))
+    with run_wiki(tmp_path_factory.mktemp("wiki") / "two") as running:
+        running.import_xml(build_export({f"Page {i}": f"Page number {i} is about the subject {i}." for i in range(40)}))
         yield running
 
 

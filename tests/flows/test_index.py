@@ -139,11 +139,11 @@ def test_invalid_arguments_fail_with_one_sentence(
 
 
 def test_insufficient_disk_is_reported_before_the_build(
-    vectors_file: Path, tmp_path: Path, executable: Path, on_a_disk_of: Callable[[str, Path], list[str]]
+    vectors_file: Path, tmp_path: Path, executable: Path, build_disk_prefix: Callable[[str, Path], list[str]]
 ) -> None:
     command = [executable, "index", vectors_file, tmp_path / "out", "--work", tmp_path / "small", *GRAPH]
     result = subprocess.run(
-        [*on_a_disk_of("100k", tmp_path / "small"), *command], check=False, capture_output=True, text=True
+        [*build_disk_prefix("100k", tmp_path / "small"), *command], check=False, capture_output=True, text=True
     )
     assert result.returncode == 1
     assert "of disk in" in result.stderr

@@ -20,6 +20,7 @@ from rag_model.plugins import Registry
 from rag_model.retrieve.indexes import open_index
 from rag_model.store.versions.snapshot import Snapshot
 from tests.fixtures import word_kind
+from tests.fixtures.plugin_package import install_package
 from tests.flows.test_serve import PATIENCE, start_service
 
 RECIPE = """
@@ -37,7 +38,8 @@ QUESTION = "political philosophy anarchism"
 @pytest.fixture(scope="module", autouse=True)
 def plugin(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Install the kind as a package, for this process and those that it starts."""
-    folder = word_kind.install(tmp_path_factory.mktemp("site"))
+    folder = tmp_path_factory.mktemp("site")
+    install_package(folder, "index_kinds", "words = word_kind:KIND", word_kind.__file__)
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(folder)
         patch.setenv("PYTHONPATH", os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]))

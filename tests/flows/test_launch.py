@@ -43,7 +43,7 @@ from rag_model.generate.rag_folder import save_rag
 from rag_model.process import count_cores
 from rag_model.resources import PASSAGE_TOKENS, PROCESS_BYTES, QUESTION_TOKENS, RunLimits, RunResources, WorkEstimate
 from rag_model.store.versions.snapshot import Snapshot
-from tests.fixtures.dump_server import serving
+from tests.fixtures.dump_server import serve_dumps
 from tests.fixtures.tiny import save_cross_encoder, save_onnx
 from tests.fixtures.tiny_generators import save_bart
 
@@ -225,8 +225,8 @@ def test_watch_launches_sized_run_of_downloaded_dump(
     deployment: Callable[..., str], mini_dump: Path, tiny: Path, tmp_path: Path
 ) -> None:
     name = deployment("process")
-    with serving() as site:
-        site.run("20261101", {"testwiki-20261101-pages-articles-multistream.xml.bz2": mini_dump.read_bytes()})
+    with serve_dumps() as site:
+        site.publish_run("20261101", {"testwiki-20261101-pages-articles-multistream.xml.bz2": mini_dump.read_bytes()})
         report = watch(site.url, str(tmp_path / "store"), str(tmp_path / "dumps"), str(tiny), deployment=name)
     assert (report.dump, report.built) == ("20261101", None)
     with get_client(sync_client=True) as client:

@@ -14,7 +14,7 @@ from rag_model.evaluation.gate import GateRecipe
 from rag_model.snapshots.recipe import read_recipe
 from rag_model.store.store import Store
 from rag_model.store.versions.snapshot import Snapshot
-from tests.fixtures.dump_server import Site, serving
+from tests.fixtures.dump_server import DumpSite, serve_dumps
 from tests.fixtures.tiny_snapshot import publish_tiny
 
 pytestmark = pytest.mark.usefixtures("prefect_server")  # These flows run as deployments.
@@ -30,17 +30,17 @@ def dumps(page_xml: Callable[..., str], export_xml: Callable[..., bytes]) -> lis
 
 
 @pytest.fixture
-def site() -> Iterator[Site]:
-    with serving() as site:
+def site() -> Iterator[DumpSite]:
+    with serve_dumps() as site:
         yield site
 
 
-def publish_dump(site: Site, date: str, dump: bytes, status: str = "done") -> None:
-    site.run(date, {NAME.format(date): dump}, status)
+def publish_dump(site: DumpSite, date: str, dump: bytes, status: str = "done") -> None:
+    site.publish_run(date, {NAME.format(date): dump}, status)
 
 
 @pytest.fixture
-def run_watch(site: Site, tmp_path: Path, tiny: Path, recipe: Path) -> Any:
+def run_watch(site: DumpSite, tmp_path: Path, tiny: Path, recipe: Path) -> Any:
     """Run `watch` once."""
 
     def run(**gate: float) -> Any:
@@ -50,7 +50,7 @@ def run_watch(site: Site, tmp_path: Path, tiny: Path, recipe: Path) -> Any:
     return run
 
 
-def test_new_dump_is_built_once(site: Site, run_watch: Any, dumps: list[bytes], tmp_path: Path) -> None:
+def test_new_dump_is_built_once(site: DumpSite, run_watch: Any, dumps: list[bytes], tmp_path: Path) -> None:
     publish_dump(site, "20261001", dumps[0])
     publish_dump(site, "20261101", b"", status="in-progress")
     site.cuts = [0.6]
@@ -73,7 +73,7 @@ def test_new_dump_is_built_once(site: Site, run_watch: Any, dumps: list[bytes], 
 
 
 def test_refused_gate_posts_alarm_and_keeps_old_snapshot(
-    site: Site, run_watch: Any, dumps: list[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    site: DumpSite, run_watch: Any, dumps: list[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publish_dump(site, "20261001", dumps[0])
     run_watch()
@@ -81,7 +81,7 @@ def test_refused_gate_posts_alarm_and_keeps_old_snapshot(
     monkeypatch.setenv("BOOKWHEEL_WEBHOOK", site.url + "alarm")
     with pytest.raises(GateRefusedError):
         run_watch()
-    (alarm,) = site.posted
+    (alarm,) = site.posted_bodies
     assert (alarm["flow"], alarm["state"], alarm["ref"]) == ("watch", "Failed", "latest")
     assert "latest did not move" in alarm["error"]
     with Snapshot.open(str(tmp_path / "store"), "latest") as snapshot:
@@ -89,14 +89,14 @@ def test_refused_gate_posts_alarm_and_keeps_old_snapshot(
 
 
 def test_damaged_dump_posts_alarm_and_builds_nothing(
-    site: Site, run_watch: Any, dumps: list[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    site: DumpSite, run_watch: Any, dumps: list[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publish_dump(site, "20261001", dumps[0])
     monkeypatch.setenv("BOOKWHEEL_WEBHOOK", site.url + "alarm")
     site.pages[f"/testwiki/20261001/{NAME.format('20261001')}"] = dumps[0][:-1] + b"!"
     with pytest.raises(InputError, match="was deleted"):
         run_watch()
-    assert "was deleted" in site.posted[0]["error"]
+    assert "was deleted" in site.posted_bodies[0]["error"]
     assert Store.open(str(tmp_path / "store")).refs.list_names() == []
 
 

@@ -21,7 +21,7 @@ from transformers import (
 
 from rag_model.store.store import Store
 from rag_model.store.versions.models import ModelMetadata, put_model
-from tests.fixtures.serving import until
+from tests.fixtures.serving import wait_until
 from tests.fixtures.tiny import SHAPE, add_tokenizer
 from tests.fixtures.tiny_generators import save_bart
 from tests.fixtures.tiny_rag import save_tiny_rag
@@ -108,7 +108,7 @@ class TestOnS3:
         expired = run_json("expire", "--keep", 1, "--older-than", "0", "--yes", *store_option)
         assert (expired["moves"], expired["models"]) == (["model:finder@1"], [models[0]])
         # S3 times are whole seconds, and gc keeps a file that is as new as its listing.
-        until(lambda: run_json("gc", "--grace", "0", "--yes", *store_option)["kinds"]["blobs"]["files"] == 1)
+        wait_until(lambda: run_json("gc", "--grace", "0", "--yes", *store_option)["kinds"]["blobs"]["files"] == 1)
         assert run_json("verify", "model:finder", *store_option)["ok"]
 
 

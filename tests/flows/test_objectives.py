@@ -20,6 +20,7 @@ from rag_model.store.store import Store
 from rag_model.store.versions.snapshot import Snapshot
 from rag_model.training.loop.checkpoint import read_metrics
 from rag_model.training.objectives.objective import list_objective_names
+from tests.fixtures.plugin_package import install_package
 from tests.flows.conftest import Bookwheel, CommandResult
 
 pytestmark = pytest.mark.xdist_group("server")  # One process runs the commands of all these tests.
@@ -98,11 +99,8 @@ for line in sys.stdin:
 def run_program(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., CommandResult]]:
     """Run `bookwheel`, `prefect` or `launch` in a process where the package `toy` is installed."""
     folder, working_folder = tmp_path_factory.mktemp("installed"), tmp_path_factory.mktemp("working")
-    shutil.copy(ROOT / "tests" / "fixtures" / "toy_objective.py", folder)
-    metadata = folder / "toy-1.0.dist-info"
-    metadata.mkdir()
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: toy\nVersion: 1.0\n")
-    (metadata / "entry_points.txt").write_text("[bookwheel.objectives]\ntoy = toy_objective:TOY\n")
+    module = ROOT / "tests" / "fixtures" / "toy_objective.py"
+    install_package(folder, "objectives", "toy = toy_objective:TOY", module, name="toy")
     outputs = [str(working_folder / "out"), str(working_folder / "err")]
     with subprocess.Popen(
         [sys.executable, "-c", COMMANDS],

@@ -37,7 +37,7 @@ from rag_model.training.moving_index import MovingSettings, RebuildOrder
 from rag_model.training.objectives.end2end import End2EndTask
 from tests.fixtures import async_rebuilds
 from tests.fixtures.forked_processes import SHARED, check_killed
-from tests.fixtures.tiny_end2end import EVERY, SETTINGS, ByHand, Running, prepare, task_of, train_in
+from tests.fixtures.tiny_end2end import INTERVAL, SETTINGS, ManualRebuild, ManualRebuilder, make_task, prepare, train_in
 
 EXACT_SETTINGS = replace(SETTINGS, rag=replace(SETTINGS.rag, retriever="exact"), moving=MovingSettings(2))
 REF = "refresh"
@@ -51,16 +51,16 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-class InProcessRebuilds(ByHand):
+class InProcessRebuilds(ManualRebuilder):
     """Call the rebuild flow in this process."""
 
     def __init__(self, inputs: Path) -> None:
         super().__init__()
         self._store = str(inputs / "store")
 
-    def start(self, order: RebuildOrder) -> Running:
+    def start(self, order: RebuildOrder) -> ManualRebuild:
         task = RebuildTask(self._store, order.snapshot, str(order.encoders), order.step, REF, (), "")
-        self.ended[order.step] = rebuild_index(task)
+        self.results[order.step] = rebuild_index(task)
         return super().start(order)
 
 
@@ -98,7 +98,7 @@ def test_losses_equal_those_of_full_reencoding(inputs: Path, tmp_path: Path) -> 
     torch.set_num_threads(1)
     losses, searched_steps = [], []
     for kind in (End2EndTask, ReencodingTask):
-        task = task_of(inputs, tmp_path / kind.__name__, EXACT_SETTINGS, InProcessRebuilds, kind=kind)
+        task = make_task(inputs, tmp_path / kind.__name__, EXACT_SETTINGS, InProcessRebuilds, kind=kind)
         result = train(task, EXACT_SETTINGS.loop, tmp_path / kind.__name__)
         losses.append([row["loss"] for row in read_metrics(tmp_path / kind.__name__) if row["kind"] == "train"])
         searched_steps.append([searched.step for searched in result.searched_snapshots])
@@ -132,11 +132,11 @@ def test_failed_rebuild_keeps_snapshot_and_training(tmp_path: Path, caplog: pyte
     articles = {f"City {number}": f"the king of city {number} was {number * 3}." for number in range(200)}
     # A search of one list misses neighbours in the others, so the gate refuses the index.
     recipe = {"index": {"lists": {"factory": LISTS, "search": {"nprobe": 1}}}}
-    inputs = prepare(tmp_path, articles, more={"lists": LISTS}, recipe=recipe)
+    inputs = prepare(tmp_path, articles, more_indexes={"lists": LISTS}, recipe=recipe)
     store, settings = Store.open(str(inputs / "store")), replace(SETTINGS, moving=MovingSettings(2))
     tag(store, "latest", "first")
     with open_rebuild_launcher(store, REF, ()) as launcher, caplog.at_level(logging.WARNING):
-        task = task_of(inputs, tmp_path / "run", settings, lambda _: FullDiskAtStep(launcher, 4))
+        task = make_task(inputs, tmp_path / "run", settings, lambda _: FullDiskAtStep(launcher, 4))
         result = train(task, replace(settings.loop, max_steps=5), tmp_path / "run")
     rows = [row for row in read_metrics(tmp_path / "run") if row["kind"] == "train"]
     first = store.snapshots.resolve("first")
@@ -152,7 +152,7 @@ def test_failed_rebuild_keeps_snapshot_and_training(tmp_path: Path, caplog: pyte
 
 
 def test_rebuild_with_invalid_encoders_publishes_nothing(inputs: Path, tmp_path: Path) -> None:
-    store, task = Store.open(str(inputs / "store")), task_of(inputs, tmp_path)
+    store, task = Store.open(str(inputs / "store")), make_task(inputs, tmp_path)
     snapshot_ids = store.snapshots.list_ids()
     with torch.no_grad():
         next(task._passage.parameters()).fill_(float("nan"))
@@ -173,18 +173,18 @@ def test_rebuild_with_invalid_encoders_publishes_nothing(inputs: Path, tmp_path:
 def test_killed_trainer_finds_its_published_rebuild(inputs: Path, tmp_path: Path) -> None:
     store, folder, observed = Store.open(str(inputs / "store")), tmp_path / "run", []
     first = store.snapshots.resolve("first")
-    for kill_at in (EVERY + 1, EVERY + 2):  # before the trainer sees the rebuild; before a checkpoint records it
+    for kill_at in (INTERVAL + 1, INTERVAL + 2):  # before the trainer sees the rebuild; before a checkpoint records it
         check_killed(async_rebuilds.main, str(inputs), str(folder), "found", kill_at)
         checkpoint = read_checkpoint(list_checkpoints(folder / "checkpoints")[0])
         assert [searched.snapshot for searched in checkpoint.searched_snapshots] == [first]
         observed.append((store.snapshots.resolve("found"), sorted(store.snapshots.list_ids())))
     assert observed[0] == observed[1], "the second trainer starts no second rebuild"
 
-    no_rebuilds = ByHand()
+    no_rebuilds = ManualRebuilder()
     _, result = train_in(inputs, folder, "asynchronous", rebuild=lambda _: no_rebuilds)
     rows = [row for row in read_metrics(folder) if row["kind"] == "train"]
     second = observed[0][0]
-    assert [row["snapshot"] for row in rows] == [first] * (EVERY + 1) + [second] * 2
+    assert [row["snapshot"] for row in rows] == [first] * (INTERVAL + 1) + [second] * 2
     assert [row["snapshot_age"] for row in rows] == [0, 1, 2, 3, 1, 2]
     assert [searched.snapshot for searched in result.searched_snapshots] == [first, second]
     assert no_rebuilds.orders == []
@@ -192,7 +192,7 @@ def test_killed_trainer_finds_its_published_rebuild(inputs: Path, tmp_path: Path
 
 def test_killed_rebuild_restarts_and_launcher_ends_its_rebuilds(inputs: Path, tmp_path: Path) -> None:
     store = Store.open(str(inputs / "store"))
-    task = task_of(inputs, tmp_path)
+    task = make_task(inputs, tmp_path)
     first = store.snapshots.resolve("first")
     order = RebuildOrder(2, first, tmp_path / "step-2")
     order.encoders.mkdir(parents=True)

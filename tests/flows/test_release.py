@@ -229,19 +229,19 @@ def test_release_stops_if_build_gate_refuses(release: Callable[..., Any], store:
 
 
 def test_trust_file_requires_signed_evaluations(
-    release: Callable[..., Any], trusted: Path, bookwheel: Callable[..., Any], tmp_path: Path
+    release: Callable[..., Any], trust_file: Path, bookwheel: Callable[..., Any], tmp_path: Path
 ) -> None:
     fresh = tmp_path / "fresh"
-    first = release("--trust", trusted, into=fresh).json
-    assert release("--trust", trusted, into=fresh).json["nothing_new"]
+    first = release("--trust", trust_file, into=fresh).json
+    assert release("--trust", trust_file, into=fresh).json["nothing_new"]
     version = f"evaluation:{first['evaluation']}"
-    assert bookwheel("verify", version, "--store", fresh, "--trust", trusted).code == 0
+    assert bookwheel("verify", version, "--store", fresh, "--trust", trust_file).code == 0
     (signature,) = fresh.glob("evaluations/*.sig")
     signature.unlink()
-    assert bookwheel("verify", version, "--store", fresh, "--trust", trusted).code == 3
-    second = release("--trust", trusted, into=fresh).json
+    assert bookwheel("verify", version, "--store", fresh, "--trust", trust_file).code == 3
+    second = release("--trust", trust_file, into=fresh).json
     assert second["done"] == {"reindex": False, "evaluate": True, "move": False}
-    assert bookwheel("verify", version, "--store", fresh, "--trust", trusted).code == 0
+    assert bookwheel("verify", version, "--store", fresh, "--trust", trust_file).code == 0
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ import pytest
 from rag_model.integrations.langchain import BookwheelRetriever
 from rag_model.store.store import Store
 from tests.fixtures.s3_proxy import FaultyServer
-from tests.fixtures.serving import until
+from tests.fixtures.serving import wait_until
 from tests.fixtures.tiny_snapshot import publish_tiny
 from tests.flows.conftest import Bookwheel
 
@@ -76,9 +76,9 @@ def test_interrupt_ends_a_command_whose_threads_wait_for_the_store(
         remote = Store.open(url, create=True)
         for file in Store.open(str(store)).files.iter_tree():
             remote.files.write(file.path, (store / file.path).read_bytes())
-        faulty_server.fault = lambda request: "hold" if request.method == "GET" and request.touches("/blobs/") else None
+        faulty_server.fault = lambda request: "hold" if request.method == "GET" and "/blobs/" in request.path else None
         with subprocess.Popen([sys.executable, "-m", "flows.cli", "verify", "--store", url]) as process:
-            until(lambda: faulty_server.held)
+            wait_until(lambda: faulty_server.n_held)
             process.send_signal(signal.SIGINT)
             try:
                 assert process.wait(60) == 130

@@ -18,8 +18,8 @@ from rag_model.retrieve.indexes import open_index
 from rag_model.store.store import Store
 from rag_model.store.upkeep.verify import verify_version
 from rag_model.store.versions.snapshot import Snapshot
-from tests.fixtures.impact_index import build_impacts
-from tests.fixtures.serving import serving, with_limits
+from tests.fixtures.impact_index import build_impact_index
+from tests.fixtures.serving import make_settings, run_service
 from tests.fixtures.tiny_splade import save_mlm, save_splade
 
 RECIPE = """
@@ -83,7 +83,7 @@ def test_sparse_index_returns_exact_scores(sparse_build: tuple[Path, Any], mlm: 
         content, rows = snapshot.manifest.content, read_sparse_rows(snapshot)
         assert content.representations["sparse"]["kind"] == "sparse"
         assert len(snapshot.row_files("sparse")) == len(content.parts) > 1
-        expected_file = build_impacts(rows, tmp_path / "whole", 128).file.path
+        expected_file = build_impact_index(rows, tmp_path / "whole", 128).file.path
         assert expected_file.read_bytes() == snapshot.path("index/splade.postings").read_bytes()
 
         encoder, last = SparseEncoder.load(mlm, {"passage_terms": 40}), snapshot.n - 1
@@ -117,7 +117,7 @@ def test_sparse_index_is_fused_evaluated_and_served(
     measured = bookwheel("evaluate", "--store", store, "--questions", questions, "--json", *both)
     assert measured.code == 0, measured.err
 
-    with serving(str(store), tmp_path / "dest", with_limits(retrievers=(fused, "splade"))) as served:
+    with run_service(str(store), tmp_path / "dest", make_settings(retrievers=(fused, "splade"))) as served:
         for retriever in (None, "splade", "rrf(splade, hnsw)"):
             choice = {} if retriever is None else {"retriever": retriever}
             reply = served.client.post("/search", json={"questions": [QUESTION], "k": 4, **choice})

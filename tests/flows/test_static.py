@@ -15,7 +15,7 @@ from rag_model.resources.estimates import estimate_build
 from rag_model.retrieve.factory import open_retriever
 from rag_model.snapshots.recipe import Recipe
 from rag_model.store.versions.snapshot import Snapshot
-from tests.fixtures.serving import serving, with_limits
+from tests.fixtures.serving import make_settings, run_service
 from tests.fixtures.tiny_static import save_model2vec, save_static_embedding
 
 RECIPE = """
@@ -88,7 +88,7 @@ def test_static_encoder_works_in_every_verb(
     both = ("--retriever", "quick", "--retriever", "rrf(quick, bm25)")
     assert bookwheel("evaluate", "--store", store, "--questions", questions, "--json", *both).code == 0
 
-    with serving(str(store), tmp_path / "dest", with_limits(retrievers=("hnsw", "quick"))) as served:
+    with run_service(str(store), tmp_path / "dest", make_settings(retrievers=("hnsw", "quick"))) as served:
         for retriever in ("hnsw", "quick"):
             reply = served.client.post("/search", json={"questions": [QUESTION], "k": 2, "retriever": retriever})
             assert reply.status_code == 200, reply.text

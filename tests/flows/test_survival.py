@@ -145,9 +145,9 @@ def test_interrupted_build_is_finished_by_rerun(
 
 
 def test_full_disk_is_reported(
-    tmp_path: Path, arguments: list[str], executable: Path, on_a_disk_of: Callable[[str, Path], list[str]]
+    tmp_path: Path, arguments: list[str], executable: Path, build_disk_prefix: Callable[[str, Path], list[str]]
 ) -> None:
-    command = on_a_disk_of("200k", tmp_path / "store")
+    command = build_disk_prefix("200k", tmp_path / "store")
     result = subprocess.run(
         [*command, executable, "reindex", *arguments, "--", "--runner=FnApiRunner"],
         capture_output=True,

@@ -137,12 +137,12 @@ def test_takedown_reports_page_that_no_snapshot_has(store: Path, bookwheel: Any)
     assert (result.code, "no snapshot holds such a page: check the ids" in result.out) == (0, True)
 
 
-def test_recorded_takedown_is_finished(store: Path, bookwheel: Any, trusted: Path) -> None:
+def test_recorded_takedown_is_finished(store: Path, bookwheel: Any, trust_file: Path) -> None:
     opened_store = Store.open(str(store))
     opened_store.takedowns.add("enwiki", [PAGE], "a request", "me")
     old_id = opened_store.snapshots.resolve("latest")
     assert "would replace 1 snapshot;" in bookwheel("takedown", "--store", store).out
-    result = bookwheel("takedown", "--store", store, "--yes", "--trust", trusted)
+    result = bookwheel("takedown", "--store", store, "--yes", "--trust", trust_file)
     assert result.out.splitlines()[0] == "record    none: all pages were ordered before"
     new_id = opened_store.snapshots.resolve("latest")
     unsigned_names = [line.partition(":")[0] for line in result.out.splitlines() if line.startswith("unsigned")]

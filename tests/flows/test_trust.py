@@ -10,7 +10,7 @@ from tests.flows.conftest import Bookwheel
 
 
 def test_unsigned_snapshot_is_refused_until_tag_signs_it(
-    bookwheel: Bookwheel, trusted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bookwheel: Bookwheel, trust_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, store_option = Store.open(str(tmp_path / "store"), create=True), ["--store", str(tmp_path / "store")]
     with monkeypatch.context() as patch:
@@ -19,27 +19,27 @@ def test_unsigned_snapshot_is_refused_until_tag_signs_it(
     assert "not signed" in bookwheel("show", "latest", *store_option).out
     assert "is whole, not signed" in bookwheel("verify", "latest", *store_option).out
     for verb in (["pull", "latest", str(tmp_path / "pulled")], ["verify"], ["search", "who?"]):
-        refused = bookwheel(*verb, *store_option, "--trust", str(trusted))
+        refused = bookwheel(*verb, *store_option, "--trust", str(trust_file))
         assert refused.code == 3, verb
         assert "is not signed by a key of" in refused.err
-    assert "signature not signed" in bookwheel("show", *store_option, "--trust", str(trusted)).out
-    assert bookwheel("tag", "latest", "latest", *store_option, "--trust", str(trusted)).code == 3
+    assert "signature not signed" in bookwheel("show", *store_option, "--trust", str(trust_file)).out
+    assert bookwheel("tag", "latest", "latest", *store_option, "--trust", str(trust_file)).code == 3
     assert bookwheel("tag", "latest", "latest", *store_option).code == 0
-    assert "is whole, signed by library" in bookwheel("verify", *store_option, "--trust", str(trusted)).out
-    monkeypatch.setenv(TRUST_VARIABLE, str(trusted))
+    assert "is whole, signed by library" in bookwheel("verify", *store_option, "--trust", str(trust_file)).out
+    monkeypatch.setenv(TRUST_VARIABLE, str(trust_file))
     assert bookwheel("pull", "latest", str(tmp_path / "pulled"), *store_option).code == 0
     assert bookwheel("show", *store_option, "--json").json["signed"] == "signed by library"
 
 
 def test_show_log_and_verify_report_unsigned_move(
-    bookwheel: Bookwheel, trusted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bookwheel: Bookwheel, trust_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, store_option = Store.open(str(tmp_path / "store"), create=True), ["--store", str(tmp_path / "store")]
     snapshot = store.snapshots.publish(Manifest(Content({"kind": "wiki"}, (), {}, {})))
     store.refs.move("latest", snapshot, 0)
     monkeypatch.delenv(SIGNING_KEY_VARIABLE)
     store.refs.move("latest", snapshot, 1)
-    trusting = [*store_option, "--trust", str(trusted)]
+    trusting = [*store_option, "--trust", str(trust_file)]
     signature = "signed by library; move latest@2 not signed"
     assert f"signature {signature}\n" in bookwheel("show", *trusting).out
     assert bookwheel("show", "latest@1", *trusting, "--json").json["signed"] == "signed by library"

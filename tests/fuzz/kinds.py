@@ -66,9 +66,9 @@ from rag_model.store.versions.evaluation_manifest import (
 from rag_model.store.versions.manifest import Content, Manifest, PartEntry
 from rag_model.store.versions.mapped import write_mapped_copy
 from rag_model.store.versions.model_manifest import ModelContent, ModelManifest
-from tests.fixtures.impact_index import questions as impact_questions
-from tests.fixtures.impact_index import write_rows, zipfian
-from tests.fixtures.scripted_server import STREAM, event, likely, serve_script, streams
+from tests.fixtures.impact_index import draw_passages, write_rows
+from tests.fixtures.impact_index import draw_queries as impact_questions
+from tests.fixtures.scripted_server import STREAM, make_event, make_token, send, serve_script
 from tests.fixtures.tiny_generators import CHAT
 from tests.fuzz.deltas import DELTAS
 
@@ -258,7 +258,7 @@ def _read_tokens(path: Path) -> object:
 
 
 def _make_sparse(folder: Path) -> Path:
-    (path,) = write_rows(zipfian(60, _TERMS, 20), [], folder, _TERMS)
+    (path,) = write_rows(draw_passages(60, _TERMS, 20), [], folder, _TERMS)
     return path
 
 
@@ -437,7 +437,12 @@ def _read_questions(path: Path) -> object:
 
 
 def _make_reply(folder: Path) -> Path:
-    events = [event("<think>Who?</think>"), likely("George", -0.5), event(" Orwell", reasoning="so"), event("", "stop")]
+    events = [
+        make_event("<think>Who?</think>"),
+        make_token("George", -0.5),
+        make_event(" Orwell", reasoning="so"),
+        make_event("", "stop"),
+    ]
     usage = {"prompt_tokens": 40, "completion_tokens": 5, "completion_tokens_details": {"reasoning_tokens": 2}}
     last = f"data: {json.dumps({'choices': [], 'usage': usage})}\n\ndata: [DONE]\n\n".encode()
     return _write_file(folder, "reply.http", STREAM + b"".join(events) + last)
@@ -454,7 +459,7 @@ def _make_whole_reply(folder: Path) -> Path:
 def _read_reply(path: Path) -> object:
     """Send the bytes as the reply of an endpoint, including the HTTP head."""
     settings = ChatSettings(tries=1, whole_seconds=3.0, first_seconds=2.0, logprobs=True)
-    with serve_script(streams(head=path.read_bytes())) as server:
+    with serve_script(send(head=path.read_bytes())) as server:
         writer = EndpointWriter("model", settings, Endpoint(server.url, "a-key-of-sixteen-characters"))
         try:
             return writer.write([Prompt("Answer in few words.", "who wrote animal farm?")])

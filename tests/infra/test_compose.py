@@ -18,7 +18,7 @@ import yaml
 
 from flows.machine.local import find_free_ports
 from rag_model.serving.settings import ServiceSettings
-from tests.fixtures.infra_files import PROJECT, ROOT, known_variables, list_built_images, read_dockerfile
+from tests.fixtures.infra_files import PROJECT, ROOT, list_built_images, list_known_variables, read_dockerfile
 
 FILE = ROOT / "docker/compose.yaml"
 COMPOSE: dict[str, Any] = yaml.safe_load(FILE.read_text())
@@ -78,7 +78,7 @@ def test_secrets_come_from_outside_and_nothing_starts_without_them() -> None:
 def test_variables_of_our_images_are_read() -> None:
     for name, service in SERVICES.items():
         if _is_ours(service):
-            assert set(_get_environment(service)) <= known_variables(), name
+            assert set(_get_environment(service)) <= list_known_variables(), name
 
 
 def test_mounts_and_dependencies_exist() -> None:

@@ -8,7 +8,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from tests.fixtures.alert_rules import DASHBOARD, expressions_of, promtool
+from tests.fixtures.alert_rules import DASHBOARD, iter_dashboard_queries, run_promtool
 
 BOARD: dict[str, Any] = json.loads(DASHBOARD.read_text())
 PANELS: list[dict[str, Any]] = BOARD["panels"]
@@ -38,12 +38,14 @@ def test_panels_have_unique_ids_and_do_not_overlap() -> None:
 
 def test_prometheus_takes_every_expression(tmp_path: Path) -> None:
     """With Grafana's variables replaced, every expression is a valid rule."""
-    expressions = [expression for expression in expressions_of(BOARD) if not expression.startswith("label_values(")]
+    expressions = [
+        expression for expression in iter_dashboard_queries(BOARD) if not expression.startswith("label_values(")
+    ]
     assert len(expressions) > 20
     queries = [expression.replace("$__rate_interval", "5m").replace("$instance", ".+") for expression in expressions]
     assert not any("$" in expression for expression in queries)
     rules = [{"record": f"query:{n}", "expr": expression} for n, expression in enumerate(queries)]
     file = tmp_path / "rules.json"
     file.write_text(json.dumps({"groups": [{"name": "dashboard", "rules": rules}]}))
-    process = promtool("check", "rules", "--lint=none", file)
+    process = run_promtool("check", "rules", "--lint=none", file)
     assert process.returncode == 0, process.stdout + process.stderr

@@ -17,7 +17,7 @@ from tests.fixtures.infra_files import (
     PROJECT,
     ROOT,
     Stage,
-    known_variables,
+    list_known_variables,
     read_bake_file,
     read_dockerfile,
 )
@@ -118,7 +118,7 @@ def test_only_the_dataflow_image_runs_as_root(name: str) -> None:
 
 
 def test_no_secret_is_baked_in_and_every_variable_is_read() -> None:
-    variables = known_variables()
+    variables = list_known_variables()
     for stage in STAGES.values():
         for word, rest in stage.instructions:
             names = re.findall(r"(\w+)=", rest) if word == "ENV" else [rest.partition("=")[0]] if word == "ARG" else []

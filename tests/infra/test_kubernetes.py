@@ -19,10 +19,10 @@ from tests.fixtures.infra_files import (
     PROJECT,
     REGISTRY,
     build_kustomization,
-    containers,
-    known_variables,
+    iter_pods,
     list_built_images,
-    pods,
+    list_containers,
+    list_known_variables,
     read_dockerfile,
 )
 
@@ -51,7 +51,7 @@ def test_every_manifest_fits_its_schema(manifests: list[Document]) -> None:
             jsonschema.validate(manifest, FLINK)
         else:
             kubernetes_validate.validate(manifest, VERSION, strict=True)
-    for name, template in pods(manifests):
+    for name, template in iter_pods(manifests):
         pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": template["spec"]}
         kubernetes_validate.validate(pod, VERSION, strict=True)
 
@@ -74,7 +74,7 @@ def test_the_schema_of_flink_refuses_what_the_operator_would(change: Any) -> Non
 
 def test_every_referenced_name_exists(manifests: list[Document]) -> None:
     accounts, maps, secrets = (_list_names(manifests, kind) for kind in ("ServiceAccount", "ConfigMap", "Secret"))
-    for name, template in pods(manifests):
+    for name, template in iter_pods(manifests):
         spec = template["spec"]
         assert spec.get("serviceAccountName", "bookwheel-flink") in accounts, name
         volumes = {volume["name"] for volume in spec.get("volumes", ())}
@@ -84,7 +84,7 @@ def test_every_referenced_name_exists(manifests: list[Document]) -> None:
             if "persistentVolumeClaim" in volume
         ]
         assert set(claims) <= _list_names(manifests, "PersistentVolumeClaim")
-        for container in containers(template):
+        for container in list_containers(template):
             sources = container.get("envFrom", ())
             assert {source["configMapRef"]["name"] for source in sources if "configMapRef" in source} <= maps
             assert {source["secretRef"]["name"] for source in sources if "secretRef" in source} <= secrets
@@ -98,7 +98,7 @@ def test_every_referenced_name_exists(manifests: list[Document]) -> None:
 
 
 def test_selectors_find_pods(manifests: list[Document]) -> None:
-    labels = [template["metadata"].get("labels", {}) for _, template in pods(manifests)]
+    labels = [template["metadata"].get("labels", {}) for _, template in iter_pods(manifests)]
     labels += [{"type": "flink-native-kubernetes"}]  # Flink sets it on all pods of a native cluster
 
     def selects_pod(selector: dict[str, str]) -> bool:
@@ -115,8 +115,8 @@ def test_selectors_find_pods(manifests: list[Document]) -> None:
 def test_images_are_those_that_are_built_or_public_ones_that_are_pinned(manifests: list[Document]) -> None:
     images = [
         container["image"]
-        for _, template in pods(manifests)
-        for container in containers(template)
+        for _, template in iter_pods(manifests)
+        for container in list_containers(template)
         if "image" in container
     ]
     images += [cluster["spec"]["image"] for cluster in _select(manifests, "FlinkDeployment")]
@@ -135,20 +135,20 @@ def test_all_parts_of_flink_have_the_same_version(manifests: list[Document]) -> 
 
 
 def test_variables_are_read_and_no_secret_is_written(manifests: list[Document]) -> None:
-    variables = known_variables()
+    variables = list_known_variables()
     for manifest in chain(_select(manifests, "ConfigMap"), _select(manifests, "Secret")):
         assert set(manifest.get("data", {})) | set(manifest.get("stringData", {})) <= variables
-    for _, template in pods(manifests):
-        for container in containers(template):
+    for _, template in iter_pods(manifests):
+        for container in list_containers(template):
             assert {variable["name"] for variable in container.get("env", ())} <= variables
     text = "".join(file.read_text() for file in KUBERNETES.rglob("*.yaml"))
     assert not re.search(r"(?i)(secret|password|api_?key)\w*\s*[:=]\s*['\"]?\w{8,}", text.replace("secretRef", ""))
 
 
 def test_pods_have_no_rights_that_they_do_not_need(manifests: list[Document]) -> None:
-    for name, template in pods(manifests):
+    for name, template in iter_pods(manifests):
         pod_context = template["spec"].get("securityContext", {})
-        for container in containers(template):
+        for container in list_containers(template):
             context = {**pod_context, **container["securityContext"]}
             assert (context["runAsNonRoot"], context["runAsUser"] > 0) == (True, True), name
             assert context["allowPrivilegeEscalation"] is False, name
@@ -164,8 +164,8 @@ def test_pods_have_no_rights_that_they_do_not_need(manifests: list[Document]) ->
 
 
 def test_probes_ask_the_ports_that_serve_listens_on(manifests: list[Document]) -> None:
-    (template,) = (template for name, template in pods(manifests) if name == "serve")
-    (container,) = containers(template)
+    (template,) = (template for name, template in iter_pods(manifests) if name == "serve")
+    (container,) = list_containers(template)
     port, health = container["ports"]
     image = read_dockerfile()[1]["serve"]
     assert [str(exposed_port["containerPort"]) for exposed_port in (port, health)] == image.last("EXPOSE").split()

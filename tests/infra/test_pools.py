@@ -13,10 +13,10 @@ from tests.fixtures.infra_files import (
     REGISTRY,
     ROOT,
     build_kustomization,
-    containers,
+    iter_pods,
     list_built_images,
-    pods,
-    pool,
+    list_containers,
+    read_pool_template,
     read_yaml_documents,
 )
 
@@ -28,12 +28,12 @@ RESOURCES = RunResources(WorkEstimate({}, {}), memory=48 * 2**30, cores=12, gpus
 
 def _fill_template(name: str, values: dict[str, Any]) -> dict[str, Any]:
     """Return the Job of a run as the Kubernetes worker sends it."""
-    variables = pool(name)["variables"]["properties"]
+    variables = read_pool_template(name)["variables"]["properties"]
     defaults = {variable: schema["default"] for variable, schema in variables.items() if "default" in schema}
     run_values = {"command": "prefect flow-run execute", "name": "run", "labels": {}, "env": {"A": "1"}}
-    job: dict[str, Any] = apply_values(pool(name)["job_configuration"], {**defaults, **run_values, **values})[
-        "job_manifest"
-    ]
+    job: dict[str, Any] = apply_values(
+        read_pool_template(name)["job_configuration"], {**defaults, **run_values, **values}
+    )["job_manifest"]
     spec = job["spec"]["template"]["spec"]
     # Prefect's worker requires these fields of a Job in the pod's spec, from which Kubernetes removes them.
     assert [spec.pop(name) for name in ("parallelism", "completions")] == [1, 1]
@@ -48,17 +48,17 @@ def _fill_template(name: str, values: dict[str, Any]) -> dict[str, Any]:
 def test_a_run_is_a_job_that_kubernetes_takes(name: str, values: dict[str, Any]) -> None:
     job = _fill_template(name, values)
     kubernetes_validate.validate(job, VERSION, strict=True)
-    ((_, template),) = pods([job])
+    ((_, template),) = iter_pods([job])
     assert template["spec"]["volumes"][0]["emptyDir"] == {"sizeLimit": values.get("scratch", "100Gi")}
 
 
 def test_a_rebuild_gets_its_estimated_resources() -> None:
     variables = build_job_variables("kubernetes", RESOURCES)
-    assert set(variables) <= set(pool("gpu")["variables"]["properties"])
+    assert set(variables) <= set(read_pool_template("gpu")["variables"]["properties"])
     job = _fill_template("gpu", variables)
     kubernetes_validate.validate(job, VERSION, strict=True)
-    ((_, template),) = pods([job])
-    (container,) = containers(template)
+    ((_, template),) = iter_pods([job])
+    (container,) = list_containers(template)
     assert container["resources"] == {
         "requests": {"cpu": "12", "memory": "49152Mi", "ephemeral-storage": variables["scratch"]},
         "limits": {"cpu": "12", "memory": "49152Mi", "nvidia.com/gpu": 2},
@@ -71,8 +71,8 @@ def test_a_rebuild_gets_its_estimated_resources() -> None:
 def test_every_name_that_a_run_references_exists(name: str) -> None:
     job, manifests = _fill_template(name, {}), build_kustomization("base")
     names = {(manifest["kind"], manifest["metadata"]["name"]) for manifest in manifests}
-    ((_, template),) = pods([job])
-    (container,) = containers(template)
+    ((_, template),) = iter_pods([job])
+    (container,) = list_containers(template)
     assert container["image"] in {REGISTRY + image for image in list_built_images()}
     assert container["image"].startswith(f"{REGISTRY}bookwheel-{name}:")
     assert ("ServiceAccount", template["spec"]["serviceAccountName"]) in names
@@ -84,26 +84,26 @@ def test_every_name_that_a_run_references_exists(name: str) -> None:
 
 
 def test_only_the_gpu_pool_requests_gpus() -> None:
-    ((_, template),) = pods([_fill_template("gpu", {})])
-    assert containers(template)[0]["resources"]["limits"]["nvidia.com/gpu"] == 1
+    ((_, template),) = iter_pods([_fill_template("gpu", {})])
+    assert list_containers(template)[0]["resources"]["limits"]["nvidia.com/gpu"] == 1
     assert template["spec"]["tolerations"]
-    ((_, template),) = pods([_fill_template("cpu", {"gpus": 1})])
-    assert "nvidia.com/gpu" not in containers(template)[0]["resources"]["limits"]
+    ((_, template),) = iter_pods([_fill_template("cpu", {"gpus": 1})])
+    assert "nvidia.com/gpu" not in list_containers(template)[0]["resources"]["limits"]
 
 
 def test_deployments_name_pools_with_workers_and_set_variables_of_their_templates() -> None:
     pools = {
         container["command"][container["command"].index("--pool") + 1]
-        for name, template in pods(build_kustomization("base"))
+        for name, template in iter_pods(build_kustomization("base"))
         if name == "prefect-worker"
-        for container in containers(template)
+        for container in list_containers(template)
     }
     deployments = yaml.safe_load((ROOT / "infra/prefect.yaml").read_text())["deployments"]
     assert deployments
     for deployment in deployments:
         name = deployment["work_pool"]["name"]
         assert name in pools
-        template_variables = set(pool(name.removeprefix("bookwheel-"))["variables"]["properties"])
+        template_variables = set(read_pool_template(name.removeprefix("bookwheel-"))["variables"]["properties"])
         assert set(deployment["work_pool"].get("job_variables", ())) <= template_variables | PREFECT_OWN
 
 

@@ -13,7 +13,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from rag_model.store.objects.cache import get_cache_folder
-from tests.fixtures.infra_files import PROJECT, build_kustomization, containers, pods, read_dockerfile
+from tests.fixtures.infra_files import PROJECT, build_kustomization, iter_pods, list_containers, read_dockerfile
 
 _BLOCK_OTHER_PACKAGES = """
 import sys
@@ -89,8 +89,8 @@ def test_the_service_reads_the_settings_of_the_manifests(monkeypatch: pytest.Mon
 
     documents = build_kustomization("base")
     (settings,) = (document["data"] for document in documents if document["kind"] == "ConfigMap")
-    (template,) = (template for name, template in pods(documents) if name == "serve")
-    (container,) = containers(template)
+    (template,) = (template for name, template in iter_pods(documents) if name == "serve")
+    (container,) = list_containers(template)
     stages = read_dockerfile()[1]
     image = dict(part.split("=", 1) for name in ("base", "serve") for part in stages[name].last("ENV").split())
     variables = {**image, **settings, **{variable["name"]: variable["value"] for variable in container["env"]}}

@@ -1,4 +1,4 @@
-"""A small real snapshot: two parts of hand-written passages, encoded by the real encoder, in a real store."""
+"""A small snapshot: two parts of hand-written passages, encoded by a real encoder."""
 
 import multiprocessing
 import os
@@ -56,19 +56,19 @@ def _passage(page: int, title: str, text: str) -> Passage:
 
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
-    """A new store on this disk."""
+    """A new local store."""
     return Store.open(str(tmp_path / "store"), create=True)
 
 
 @pytest.fixture(scope="session")
 def passages() -> list[Passage]:
-    """The corpus, in row order."""
+    """The passages of `ARTICLES` in row order."""
     return [_passage(page, *article) for page, article in enumerate(ARTICLES.items(), start=1)]
 
 
 @pytest.fixture(scope="session")
 def sentence_transformers() -> Any:
-    """The package; its import takes more than a second, so only tests that compare with it import it."""
+    """The package; its import takes more than a second, so only tests that use it import it."""
     return import_module("sentence_transformers")
 
 
@@ -117,7 +117,7 @@ def snapshot(content: tuple[Store, Content]) -> Snapshot:
 
 
 class WorkerThread(DummyProcess):
-    """A thread of this process, which has imported the modules, instead of a worker process of a benchmark."""
+    """A thread instead of a worker process of a benchmark, because this process has imported the modules."""
 
     pid = os.getpid()
 

@@ -7,14 +7,7 @@ import pytest
 
 from rag_model.errors import InputError, UsageError
 from rag_model.plugins import Registry
-
-
-def install_package(folder: Path, package: str, monkeypatch: pytest.MonkeyPatch, lines: str) -> None:
-    metadata_folder = folder / package / f"{package}-1.0.dist-info"
-    metadata_folder.mkdir(parents=True)
-    (metadata_folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
-    (metadata_folder / "entry_points.txt").write_text(f"[bookwheel.tests]\n{lines}\n")
-    monkeypatch.syspath_prepend(str(folder / package))
+from tests.fixtures.plugin_package import install_package
 
 
 def create_registry() -> Registry[object]:
@@ -23,8 +16,9 @@ def create_registry() -> Registry[object]:
 
 def test_built_in_objects_come_first_and_cannot_be_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install_package(
-        tmp_path, "other", monkeypatch, "b = collections:Counter\na = collections:deque\nown = collections:ChainMap"
+        tmp_path / "other", "tests", "b = collections:Counter\na = collections:deque\nown = collections:ChainMap"
     )
+    monkeypatch.syspath_prepend(tmp_path / "other")
     plugin_registry = create_registry()
     assert plugin_registry.list_names() == ["own", "a", "b"]
     assert [plugin.__name__ for plugin in plugin_registry.iter_built_in()] == ["OrderedDict"]  # type: ignore[attr-defined]
@@ -35,7 +29,7 @@ def test_built_in_objects_come_first_and_cannot_be_replaced(tmp_path: Path, monk
 
 @pytest.mark.parametrize("value", ["no_such_module:a", "collections:Absent"])
 def test_a_plugin_that_cannot_be_imported_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str) -> None:
-    install_package(tmp_path, "broken", monkeypatch, f"b = {value}")
+    monkeypatch.syspath_prepend(install_package(tmp_path / "broken", "tests", f"b = {value}"))
     with pytest.raises(
         InputError, match=rf"dict 'b' \({value} of the package broken 1.0\) cannot be imported .*: repair"
     ):
@@ -43,7 +37,7 @@ def test_a_plugin_that_cannot_be_imported_is_named(tmp_path: Path, monkeypatch: 
 
 
 def test_an_object_of_another_class_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    install_package(tmp_path, "other", monkeypatch, "b = math:pi")
+    monkeypatch.syspath_prepend(install_package(tmp_path / "other", "tests", "b = math:pi"))
     typed_registry = Registry("dict", "bookwheel.tests", {"own": "math:tau"}, dict)
     assert typed_registry.find("own") == math.tau, "a built-in object is trusted"
     with pytest.raises(
@@ -53,7 +47,7 @@ def test_an_object_of_another_class_is_named(tmp_path: Path, monkeypatch: pytest
 
 
 def test_a_failing_call_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    install_package(tmp_path, "other", monkeypatch, "b = collections:Counter")
+    monkeypatch.syspath_prepend(install_package(tmp_path / "other", "tests", "b = collections:Counter"))
     plugin_registry = create_registry()
     assert plugin_registry.call("b", max, 3, 7) == 7
     with pytest.raises(InputError, match=r"package other 1.0\) fails \(ValueError: invalid literal .*: repair or unin"):
@@ -68,7 +62,7 @@ def fail_with(error: Exception) -> None:
 
 
 def test_two_packages_with_the_same_plugin_name_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    install_package(tmp_path, "one", monkeypatch, "b = collections:Counter")
-    install_package(tmp_path, "two", monkeypatch, "b = collections:deque")
+    monkeypatch.syspath_prepend(install_package(tmp_path / "one", "tests", "b = collections:Counter"))
+    monkeypatch.syspath_prepend(install_package(tmp_path / "two", "tests", "b = collections:deque"))
     with pytest.raises(InputError, match="dict 'b' is registered by collections:Counter and by collections:deque"):
         create_registry().find("b")

@@ -15,7 +15,7 @@ import pytest
 
 from rag_model.errors import StoreError
 from rag_model.ranges import BlockLayout, CachedFile, RangeCache, digest_ranges, evict_unused_files, pack_bounds
-from tests.fixtures.serving import until
+from tests.fixtures.serving import wait_until
 
 _PAGE = 4096
 
@@ -120,7 +120,7 @@ def test_a_link_in_the_place_of_a_file_is_not_followed(tmp_path: Path) -> None:
 
 
 def test_a_cache_on_a_full_disk_warns_once_that_it_is_in_memory(
-    tmp_path: Path, on_a_disk_of: Callable[[str, Path], list[str]]
+    tmp_path: Path, build_disk_prefix: Callable[[str, Path], list[str]]
 ) -> None:
     code = """if True:
         import sys
@@ -132,7 +132,7 @@ def test_a_cache_on_a_full_disk_warns_once_that_it_is_in_memory(
             assert open_file(cache, bytes(6000), [0, 6000], name).read(0, 6000) == bytes(6000)
     """
     folder = tmp_path / "small"
-    command = [*on_a_disk_of("1m", folder), sys.executable, "-c", code, str(folder / "ranges")]
+    command = [*build_disk_prefix("1m", folder), sys.executable, "-c", code, str(folder / "ranges")]
     root = Path(__file__).parents[2]  # of the tests, which the command imports
     result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300, cwd=root)
     assert (result.returncode, result.stderr) == (
@@ -153,7 +153,7 @@ def test_a_read_that_fails_leaves_no_cycle_of_objects(tmp_path: Path) -> None:
             file.read(0, _PAGE)
         except StoreError as error:
             failed_error = weakref.ref(error)
-        until(lambda: failed_error() is None)  # the thread that read may still hold it
+        wait_until(lambda: failed_error() is None)  # the thread that read may still hold it
     finally:
         gc.enable()
 

@@ -14,8 +14,8 @@ from playwright.sync_api import Locator, Page
 from playwright.sync_api import TimeoutError as PlaywrightTimeoutError
 
 from flows.machine.local import down, main, up
-from tests.fixtures.browser import browser_page
-from tests.fixtures.running_stack import DEADLINE, ENDED, ROOT, TOKEN, Api, RunningStack, run_stack
+from tests.fixtures.browser import open_page
+from tests.fixtures.running_stack import DEADLINE, END_STATES, ROOT, TOKEN, PrefectApi, RunningStack, run_stack
 
 RECIPE = {"index": {"hnsw": {"factory": "HNSW8"}}, "part_bytes": 50_000}
 IN_PROCESS = ["--runner=FnApiRunner"]
@@ -34,8 +34,8 @@ def stack(prefect_database: Path, tmp_path_factory: pytest.TempPathFactory) -> I
 
 
 @pytest.fixture
-def api(stack: RunningStack) -> Api:
-    return Api(stack.services.api)
+def api(stack: RunningStack) -> PrefectApi:
+    return PrefectApi(stack.services.api)
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def parameters(mini_dump: Path, tiny: Path) -> dict[str, Any]:
     return {"dump": str(mini_dump), "encoder": str(tiny), "recipe": RECIPE}
 
 
-def test_every_flow_is_deployed_with_inactive_schedules(api: Api) -> None:
+def test_every_flow_is_deployed_with_inactive_schedules(api: PrefectApi) -> None:
     schedules = {"reindex": 1, "release": 1, "launch": 0, "watch": 1, "upkeep": 1, "finetune": 0, "evaluate": 0}
     schedules |= dict.fromkeys(["compare", "add-index", "import", "takedown"], 0)
     for flow, count in schedules.items():
@@ -57,37 +57,37 @@ def test_every_flow_is_deployed_with_inactive_schedules(api: Api) -> None:
 
 
 def test_a_run_started_in_a_browser_completes_after_a_restart_of_the_server(
-    api: Api, stack: RunningStack, mini_dump: Path, tiny: Path
+    api: PrefectApi, stack: RunningStack, mini_dump: Path, tiny: Path
 ) -> None:
     values = {"dump": mini_dump, "encoder": tiny, "ref": "latest", "store": stack.services.store}
-    with browser_page(viewport={"width": 1280, "height": 1200}) as page:
-        submit_form(page, f"{stack.services.ui}/deployments/deployment/{api.deployment('reindex')}/run", values)
+    with open_page(viewport={"width": 1280, "height": 1200}) as page:
+        submit_form(page, f"{stack.services.ui}/deployments/deployment/{api.find_deployment('reindex')}/run", values)
     check_run(api, stack)
-    (run,) = api.runs(api.deployment("reindex"))
+    (run,) = api.list_runs(api.find_deployment("reindex"))
     assert run["parameters"]["dump"] == str(mini_dump)
     assert run["parameters"]["beam_options"] == IN_PROCESS
-    counts = api.artifacts(run["id"])["reindex-counts"]
+    counts = api.list_artifacts(run["id"])["reindex-counts"]
     assert "is published: latest@1 names it now" in counts["description"]
     assert "dropped: redirect" in str(counts["data"])
 
 
-def check_run(api: Api, stack: RunningStack) -> None:
+def check_run(api: PrefectApi, stack: RunningStack) -> None:
     """Restart the server during the only run of `reindex`, which completes and has its artifacts."""
-    run = api.until(api.deployment("reindex"), lambda run: run["state_type"] == "RUNNING")
+    run = api.wait_for_run(api.find_deployment("reindex"), lambda run: run["state_type"] == "RUNNING")
     stack.restart()
     lease = run["state"]["state_details"]["deployment_concurrency_lease_id"]
     api(f"/v2/concurrency_limits/leases/{lease}/renew", {"lease_duration": 600})  # or the server would end the run
     run = api.wait_for_end("reindex", run["id"])
     assert (run["state_type"], run["run_count"]) == ("COMPLETED", 1), run["state"]
     assert run["parameters"]["store"] == stack.services.store
-    assert {"reindex-counts", "reindex-report", "reindex-embed"} <= set(api.artifacts(run["id"]))
+    assert {"reindex-counts", "reindex-report", "reindex-embed"} <= set(api.list_artifacts(run["id"]))
 
 
 def test_a_run_that_the_gate_refuses_is_not_retried_and_calls_the_webhook(
-    api: Api, stack: RunningStack, parameters: dict[str, Any]
+    api: PrefectApi, stack: RunningStack, parameters: dict[str, Any]
 ) -> None:
     few_passages = {**parameters, "limit": 1}  # fewer than the gate allows
-    run = api.wait_for_end("reindex", api.run("reindex", few_passages))
+    run = api.wait_for_end("reindex", api.start_run("reindex", few_passages))
     assert (run["state_type"], run["run_count"]) == ("FAILED", 1), run["state"]
     assert "latest did not move" in run["state"]["message"]
     (call,) = stack.wait_for_notifications()
@@ -118,12 +118,12 @@ def find_field(page: Page, name: str) -> Locator:
     return page.locator(".schema-form-property").filter(has=label).locator("textarea")
 
 
-def test_a_scheduled_run_appears_and_completes(api: Api) -> None:
-    deployment = api.deployment("upkeep")
+def test_a_scheduled_run_appears_and_completes(api: PrefectApi) -> None:
+    deployment = api.find_deployment("upkeep")
     schedule = {"schedule": {"interval": 10.0, "anchor_date": "2026-01-01T00:00:00Z"}, "active": True}
     (added,) = api(f"/deployments/{deployment}/schedules", [schedule])
     try:
-        run = api.until(deployment, lambda run: run["auto_scheduled"] and run["state_type"] in ENDED)
+        run = api.wait_for_run(deployment, lambda run: run["auto_scheduled"] and run["state_type"] in END_STATES)
     finally:
         api(f"/deployments/{deployment}/schedules/{added['id']}", method="DELETE")
     assert run["state_type"] == "COMPLETED", run["state"]
@@ -138,9 +138,9 @@ def test_a_scheduled_run_appears_and_completes(api: Api) -> None:
         ({"ref": 7}, "'ref'"),
     ],
 )
-def test_invalid_parameters_are_named(api: Api, parameters: dict[str, Any], message: str) -> None:
+def test_invalid_parameters_are_named(api: PrefectApi, parameters: dict[str, Any], message: str) -> None:
     with pytest.raises(urllib.error.HTTPError) as error:
-        api.run("reindex", parameters)
+        api.start_run("reindex", parameters)
     assert message in json.loads(error.value.read())["detail"]
 
 

@@ -1,4 +1,4 @@
-"""Fixtures of the service tests: a library and a model."""
+"""The fixtures of the service tests, which tests of the client use, too."""
 
 from tests.rag_model.serving.conftest import cache, dest, model, shared_library
 

@@ -18,9 +18,9 @@ from rag_model.errors import ServiceError, UsageError
 from rag_model.retrieve.factory import open_retriever
 from rag_model.serving.http.guard import BearerTokens
 from rag_model.store.versions.snapshot import Snapshot
-from tests.fixtures.reply_server import Reply, foreign
-from tests.fixtures.scripted_server import replies, serve_script
-from tests.fixtures.serving import PASSAGES, Gate, Library, Serving, serving, until, with_limits
+from tests.fixtures.reply_server import Reply, serve_replies
+from tests.fixtures.scripted_server import respond, serve_script
+from tests.fixtures.serving import PASSAGES, HttpService, Library, SearchGate, make_settings, run_service, wait_until
 
 QUICK = ClientSettings(first_pause=0.0)
 QUESTIONS = ["who was the king of the river?", "Où est 東京 🗼?"]
@@ -28,14 +28,14 @@ SEARCH_REPLY = b'{"snapshot": "s", "results": [{"question": "q", "hits": []}], "
 
 
 @pytest.fixture(scope="module")
-def service(shared_library: Library, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
-    settings = with_limits(retrievers=("hnsw", "exact"), max_question_chars=300)
-    with serving(shared_library.url, tmp_path_factory.mktemp("dest"), settings, model=str(model)) as service:
+def service(shared_library: Library, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpService]:
+    settings = make_settings(retrievers=("hnsw", "exact"), max_question_chars=300)
+    with run_service(shared_library.url, tmp_path_factory.mktemp("dest"), settings, model=str(model)) as service:
         yield service
 
 
 @pytest.fixture
-def client(service: Serving) -> Iterator[Client]:
+def client(service: HttpService) -> Iterator[Client]:
     with Client(service.url) as client:
         yield client
 
@@ -55,7 +55,7 @@ def test_search_gives_the_hits_of_the_retriever(retriever: str, client: Client, 
             assert [leg.leg for leg in reply_hit.legs] == [leg.leg for leg in hit.visible_legs]
 
 
-def test_answers_equal_the_json_of_the_service(client: Client, service: Serving) -> None:
+def test_answers_equal_the_json_of_the_service(client: Client, service: HttpService) -> None:
     reply = client.answer(QUESTIONS, 3)
     reply_json = service.client.post("/answer", json={"questions": QUESTIONS, "k": 3}).json()
     assert (reply.snapshot, reply.model) == (reply_json["snapshot"], reply_json["model"])
@@ -75,7 +75,7 @@ def test_citations_and_context_of_an_answer_are_read() -> None:
         **{"passages": [{**hit, "rank": 1, "score": 1, "weight": None, "posterior": None}], "context": [entry]},
     }
     body = json.dumps({"snapshot": "s", "model": "m", "answers": [answer_fields]}).encode()
-    with foreign(Reply(200, body)) as server, Client(server.url) as client:
+    with serve_replies(Reply(200, body)) as server, Client(server.url) as client:
         (answer,) = client.answer(["q"]).answers
     assert (answer.citations, answer.context[0].places, answer.passages[0].score) == ((1,), (0,), 1.0)
     assert (answer.passages[0].weight, answer.log_likelihood) == (None, None)
@@ -113,9 +113,9 @@ def test_invalid_request_raises_the_message_of_the_service(client: Client, argum
 def test_client_retries_at_a_full_queue_after_retry_after(
     shared_library: Library, dest: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gate, pauses = Gate(), list[float]()
-    settings = with_limits(queue_questions=1, batch_questions=1)
-    with serving(shared_library.url, dest, settings, gate) as service:
+    gate, pauses = SearchGate(), list[float]()
+    settings = make_settings(queue_questions=1, batch_questions=1)
+    with run_service(shared_library.url, dest, settings, gate) as service:
         gate.open.clear()
         searches = [threading.Thread(target=service.search, args=("who?",)) for _ in range(2)]
 
@@ -126,9 +126,9 @@ def test_client_retries_at_a_full_queue_after_retry_after(
                 thread.join()
 
         searches[0].start()
-        assert gate.held.wait(300)
+        assert gate.is_waiting.wait(300)
         searches[1].start()
-        until(lambda: service.service._search_batcher.queued_questions)
+        wait_until(lambda: service.service._search_batcher.queued_questions)
         with Client(service.url, settings=QUICK, pause=pause) as client:
             assert client.search(["who?"], 2).snapshot == shared_library.red
     assert pauses == [1.0]
@@ -136,7 +136,7 @@ def test_client_retries_at_a_full_queue_after_retry_after(
 
 def test_client_waits_for_a_service_without_an_open_snapshot(shared_library: Library, dest: Path) -> None:
     pauses = list[float]()
-    with serving(shared_library.url, dest, with_limits(poll_seconds=3600.0)) as service:
+    with run_service(shared_library.url, dest, make_settings(poll_seconds=3600.0)) as service:
         service.service.slot.close()
 
         def pause(seconds: float) -> None:
@@ -149,7 +149,7 @@ def test_client_waits_for_a_service_without_an_open_snapshot(shared_library: Lib
 
 
 def test_unreachable_service_is_tried_five_times(shared_library: Library) -> None:
-    with foreign(Reply(200, SEARCH_REPLY)) as closed_server:
+    with serve_replies(Reply(200, SEARCH_REPLY)) as closed_server:
         url = closed_server.url
     pauses = list[float]()
     with Client(url, settings=QUICK, pause=pauses.append) as client, pytest.raises(ServiceError) as error:
@@ -159,8 +159,8 @@ def test_unreachable_service_is_tried_five_times(shared_library: Library) -> Non
 
 
 def test_incomplete_reply_is_requested_again() -> None:
-    replies = Reply(200, SEARCH_REPLY, claims=10), Reply(200, SEARCH_REPLY)
-    with foreign(*replies) as server, Client(server.url, settings=QUICK) as client:
+    replies = Reply(200, SEARCH_REPLY, missing_bytes=10), Reply(200, SEARCH_REPLY)
+    with serve_replies(*replies) as server, Client(server.url, settings=QUICK) as client:
         assert client.search(["q"]).results[0].question == "q"
     assert len(server.request_headers) == 2
 
@@ -171,7 +171,7 @@ def test_token_authorizes_the_client(
 ) -> None:
     token = "0123456789abcdef" * 2
     (tmp_path / "tokens").write_text(f"{token}\n")
-    with serving(shared_library.url, dest, tokens=BearerTokens(tmp_path / "tokens")) as service:
+    with run_service(shared_library.url, dest, tokens=BearerTokens(tmp_path / "tokens")) as service:
         with Client(service.url) as unauthorized, pytest.raises(UsageError, match=TOKEN_VARIABLE):
             unauthorized.snapshot()
         if token_source == "environment":
@@ -205,7 +205,7 @@ def test_token_authorizes_the_client(
 )
 def test_reply_of_another_server_is_explained_in_one_sentence(reply: Reply, words: str) -> None:
     with (
-        foreign(reply) as server,
+        serve_replies(reply) as server,
         Client(server.url, settings=QUICK) as client,
         pytest.raises(ServiceError, match=words) as error,
     ):
@@ -267,7 +267,7 @@ def test_reply_that_is_too_large_is_refused(encoding: str) -> None:
     body = b'{"detail": "' + b"0" * (32 << 20)
     compress = {"gzip": gzip.compress, "identity": bytes, "zstd": ZstdCompressor().compress}[encoding]
     words = "encoded as zstd" if encoding == "zstd" else "more than 1048576 bytes"
-    with serve_script(replies(200, compress(body), Content_Encoding=encoding)) as server:
+    with serve_script(respond(200, compress(body), Content_Encoding=encoding)) as server:
         settings = ClientSettings(tries=1, max_reply_bytes=1 << 20)
         with Client(server.url, settings=settings) as client, pytest.raises(ServiceError, match=words):
             client.search(["q"])

@@ -21,7 +21,8 @@ from rag_model.corpus.plan import plan_dump
 from rag_model.corpus.records import Article, Page, Part, Section, Siteinfo, parse_seconds
 from rag_model.corpus.wikitext import MAX_CHARS
 from rag_model.errors import InputError
-from tests.fixtures.window_chunker import Overlapping, offer, save_tokenizer
+from tests.fixtures.plugin_package import install_package
+from tests.fixtures.window_chunker import OverlappingWindows, save_tokenizer
 
 SITE = Siteinfo("enwiki", "en", "https://en.wikipedia.org/wiki/Main_Page", {"file": 6})
 PAGE = Page(7, 70, 1_767_225_600, 0, "Title", False, "wikitext", "Some text.")
@@ -97,7 +98,7 @@ def chunk_with_reuse(
 def test_other_chunker_settings_reuse_nothing(
     part: tuple[Part, Siteinfo], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    offer(tmp_path)
+    install_package(tmp_path, "chunkers", "overlapping = tests.fixtures.window_chunker:OverlappingWindows")
     monkeypatch.syspath_prepend(tmp_path)
     tokenizer = tmp_path / "tokenizer.json"
     save_tokenizer(tokenizer, "[UNK]")
@@ -116,7 +117,7 @@ def test_other_chunker_settings_reuse_nothing(
     assert count_reused("renamed", earlier, tokenizer=str(renamed)) == first.articles
     save_tokenizer(tokenizer, "[OTHER]")
     assert count_reused("tokenizer", earlier) == 0
-    monkeypatch.setattr(Overlapping, "version", "2")
+    monkeypatch.setattr(OverlappingWindows, "version", "2")
     assert count_reused("version", earlier, tokenizer=str(renamed)) == 0
 
 

@@ -28,7 +28,7 @@ from rag_model.corpus.records import Passage, Plan
 from rag_model.errors import InputError, MissingExtraError, UsageError
 from rag_model.snapshots.planning import plan_dry_run
 from rag_model.snapshots.recipe import Recipe
-from tests.fixtures.browser import browser_page
+from tests.fixtures.browser import open_page
 
 
 def plan_folder(dump: Path | str, workdir: Path) -> Plan:
@@ -478,7 +478,7 @@ PRINTED = """<style>table {border-collapse: collapse} td, th {padding: 4px 8px}
 
 
 def test_ruled_tables_of_a_printed_page_are_blocks_and_boxes_are_text() -> None:
-    with browser_page() as page:
+    with open_page() as page:
         page.set_content(PRINTED)
         ((_, text),) = PDF.parse(page.pdf(), "a.pdf").sections
     assert text.split("\n\n") == [

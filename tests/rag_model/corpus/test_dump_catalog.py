@@ -11,29 +11,29 @@ import pytest
 
 from rag_model.corpus.dump_catalog import ARTICLES_JOB, PROPERTIES_JOB, PublishedDump, fetch_dump, find_newest_dump
 from rag_model.errors import InputError, ResourceError
-from tests.fixtures.dump_server import MEGABYTE, Site, serving
+from tests.fixtures.dump_server import MEGABYTE, DumpSite, serve_dumps
 
 NAMES = ("testwiki-{}-pages-articles-multistream.xml.bz2", "testwiki-{}-pages-articles-multistream-index.txt.bz2")
 
 
-def publish_dump(site: Site, date: str, status: str = "done", size: int = 300_000) -> None:
+def publish_dump(site: DumpSite, date: str, status: str = "done", size: int = 300_000) -> None:
     names = [name.format(date) for name in NAMES]
-    site.run(date, {name: hashlib.shake_128(name.encode()).digest(size) for name in names}, status)
+    site.publish_run(date, {name: hashlib.shake_128(name.encode()).digest(size) for name in names}, status)
 
 
-def find_dump(site: Site) -> PublishedDump:
+def find_dump(site: DumpSite) -> PublishedDump:
     dump = find_newest_dump(site.url)
     assert dump is not None
     return dump
 
 
 @pytest.fixture
-def site() -> Iterator[Site]:
-    with serving() as running_site:
+def site() -> Iterator[DumpSite]:
+    with serve_dumps() as running_site:
         yield running_site
 
 
-def test_complete_dump_is_found_and_fetched(site: Site, tmp_path: Path) -> None:
+def test_complete_dump_is_found_and_fetched(site: DumpSite, tmp_path: Path) -> None:
     publish_dump(site, "20261001")
     dump = find_dump(site)
     progress: list[tuple[int, int]] = []
@@ -45,11 +45,11 @@ def test_complete_dump_is_found_and_fetched(site: Site, tmp_path: Path) -> None:
     assert progress == sorted(progress)
 
 
-def test_requested_table_is_part_of_the_dump(site: Site, tmp_path: Path) -> None:
+def test_requested_table_is_part_of_the_dump(site: DumpSite, tmp_path: Path) -> None:
     publish_dump(site, "20261001")
     assert find_newest_dump(site.url, tables=[PROPERTIES_JOB]) is None, "the table is not written yet"
     name = "testwiki-20261001-page_props.sql.gz"
-    site.run("20261001", {name: b"rows"}, job=PROPERTIES_JOB)
+    site.publish_run("20261001", {name: b"rows"}, job=PROPERTIES_JOB)
     dump = find_newest_dump(site.url, tables=[PROPERTIES_JOB])
     assert dump is not None
     glob = fetch_dump(dump, tmp_path)
@@ -58,13 +58,13 @@ def test_requested_table_is_part_of_the_dump(site: Site, tmp_path: Path) -> None
     assert [file.name for file in find_newest_dump(site.url).files] == sorted(each.format("20261001") for each in NAMES)  # type: ignore[union-attr]
 
 
-def test_check_without_a_new_dump_costs_one_request(site: Site) -> None:
+def test_check_without_a_new_dump_costs_one_request(site: DumpSite) -> None:
     publish_dump(site, "20261001")
     assert find_newest_dump(site.url, after="20261001") is None
     assert site.requested_paths == ["/testwiki/"]
 
 
-def test_incomplete_dump_is_skipped(site: Site) -> None:
+def test_incomplete_dump_is_skipped(site: DumpSite) -> None:
     publish_dump(site, "20260801")
     publish_dump(site, "20261001")
     publish_dump(site, "20261101", status="in-progress")
@@ -77,16 +77,16 @@ def test_incomplete_dump_is_skipped(site: Site) -> None:
 
 
 @pytest.mark.parametrize("ranges", [True, False])
-def test_interrupted_download_is_resumed(site: Site, tmp_path: Path, ranges: bool) -> None:
+def test_interrupted_download_is_resumed(site: DumpSite, tmp_path: Path, ranges: bool) -> None:
     publish_dump(site, "20261001")
-    site.ranges, site.cuts = ranges, [0.6, 0.3, 0.9, 1.0]
+    site.accepts_ranges, site.cuts = ranges, [0.6, 0.3, 0.9, 1.0]
     dump = find_dump(site)
     fetch_dump(dump, tmp_path)
     name = dump.files[0].name
     assert (tmp_path / name).read_bytes() == site.pages[f"/testwiki/20261001/{name}"]
 
 
-def test_failed_download_is_reported_and_can_be_resumed(site: Site, tmp_path: Path) -> None:
+def test_failed_download_is_reported_and_can_be_resumed(site: DumpSite, tmp_path: Path) -> None:
     publish_dump(site, "20261001", size=30_000)
     dump = find_dump(site)
     site.cuts = [0.6] + [0.0] * 20
@@ -98,7 +98,7 @@ def test_failed_download_is_reported_and_can_be_resumed(site: Site, tmp_path: Pa
     assert {path.name for path in tmp_path.iterdir()} == {file.name for file in dump.files}
 
 
-def test_file_with_a_wrong_checksum_is_deleted(site: Site, tmp_path: Path) -> None:
+def test_file_with_a_wrong_checksum_is_deleted(site: DumpSite, tmp_path: Path) -> None:
     publish_dump(site, "20261001")
     dump = find_dump(site)
     name = dump.files[0].name
@@ -111,10 +111,10 @@ def test_file_with_a_wrong_checksum_is_deleted(site: Site, tmp_path: Path) -> No
     fetch_dump(dump, tmp_path)
 
 
-def test_redirect_to_another_server_is_not_followed(site: Site, tmp_path: Path) -> None:
+def test_redirect_to_another_server_is_not_followed(site: DumpSite, tmp_path: Path) -> None:
     publish_dump(site, "20261001")
     dump = find_dump(site)
-    with serving() as other_site:
+    with serve_dumps() as other_site:
         other_site.pages = site.pages
         (file, *_) = (file.name for file in dump.files)
         for path in ("/testwiki/", "/testwiki/20261001/dumpstatus.json", f"/testwiki/20261001/{file}"):
@@ -124,7 +124,7 @@ def test_redirect_to_another_server_is_not_followed(site: Site, tmp_path: Path) 
         assert other_site.requested_paths == []
 
 
-def test_redirect_within_the_server_is_followed(site: Site, tmp_path: Path) -> None:
+def test_redirect_within_the_server_is_followed(site: DumpSite, tmp_path: Path) -> None:
     publish_dump(site, "20261001")
     dump = find_dump(site)
     path = f"/testwiki/20261001/{dump.files[0].name}"
@@ -133,7 +133,7 @@ def test_redirect_within_the_server_is_followed(site: Site, tmp_path: Path) -> N
     assert (tmp_path / dump.files[0].name).read_bytes() == site.pages[path]
 
 
-def test_download_stops_at_the_declared_size(site: Site, tmp_path: Path) -> None:
+def test_download_stops_at_the_declared_size(site: DumpSite, tmp_path: Path) -> None:
     publish_dump(site, "20261001", size=5)
     site.endless = True
     dump = find_dump(site)
@@ -143,7 +143,7 @@ def test_download_stops_at_the_declared_size(site: Site, tmp_path: Path) -> None
     assert site.sent_bytes < 50 * MEGABYTE  # the system's buffers may hold a part of it
 
 
-def test_very_slow_server_is_given_up(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_very_slow_server_is_given_up(site: DumpSite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     publish_dump(site, "20261001")
     dump = find_dump(site)
     monkeypatch.setattr("rag_model.corpus.dump_catalog.PATIENCE", 0.3)
@@ -154,7 +154,7 @@ def test_very_slow_server_is_given_up(site: Site, tmp_path: Path, monkeypatch: p
         fetch_dump(dump, tmp_path)
 
 
-def test_dump_larger_than_the_disk_is_not_fetched(site: Site, tmp_path: Path) -> None:
+def test_dump_larger_than_the_disk_is_not_fetched(site: DumpSite, tmp_path: Path) -> None:
     publish_dump(site, "20261001")
     dump = find_dump(site)
     request_count = len(site.requested_paths)
@@ -189,14 +189,14 @@ def build_status(files: Any) -> bytes:
         build_status({"x.bz2": {"size": 1, "url": "http://elsewhere/x", "sha1": "0"}}),
     ],
 )
-def test_invalid_status_is_reported(site: Site, status: bytes) -> None:
+def test_invalid_status_is_reported(site: DumpSite, status: bytes) -> None:
     publish_dump(site, "20261001")
     site.pages["/testwiki/20261001/dumpstatus.json"] = status
     with pytest.raises(InputError, match=r"dumpstatus\.json"):
         find_newest_dump(site.url)
 
 
-def test_invalid_listing_is_reported(site: Site) -> None:
+def test_invalid_listing_is_reported(site: DumpSite) -> None:
     site.pages["/testwiki/"] = b"nothing here"
     with pytest.raises(InputError, match="lists no dumps by date"):
         find_newest_dump(site.url)

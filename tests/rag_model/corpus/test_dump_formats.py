@@ -42,7 +42,8 @@ from rag_model.corpus.records import Article, Compression, Page, Part, Passage, 
 from rag_model.corpus.source import MAX_DECODED_BYTES, decode, read_decoded
 from rag_model.errors import InputError, MissingExtraError, UsageError
 from tests.fixtures.mail_dump import FORMAT as MAIL
-from tests.fixtures.mail_dump import MailArchive, install
+from tests.fixtures.mail_dump import MailArchive
+from tests.fixtures.plugin_package import install_package
 from tests.rag_model.corpus.test_document_files import build_docx, build_pdf
 
 COUNT = 24  # documents or pages of each dump
@@ -272,8 +273,8 @@ PLAIN_PAGES = PlainPages()
 @pytest.fixture(autouse=True)
 def install_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Install two packages that provide formats."""
-    install(tmp_path / "mail_package")
-    install(tmp_path / "pages_package", f"{__name__}:PLAIN_PAGES", "pages")
+    install_package(tmp_path / "mail_package", "dump_formats", "mail = tests.fixtures.mail_dump:FORMAT")
+    install_package(tmp_path / "pages_package", "dump_formats", f"pages = {__name__}:PLAIN_PAGES")
     monkeypatch.syspath_prepend(tmp_path / "mail_package")
     monkeypatch.syspath_prepend(tmp_path / "pages_package")
     monkeypatch.setattr(FORMATS, "_loaded", {})
@@ -409,7 +410,7 @@ BROKEN_NAME = f"dump format 'aaa' ({__name__}:BROKEN of the package broken_packa
 def break_format(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, value: object) -> None:
     """Install a package whose dump format `aaa` is this value."""
     monkeypatch.setattr(f"{__name__}.BROKEN", value, raising=False)
-    install(tmp_path / "broken_package", f"{__name__}:BROKEN", "aaa")
+    install_package(tmp_path / "broken_package", "dump_formats", f"aaa = {__name__}:BROKEN")
     monkeypatch.syspath_prepend(tmp_path / "broken_package")
 
 
@@ -464,10 +465,9 @@ def test_broken_format_fails_only_for_its_own_dumps(
 def test_format_that_cannot_be_imported_fails_only_for_its_own_dumps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    install(tmp_path / "broken_package", "no_such_module:FORMAT", "aaa")
-    install(tmp_path / "first_package", "no_such_module:FIRST", "bbb")
-    install(tmp_path / "second_package", "no_such_module:SECOND", "bbb")
-    for package in ("broken", "first", "second"):
+    for package, entry_point in (("broken", "aaa"), ("first", "bbb"), ("second", "bbb")):
+        target = f"no_such_module:{package.upper()}"
+        install_package(tmp_path / f"{package}_package", "dump_formats", f"{entry_point} = {target}")
         monkeypatch.syspath_prepend(tmp_path / f"{package}_package")
     (tmp_path / "a.xml").write_text(XML)
     assert len(read_content(plan_file(tmp_path / "a.xml", tmp_path / "work"))) == COUNT

@@ -25,7 +25,7 @@ from rag_model.corpus.ragged_file import (
     read_column_name,
 )
 from rag_model.errors import InputError
-from tests.fixtures.impact_index import zipfian
+from tests.fixtures.impact_index import draw_passages
 
 LENGTHS = np.array([2, 0, 3, 1])
 
@@ -92,7 +92,7 @@ def write_sparse_file(rows: SparseVectors, path: Path) -> Path:
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.integers(0, 60), st.integers(0, 4), st.lists(st.integers(0, 59), max_size=9), st.integers(1, 20))
 def test_sparse_rows_are_read_back(tmp_path: Path, count: int, seed: int, choices: list[int], batch: int) -> None:
-    rows = zipfian(count, DIM, 12, seed)
+    rows = draw_passages(count, DIM, 12, seed)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ragged_file, "BATCH_ROWS", batch)
         path = write_sparse_file(rows, tmp_path / f"{count}-{seed}-{batch}")
@@ -136,7 +136,7 @@ def test_row_after_an_empty_one_may_start_with_a_smaller_term(tmp_path: Path) ->
 
 
 def test_other_files_are_not_sparse_files(tmp_path: Path) -> None:
-    path = write_sparse_file(zipfian(50, DIM, 12), tmp_path / "part")
+    path = write_sparse_file(draw_passages(50, DIM, 12), tmp_path / "part")
     (tmp_path / "cut").write_bytes(path.read_bytes()[:-40])
     with TokenWriter(tmp_path / "tokens", 4, "float16"):
         pass

@@ -9,7 +9,7 @@ import pytest
 from rag_model.corpus.records import Siteinfo
 from rag_model.corpus.wikitext import clean_wikitext
 from tests.fixtures.markup_constructs import list_constructs, read_cases, render_cases, split_words
-from tests.fixtures.wiki_server import running_wiki
+from tests.fixtures.wiki_server import run_wiki
 
 SITEINFO = Siteinfo("wiki", "en", "", {"file": 6, "image": 6, "category": 14, "help": 12, "talk": 1})
 DEVIATIONS = {  # a part of a construct, and why its words differ
@@ -51,7 +51,7 @@ def test_every_deviation_occurs() -> None:
 def test_recorded_words_are_those_of_a_real_mediawiki(tmp_path: Path) -> None:
     constructs = list_constructs()
     assert [case.wikitext for case in read_cases()] == constructs
-    with running_wiki(tmp_path / "wiki") as wiki:
+    with run_wiki(tmp_path / "wiki") as wiki:
         sample = constructs[::9]
         assert render_cases(wiki, sample) == [case for case in read_cases() if case.wikitext in sample]
 

@@ -24,7 +24,7 @@ from rag_model.snapshots.mirrors import open_mirror
 from rag_model.snapshots.planning import plan_dry_run, plan_parts
 from rag_model.snapshots.recipe import Recipe
 from rag_model.store.store import Store
-from tests.fixtures.wiki_server import Fault, Wiki, export, running_wiki
+from tests.fixtures.wiki_server import Fault, Wiki, build_export, run_wiki
 
 pytestmark = pytest.mark.xdist_group("wiki")
 
@@ -33,9 +33,9 @@ SETTINGS = Recipe(part_bytes=1000)
 
 @pytest.fixture(scope="module")
 def wiki(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Wiki]:
-    with running_wiki(tmp_path_factory.mktemp("wiki") / "one") as running_server:
+    with run_wiki(tmp_path_factory.mktemp("wiki") / "one") as running_server:
         text = "Page number {i} has '''words''' about the subject {i}. {{{{echo|said {i}}}}}"
-        running_server.import_xml(export({f"Page {i}": text.format(i=i) for i in range(60)}))
+        running_server.import_xml(build_export({f"Page {i}": text.format(i=i) for i in range(60)}))
         running_server.edit("Template:Echo", "And so it was {{{1}}}.")
         yield running_server
 
@@ -74,7 +74,7 @@ def delete_and_restore_pages(wiki: Wiki) -> None:
 
 def restore_and_import_pages(wiki: Wiki) -> None:
     wiki.restore("Page 6")
-    wiki.import_xml(export({"Imported": "This came from elsewhere.", "Page 13": "Imported into an old page."}))
+    wiki.import_xml(build_export({"Imported": "This came from elsewhere.", "Page 13": "Imported into an old page."}))
     wiki.move("User:Admin/Page 11", "Page 11 again")
 
 
@@ -120,7 +120,7 @@ def test_restored_site_is_listed_again(wiki: Wiki, tmp_path: Path) -> None:
 def test_unlogged_changes_are_found_by_a_listing(wiki: Wiki, tmp_path: Path) -> None:
     followed_store = Store.open(str(tmp_path / "followed"), create=True)
     plan_parts(followed_store, wiki.dump, SETTINGS)
-    wiki.run("importDump.php", text=export({"From a script": "No log has this."}))
+    wiki.run_script("importDump.php", text=build_export({"From a script": "No log has this."}))
     assert "From a script" not in read_titles(plan_parts(followed_store, wiki.dump, SETTINGS), tmp_path)
     mirror = open_mirror(followed_store, wiki.dump, SETTINGS.site)
     state = mirror.load()
@@ -332,11 +332,11 @@ def test_error_gives_advice_once(wiki: Wiki) -> None:
 
 
 def test_private_wiki_is_read_with_a_bot_password(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with running_wiki(tmp_path / "private", "$wgGroupPermissions['*']['read'] = false;") as private_wiki:
+    with run_wiki(tmp_path / "private", "$wgGroupPermissions['*']['read'] = false;") as private_wiki:
         store = Store.open(str(tmp_path / "store"), create=True)
         with pytest.raises(InputError, match=r"refuses the request \(readapidenied: .*set BOOKWHEEL_WIKI_USER"):
             plan_parts(store, private_wiki.dump, SETTINGS)
-        output = private_wiki.run("createBotPassword.php", "--appid", "reader", "--grants", "basic", "Admin")
+        output = private_wiki.run_script("createBotPassword.php", "--appid", "reader", "--grants", "basic", "Admin")
         password = re.search(r"\b([a-z0-9]{32})\b", output)
         assert password, output
         monkeypatch.setenv("BOOKWHEEL_WIKI_USER", "Admin@reader")

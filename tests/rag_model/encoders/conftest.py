@@ -15,13 +15,13 @@ Build = Callable[..., Path]
 
 @pytest.fixture(scope="session")
 def tiny_bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Save a plain Hugging Face folder."""
+    """A plain Hugging Face folder."""
     return save_bert(tmp_path_factory.mktemp("tiny-bert"))
 
 
 @pytest.fixture(scope="session")
 def tiny_dpr(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Save the folders of DPR's passage and question encoder."""
+    """The folders of a passage and a question encoder of DPR."""
     folder = tmp_path_factory.mktemp("tiny")
     torch.manual_seed(2)
     for kind, name in ((DPRContextEncoder, "dpr-ctx_encoder"), (DPRQuestionEncoder, "dpr-question_encoder")):
@@ -32,7 +32,7 @@ def tiny_dpr(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 @pytest.fixture
 def tiny_st(tiny_bert: Path, tmp_path: Path) -> Build:
-    """Build a sentence-transformers folder around the tiny BERT."""
+    """Return a function that writes a sentence-transformers folder with the tiny BERT."""
 
     def build(name: str = "st", *, pooling: Any = None, modules: Any = None, prompts: Any = None) -> Path:
         folder = tmp_path / name
@@ -57,6 +57,6 @@ def tiny_st(tiny_bert: Path, tmp_path: Path) -> Build:
 
 @pytest.fixture(scope="session")
 def texts() -> tuple[list[str], list[str]]:
-    """Return titles, some of them empty, and texts of very different lengths."""
+    """Titles, some of which are empty, and texts of very different lengths."""
     titles = ["", "the king", "a", "Music theory", "the city of rivers", "x"] * 5
     return titles, [" ".join(WORDS[: 1 + (7 * i) % 20]) + "." for i in range(len(titles))]

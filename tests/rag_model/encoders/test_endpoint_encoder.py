@@ -20,8 +20,8 @@ from rag_model.endpoint import Endpoint
 from rag_model.errors import EndpointError, InputError, PromptTooLongError, RefusedError, UsageError
 from rag_model.snapshots.encoding import EncodeRecipe, store_encoder
 from rag_model.store.store import Store
-from tests.fixtures.llama_server import llama_server
-from tests.fixtures.scripted_server import ScriptedServer, Step, hangs, replies, serve_script
+from tests.fixtures.llama_server import run_llama_server
+from tests.fixtures.scripted_server import ScriptedServer, Step, hang, respond, serve_script
 from tests.fixtures.tiny_generators import ASCII, save_gguf
 
 KEY = "sk-not-to-be-told-0123456789"
@@ -32,7 +32,7 @@ FAST = EmbedSettings(backoff_seconds=0.001, tries=3, whole_seconds=20.0)
 @pytest.fixture(scope="module")
 def llama_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = save_gguf(tmp_path_factory.mktemp("gguf"), letters=ASCII)
-    with llama_server(folder / "tiny.gguf", pooling="mean") as url:
+    with run_llama_server(folder / "tiny.gguf", pooling="mean") as url:
         yield url
 
 
@@ -52,7 +52,7 @@ def request_singly(url: str, texts: list[str]) -> tuple[np.ndarray[Any, np.dtype
 
 def build_reply(vectors: object, **fields: object) -> Step:
     rows = [{"index": index, "embedding": vector} for index, vector in enumerate(vectors)]  # type: ignore[var-annotated,arg-type]
-    return replies(200, {"data": rows, **fields})
+    return respond(200, {"data": rows, **fields})
 
 
 def embed(server: ScriptedServer, texts: list[str] | None = None) -> Any:
@@ -86,7 +86,7 @@ def test_a_store_keeps_the_space_of_an_endpoint_and_refuses_a_changed_model(
     shorter = store_encoder(store, "openai:tiny", EncodeRecipe(spec={"truncate_dim": 8, "question_prompt": "query: "}))
     assert (shorter.space.dim, first.space.dim) == (8, 32)
     other_model = save_gguf(tmp_path, 5, letters=ASCII)
-    with llama_server(other_model / "tiny.gguf", pooling="mean") as other_url:
+    with run_llama_server(other_model / "tiny.gguf", pooling="mean") as other_url:
         monkeypatch.setenv("BOOKWHEEL_EMBED_BASE_URL", other_url)
         with pytest.raises(RefusedError, match=r"^the model tiny at \S+ has changed: .*openai:tiny#LABEL"):
             store_encoder(store, "openai:tiny", EncodeRecipe())
@@ -103,7 +103,7 @@ def test_a_text_that_is_too_long_is_named_without_a_retry(endpoint: str) -> None
 
 
 def test_a_request_that_is_too_long_as_a_whole_is_halved() -> None:
-    refusal = replies(413, {"error": {"message": "batch is too large"}})
+    refusal = respond(413, {"error": {"message": "batch is too large"}})
     vectors = [[[1.0, 0.0]], [[0.0, 1.0], [2.0, 0.0]]]
     steps = (build_reply(part, usage={"prompt_tokens": 3}) for part in vectors)
     with serve_script(refusal, *steps) as server:
@@ -122,14 +122,14 @@ def test_a_request_that_is_too_long_as_a_whole_is_halved() -> None:
         (build_reply([[1.0, 2.0], [0.0, 0.0]]), "a vector is zero"),
         (build_reply([[], []]), "shape"),
         (build_reply([base64.b64encode(b"\0\0\x80?").decode(), "%%%"]), "base64"),
-        (replies(200, {"data": [{"index": 1, "embedding": [1.0]}] * 2}), "missing or repeated"),
-        (replies(200, {"object": "list"}), "KeyError"),
-        (replies(200, b"<html>"), "a reply that is not a list of embeddings"),
-        (replies(401, {"error": f"bad key {KEY}"}), "does not accept the key"),
-        (replies(404, {}), "no model tiny, or no embeddings at this address"),
-        (replies(302, {}, Location="http://elsewhere.example/v1"), "redirects to elsewhere.example"),
-        (replies(400, {"error": {"message": "maximum context length is 512 tokens"}}), "cut shorter passages"),
-        (replies(500, {}), "ask again later"),
+        (respond(200, {"data": [{"index": 1, "embedding": [1.0]}] * 2}), "missing or repeated"),
+        (respond(200, {"object": "list"}), "KeyError"),
+        (respond(200, b"<html>"), "a reply that is not a list of embeddings"),
+        (respond(401, {"error": f"bad key {KEY}"}), "does not accept the key"),
+        (respond(404, {}), "no model tiny, or no embeddings at this address"),
+        (respond(302, {}, Location="http://elsewhere.example/v1"), "redirects to elsewhere.example"),
+        (respond(400, {"error": {"message": "maximum context length is 512 tokens"}}), "cut shorter passages"),
+        (respond(500, {}), "ask again later"),
     ],
 )
 def test_error_of_a_bad_reply_does_not_contain_the_key(reply: Step, message: str) -> None:
@@ -141,14 +141,14 @@ def test_error_of_a_bad_reply_does_not_contain_the_key(reply: Step, message: str
 
 def test_busy_endpoint_is_retried_after_the_given_time() -> None:
     vectors = [[1.0, 0.0], [0.0, 1.0]]
-    with serve_script(replies(429, {}, Retry_After="0"), build_reply(vectors, usage={"prompt_tokens": 7})) as server:
+    with serve_script(respond(429, {}, Retry_After="0"), build_reply(vectors, usage={"prompt_tokens": 7})) as server:
         received, tokens = embed(server)
     assert (received.tolist(), tokens) == (vectors, 7)
     assert len(server.bodies) == 2
 
 
 def test_an_endpoint_without_base64_gets_requests_without_it() -> None:
-    refusal = replies(400, {"error": {"message": "unknown field encoding_format"}})
+    refusal = respond(400, {"error": {"message": "unknown field encoding_format"}})
     with serve_script(refusal, build_reply([[1.0, 0.0], [0.0, 2.0]])) as server:
         received, _ = embed(server)
     assert received.tolist() == [[1.0, 0.0], [0.0, 2.0]]
@@ -157,13 +157,13 @@ def test_an_endpoint_without_base64_gets_requests_without_it() -> None:
 
 def test_replies_in_another_order_are_sorted_by_index() -> None:
     rows = [{"index": 1, "embedding": [1.0]}, {"index": 0, "embedding": [3.0]}]
-    with serve_script(replies(200, {"data": rows})) as server:
+    with serve_script(respond(200, {"data": rows})) as server:
         assert embed(server)[0].tolist() == [[3.0], [1.0]]
 
 
 def test_endpoint_that_hangs_is_left_after_the_time_limit() -> None:
     settings = EmbedSettings(tries=2, backoff_seconds=0.001, whole_seconds=0.3)
-    with serve_script(hangs(b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n{")) as server:
+    with serve_script(hang(b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n{")) as server:
         client = EmbeddingClient("tiny", settings, Endpoint(server.url))
         with pytest.raises(EndpointError, match=r"sent no vectors within 0\.3 s"):
             client.embed(["one"])

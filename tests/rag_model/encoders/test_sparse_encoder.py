@@ -57,7 +57,7 @@ def test_weights_are_those_of_sentence_transformers(
     assert 0.05 < (expected > 0).mean() < 0.95
     peer.save(str(tmp_path / "saved"))  # in the layout of its own version
     assert load(tmp_path / "saved").spec.space_pooling == actual.spec.space_pooling
-    old = save_splade(tmp_path / "old", old=True, pooling_strategy=pooling, activation_function=activation)
+    old = save_splade(tmp_path / "old", legacy=True, pooling_strategy=pooling, activation_function=activation)
     assert np.array_equal(compute_weights(load(old), TEXTS), compute_weights(actual, TEXTS))
 
 

@@ -18,7 +18,7 @@ from rag_model.encoders.spec import is_static_encoder, read_encoder_spec
 from rag_model.encoders.trainable import TrainableEncoder
 from rag_model.errors import InputError, UsageError
 from tests.fixtures.tiny import VOCABULARY, write_json
-from tests.fixtures.tiny_static import DIM, encoded_by_model2vec, save_model2vec, save_static_embedding
+from tests.fixtures.tiny_static import DIM, encode_like_model2vec, save_model2vec, save_static_embedding
 
 TEXTS = [
     "the king was born in the city",
@@ -48,14 +48,14 @@ def test_vectors_are_those_of_model2vec(shape: dict[str, Any], tmp_path: Path) -
     folder = save_model2vec(tmp_path / "static", **shape)
     vectors = Encoder.load(folder).encode_passages([""] * len(TEXTS), TEXTS)
     assert vectors.dtype == np.float32
-    expected = encoded_by_model2vec(folder, TEXTS)
+    expected = encode_like_model2vec(folder, TEXTS)
     assert np.abs(vectors - expected).max() < 1e-6 * max(1, np.abs(expected).max())
     assert np.abs(expected).max(axis=1).astype(bool).tolist() == [True, True, False, False, True, True, False, True]
 
 
 def test_half_precision_is_computed_in_single(tmp_path: Path) -> None:
     folder = save_model2vec(tmp_path / "static", dtype="float16")
-    expected = encoded_by_model2vec(folder, TEXTS)
+    expected = encode_like_model2vec(folder, TEXTS)
     assert np.abs(Encoder.load(folder).encode_questions(TEXTS) - expected).max() < 1e-6
 
 

@@ -1,4 +1,4 @@
-"""Vectors that look like embeddings: clustered, of a low intrinsic dimension, optionally of unit length."""
+"""Vectors like embeddings: clustered, with a low intrinsic dimension, and optionally normalized."""
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -41,7 +41,7 @@ def make_vectors() -> MakeVectors:
 
 @pytest.fixture
 def write_parts(tmp_path: Path) -> WriteParts:
-    """Write vectors as part files, cut at the given rows."""
+    """Return a function that writes vectors as part files, split at the given rows."""
 
     def write(vectors: Vectors, cuts: Sequence[int] = ()) -> list[Path]:
         paths = []
@@ -55,7 +55,7 @@ def write_parts(tmp_path: Path) -> WriteParts:
 
 @pytest.fixture
 def build_index(tmp_path: Path) -> BuildIndex:
-    """Plan and build an index over part files; return its file and its plan."""
+    """Return a function that plans and builds an index of part files, and returns its file and its plan."""
 
     def make(parts: Sequence[Path], recipe: IndexRecipe, name: str = "index") -> tuple[Path, VectorPlan]:
         arrays = [np.load(path) for path in parts]

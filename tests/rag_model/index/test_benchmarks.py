@@ -77,10 +77,10 @@ def test_gpu_builds_an_index_like_a_cpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     uses_path, day = tmp_path / "used", tmp_path / "day"
-    paths = filter(None, [str(FOLDER.parent / "fixtures" / "seen_gpu"), os.environ.get("PYTHONPATH")])
+    paths = filter(None, [str(FOLDER.parent / "fixtures" / "simulated_gpu"), os.environ.get("PYTHONPATH")])
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
-    monkeypatch.setenv("SEEN_GPU", str(uses_path))
+    monkeypatch.setenv("SIMULATED_GPU", str(uses_path))
     index = "--vectors 2600 --dim 16 --cells 2 --parts 1 --questions 40 --k 5 --factory HNSW8 IVF16,PQ4np"
     arguments = ["gpu_day.py", "--out", str(day), "--only", "index", "--options", f"index={index}"]
     monkeypatch.setattr(sys, "argv", arguments)

@@ -9,7 +9,7 @@ from rag_model.retrieve.factory import open_retriever
 from rag_model.retrieve.hits import Hit
 from rag_model.store.pulling.pull import pull
 from rag_model.store.versions.snapshot import Snapshot
-from tests.fixtures.serving import Library, serving, with_limits
+from tests.fixtures.serving import Library, make_settings, run_service
 from tests.rag_model.serving.conftest import cache, shared_library
 
 __all__ = ["cache", "shared_library"]
@@ -22,7 +22,7 @@ SourceOptions = dict[str, dict[str, str]]  # the settings of each kind of source
 def options_by_source(shared_library: Library, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SourceOptions]:
     folder = tmp_path_factory.mktemp("sources")
     pull(shared_library.store, "latest", folder / "pulled")
-    with serving(shared_library.url, folder / "dest", with_limits(retrievers=("hnsw", "exact"))) as service:
+    with run_service(shared_library.url, folder / "dest", make_settings(retrievers=("hnsw", "exact"))) as service:
         yield {
             "store": {"store": shared_library.url, "ref": "latest"},
             "folder": {"folder": str(folder / "pulled")},
@@ -42,7 +42,7 @@ def folder_options(options_by_source: SourceOptions) -> dict[str, str]:
 
 @pytest.fixture(scope="session")
 def expected_hits(shared_library: Library) -> list[Hit]:
-    """The two hits of the library itself for `QUESTION`."""
+    """The two best hits of the library for `QUESTION`."""
     with Snapshot.open(shared_library.url) as snapshot:
         return open_retriever(snapshot).search([QUESTION], 2)[0]
 

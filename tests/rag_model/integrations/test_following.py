@@ -11,7 +11,7 @@ from rag_model.errors import StoreError, UsageError
 from rag_model.integrations.source import FollowingSource, LazySource, SourceSettings
 from rag_model.retrieve.hits import Hit
 from rag_model.serving.following.follower import FollowedRef
-from tests.fixtures.serving import QUICK, Library, until
+from tests.fixtures.serving import QUICK, Library, wait_until
 from tests.rag_model.integrations.conftest import QUESTION
 
 
@@ -31,7 +31,7 @@ def test_search_follows_the_ref(source: FollowingSource, library: Library, expec
     result = source.search(QUESTION, 2)
     assert (result.snapshot, [hit.id for hit in result.hits]) == (library.red, [hit.id for hit in expected_hits])
     library.move(library.blue)
-    until(lambda: source.search(QUESTION, 1).snapshot == library.blue)
+    wait_until(lambda: source.search(QUESTION, 1).snapshot == library.blue)
     assert "blue" in source.search(QUESTION, 1).hits[0].text
 
 

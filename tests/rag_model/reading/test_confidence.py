@@ -13,7 +13,7 @@ from rag_model.reading.concat import ConcatReader
 from rag_model.reading.confidence import AbstainingReader, Threshold, add_closed_book, get_score
 from rag_model.reading.reader import AnswerCallbacks
 from rag_model.retrieve.hits import Hit
-from tests.fixtures.citing_writer import Quoting
+from tests.fixtures.citing_writer import CitingWriter
 
 
 def hit(text: str, score: float = 0.5) -> Hit:
@@ -25,7 +25,7 @@ QUESTIONS = ["who?", "what?", "where?"]
 
 
 def test_answer_below_the_threshold_is_withheld() -> None:
-    reader = AbstainingReader(ConcatReader(None, Quoting()), Threshold("retrieval", 0.5))
+    reader = AbstainingReader(ConcatReader(None, CitingWriter()), Threshold("retrieval", 0.5))
     messages: list[tuple[int, str]] = []
     callbacks = AnswerCallbacks(on_text=lambda row, text: messages.append((row, text)))
     answers = reader.answer_from(QUESTIONS, HITS, callbacks)
@@ -40,7 +40,7 @@ def test_answer_below_the_threshold_is_withheld() -> None:
 
 
 def test_closed_book_likelihoods_show_the_effect_of_passages() -> None:
-    concat = ConcatReader(None, Quoting())
+    concat = ConcatReader(None, CitingWriter())
     answers = add_closed_book(concat, concat.answer_from(QUESTIONS, HITS))
     assert [answer.log_likelihood for answer in answers] == [-0.5, -0.5, -4.0]
     assert [answer.closed_book for answer in answers] == [-4.0] * 3

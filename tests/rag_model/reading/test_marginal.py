@@ -19,7 +19,7 @@ from rag_model.reading.confidence import add_closed_book
 from rag_model.reading.marginal import MarginalReader
 from rag_model.reading.reader import AnswerCallbacks
 from rag_model.retrieve.hits import Hit
-from tests.fixtures.table_generator import TabledGenerator
+from tests.fixtures.table_generator import TableGenerator
 from tests.fixtures.tiny_generators import save_bart, save_llama
 
 QUESTIONS = ["who wrote it", "Wer schrieb das Buch?", "誰が書いたか 🐋", "z" * 500]
@@ -61,7 +61,7 @@ def build_reader(
     kind: str, decoding: DecodingSettings = SHORT, batch: int = 8, seed: int = 4, temperature: float = 1.0
 ) -> MarginalReader:
     settings = RagSettings(kind=kind, k=3, temperature=temperature)  # type: ignore[arg-type]
-    return MarginalReader(RETRIEVER, Rag(nn.Identity(), TabledGenerator(seed, end_bias=1.0), settings), decoding, batch)
+    return MarginalReader(RETRIEVER, Rag(nn.Identity(), TableGenerator(seed, end_bias=1.0), settings), decoding, batch)
 
 
 @pytest.mark.parametrize("kind", ["sequence", "token"])

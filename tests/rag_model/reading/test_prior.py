@@ -37,7 +37,7 @@ def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def snapshot(encoder: Path, tmp_path_factory: pytest.TempPathFactory) -> Snapshot:
     store = Store.open(str(tmp_path_factory.mktemp("store")), create=True)
-    return publish_tiny(store, encoder, CITIES, tmp_path_factory.mktemp("work"), more=INDEXES)
+    return publish_tiny(store, encoder, CITIES, tmp_path_factory.mktemp("work"), more_indexes=INDEXES)
 
 
 @pytest.fixture(scope="module")

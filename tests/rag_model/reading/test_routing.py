@@ -21,7 +21,7 @@ from rag_model.reading.routing import AutoReader, Route, identify_model
 from rag_model.reading.settings import PromptSettings, ReaderSettings
 from rag_model.reading.writers.writer import Completion, Prompt
 from rag_model.retrieve.hits import Hit
-from tests.fixtures.citing_writer import Quoting
+from tests.fixtures.citing_writer import CitingWriter
 from tests.fixtures.tiny_generators import save_llama
 
 QUESTIONS = ["what is Rome?", "who wrote it?"]  # the writer's answer to the first is in the prompt
@@ -43,7 +43,7 @@ class RecordingRetriever:
         return [[Hit(1, 0.5, 0, passage, "", "")] for _ in queries]
 
 
-class StreamingWriter(Quoting):
+class StreamingWriter(CitingWriter):
     """A writer that calls `on_text`."""
 
     def write(self, prompts: Sequence[Prompt], should_stop: Any = None, on_text: Any = None) -> list[Completion]:
@@ -53,7 +53,7 @@ class StreamingWriter(Quoting):
         return completions
 
 
-def build_auto_reader(route: Route, writer: Quoting | None = None) -> tuple[AutoReader, RecordingRetriever]:
+def build_auto_reader(route: Route, writer: CitingWriter | None = None) -> tuple[AutoReader, RecordingRetriever]:
     retriever: Any = RecordingRetriever()
     return AutoReader(ConcatReader(retriever, writer or StreamingWriter(), k=1), route), retriever
 
@@ -103,7 +103,7 @@ def test_k_reaches_the_retriever(k: int | None, searched_k: int) -> None:
 
 
 def test_answers_name_the_memory() -> None:
-    reader = ConcatReader(None, Quoting())
+    reader = ConcatReader(None, CitingWriter())
     hits = RecordingRetriever().search(["who?"], 1)
     (with_passage,), (closed_book,) = reader.answer_from(["who?"], hits), reader.answer_from(["who?"], [()])
     assert (with_passage.memory, closed_book.memory) == ("passages", "weights")
@@ -120,14 +120,14 @@ def test_withheld_closed_book_answer_is_not_searched() -> None:
     assert retriever.queries == []
 
 
-class WriterWithoutLikelihoods(Quoting):
+class WriterWithoutLikelihoods(CitingWriter):
     """Returns no likelihoods, like an endpoint without log probabilities."""
 
     def write(self, prompts: Sequence[Prompt], *arguments: Any) -> list[Completion]:
         return [replace(completion, log_likelihood=None) for completion in super().write(prompts)]
 
 
-class ClosedBookMuteWriter(Quoting):
+class ClosedBookMuteWriter(CitingWriter):
     """Returns an empty text without passages."""
 
     def write(self, prompts: Sequence[Prompt], *arguments: Any) -> list[Completion]:
@@ -189,6 +189,6 @@ def test_auto_uses_the_reader_of_the_model(tmp_path: Path) -> None:
         replace(settings, threshold=Threshold("retrieval", 0.5)).reader_for(folder)
     with pytest.raises(UsageError, match="labels"):
         replace(settings, labels={"a": "a", "b": "b"}).reader_for(folder)
-    reader = ReadingModel(folder).open_reader(None, settings, Quoting())
+    reader = ReadingModel(folder).open_reader(None, settings, CitingWriter())
     assert isinstance(reader, AutoReader)
     assert reader.route == Route("difference", 0.0)

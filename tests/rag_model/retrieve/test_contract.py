@@ -26,6 +26,7 @@ from rag_model.store.store import Store
 from rag_model.store.versions.manifest import Content, Manifest, question_encoder_path
 from rag_model.store.versions.snapshot import Snapshot
 from tests.fixtures import diversity_retriever, interleave_retriever
+from tests.fixtures.plugin_package import install_package
 from tests.fixtures.tiny import save_cross_encoder
 from tests.fixtures.tiny_colbert import save_colbert
 
@@ -80,17 +81,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def plugins(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Install the examples as packages."""
     folder = tmp_path_factory.mktemp("plugins")
-    metadata = folder / "examples-1.0.dist-info"
-    metadata.mkdir()
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: examples\nVersion: 1.0\n")
-    lines = [
-        "[bookwheel.retrievers]",
-        "interleave = interleave_retriever:build",
-        "diversify = diversity_retriever:build",
-    ]
-    (metadata / "entry_points.txt").write_text("\n".join(lines))
-    for module in (interleave_retriever, diversity_retriever):
-        shutil.copy(module.__file__, folder)
+    entry_points = "interleave = interleave_retriever:build\ndiversify = diversity_retriever:build"
+    install_package(folder, "retrievers", entry_points, interleave_retriever.__file__, diversity_retriever.__file__)
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(folder)
         patch.setattr(CALLS, "_loaded", {})

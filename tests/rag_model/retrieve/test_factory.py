@@ -26,6 +26,7 @@ from rag_model.store.pulling.pull import pull
 from rag_model.store.store import Store
 from rag_model.store.versions.manifest import EMBEDDINGS, Content, Manifest, select_files
 from rag_model.store.versions.snapshot import Snapshot
+from tests.fixtures.plugin_package import install_package
 from tests.fixtures.tiny import save_bert, save_cross_encoder
 
 ORDERS = [order for n in (2, 3) for order in permutations(("hnsw", "ivfpq", "exact"), n)]
@@ -224,12 +225,9 @@ def build_reversed(call: Call, factory: factories.RetrieverFactory) -> SnapshotR
 def test_package_can_register_a_call(
     snapshot: Snapshot, encoder: Encoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    package = tmp_path / "others-1.0.dist-info"
-    package.mkdir()
-    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: others\nVersion: 1.0\n")
     targets = {"worst": "others_retrieve:build_reversed", "rrf": "others_retrieve:build_reversed"}
     calls = "".join(f"{name} = {target}\n" for name, target in {**targets, "lost": "others_gone:build"}.items())
-    (package / "entry_points.txt").write_text(f"[{factories.CALLS.group}]\n{calls}")
+    install_package(tmp_path, "retrievers", calls)
     (tmp_path / "others_retrieve.py").write_text(f"from {__name__} import build_reversed\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setitem(__import__("sys").modules, __name__, __import__("sys").modules[__name__])

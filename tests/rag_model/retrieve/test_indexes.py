@@ -13,7 +13,7 @@ from rag_model.retrieve.indexes import derive_index_file
 from rag_model.store import Content, Manifest, PartEntry, Snapshot, Store
 from rag_model.store.pulling.pull import PullReport, pull
 from rag_model.training.data.examples import build_passage
-from tests.fixtures.bm25_index import build_words
+from tests.fixtures.bm25_index import build_bm25
 
 OLD_PASSAGES = [build_passage(f"page {row}", f"words of w{row % 13} and w{row % 7}") for row in range(200)]
 NEW_PASSAGES = [*OLD_PASSAGES[:50], build_passage("new", "another one"), *OLD_PASSAGES[52:], OLD_PASSAGES[3]]
@@ -22,7 +22,7 @@ INDEX = "index/bm25.postings"
 
 def publish(store: Store, passages: Sequence[Passage], work: Path) -> Snapshot:
     """Publish passages in two parts, and an index of their words."""
-    index = build_words(passages, work, [100])
+    index = build_bm25(passages, work, [100])
     sizes = (100, len(passages) - 100)
     files = {INDEX: store.blobs.put_file(index.file.path)}
     for number in range(2):

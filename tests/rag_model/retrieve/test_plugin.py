@@ -1,6 +1,5 @@
 """Retrievers of installed packages are composed, planned and named in hits like built-in ones."""
 
-import shutil
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +14,7 @@ from rag_model.errors import InputError, UsageError
 from rag_model.retrieve.factory import CALLS, open_retriever, plan_retriever
 from rag_model.store.versions.snapshot import Snapshot
 from tests.fixtures import interleave_retriever
+from tests.fixtures.plugin_package import install_package
 
 QUESTIONS = ["who wrote animal farm?", "which unit measures electric current", "what relieves pain?"]
 LISTS = st.lists(st.lists(st.integers(0, 9), unique=True, max_size=6), min_size=2, max_size=4)
@@ -23,11 +23,8 @@ LISTS = st.lists(st.lists(st.integers(0, 9), unique=True, max_size=6), min_size=
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Install `interleave_retriever.py` as a package with an entry point."""
-    metadata = tmp_path / "interleave_retriever-1.0.dist-info"
-    metadata.mkdir()
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: interleave_retriever\nVersion: 1.0\n")
-    (metadata / "entry_points.txt").write_text("[bookwheel.retrievers]\ninterleave = interleave_retriever:build\n")
-    shutil.copy(interleave_retriever.__file__, tmp_path)
+    entry_point = "interleave = interleave_retriever:build"
+    install_package(tmp_path, "retrievers", entry_point, interleave_retriever.__file__, name="interleave_retriever")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(CALLS, "_loaded", {})
     yield
@@ -112,10 +109,8 @@ def install_broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     """Install a package whose retriever `broken` returns an expression from one of its members."""
 
     def install(ranking: str = "None", depth: str = "5", retriever: str = "Broken(leg)", source: str = BROKEN) -> None:
-        metadata = tmp_path / "broken_retriever-2.1.dist-info"
-        metadata.mkdir()
-        (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: broken-retriever\nVersion: 2.1\n")
-        (metadata / "entry_points.txt").write_text("[bookwheel.retrievers]\nbroken = broken_retriever:build\n")
+        entry_point = "broken = broken_retriever:build"
+        install_package(tmp_path, "retrievers", entry_point, name="broken-retriever", version="2.1")
         for name, value in (("ranking", ranking), ("depth", depth), ("retriever", retriever)):
             source = source.replace(f"{{{name}}}", value)
         (tmp_path / "broken_retriever.py").write_text(source)

@@ -1,4 +1,4 @@
-"""A tiny real store of two snapshots: one for all tests that only read it, and a copy for each test that changes it."""
+"""A tiny store with two snapshots: shared by tests that only read it, and copied for each test that changes it."""
 
 import shutil
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from tests.fixtures.tiny_rag import save_tiny_rag
 
 @pytest.fixture(scope="session")
 def mcp_server() -> Any:
-    """Import the module in the only test worker that needs it, because importing `mcp` takes half a second."""
+    """The module; only tests that use it import it, because importing `mcp` takes half a second."""
     return import_module("rag_model.serving.mcp_server")
 
 
@@ -35,10 +35,10 @@ def model(shared_library: Library, tmp_path_factory: pytest.TempPathFactory) -> 
 
 @pytest.fixture(scope="session")
 def trial_record(shared_library: Library, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The record that the encoder of both snapshots passed its trial, in a folder to copy to `dest`."""
+    """The folder with the record that the encoder of both snapshots passed its trial; tests copy it to `dest`."""
     dest = tmp_path_factory.mktemp("tried")
     content = shared_library.store.snapshots.get(shared_library.red).content
-    with pytest.MonkeyPatch.context() as patched:  # The start of a child process would take seconds.
+    with pytest.MonkeyPatch.context() as patched:  # Starting a child process would take seconds.
         patched.setattr(trials, "run_in_child", lambda module, value, **limits: trials._run_in_this_child(value))
         trials.try_encoders(pull(shared_library.store, shared_library.red, dest).path, content, ["hnsw"])
     return dest / ".trials"

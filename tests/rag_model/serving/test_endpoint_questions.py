@@ -13,8 +13,8 @@ from rag_model.serving.following.trials import try_encoders
 from rag_model.snapshots.encoding import compute_space
 from rag_model.store.pulling.pull import pull
 from rag_model.store.store import Store
-from tests.fixtures.llama_server import llama_server
-from tests.fixtures.serving import QUICK, serving
+from tests.fixtures.llama_server import run_llama_server
+from tests.fixtures.serving import QUICK, run_service
 from tests.fixtures.tiny_generators import ASCII, save_gguf
 from tests.fixtures.tiny_snapshot import publish_tiny
 
@@ -39,18 +39,18 @@ def test_service_encodes_at_the_endpoint_and_stays_ready_while_it_is_down(
     articles = {f"River {number}": f"River {number} flows past {number * 7} towns." for number in range(20)}
     model = save_gguf(tmp_path, letters=ASCII) / "tiny.gguf"
     settings = replace(QUICK, retrievers=("hnsw", "bm25"))
-    with llama_server(model, pooling="mean") as url:
+    with run_llama_server(model, pooling="mean") as url:
         monkeypatch.setenv("BOOKWHEEL_EMBED_BASE_URL", url)
         encoder = declare_endpoint_encoder(tmp_path / "encoder")
         (tmp_path / "work").mkdir()
-        snapshot = publish_tiny(store, encoder, articles, tmp_path / "work", words=True)
+        snapshot = publish_tiny(store, encoder, articles, tmp_path / "work", bm25=True)
         pulled = pull(store, snapshot.id, tmp_path / "tried").path
         try_encoders(pulled, snapshot.manifest.content, ["hnsw"])
-        with serving(store.url, tmp_path / "dest", settings) as service:
+        with run_service(store.url, tmp_path / "dest", settings) as service:
             assert service.search("Where does river 7 flow?", k=1)["results"][0]["hits"]
             too_long = service.client.post("/search", json={"questions": ["river " * 300]})
             assert (too_long.status_code, "shorter question" in too_long.text) == (400, True)
-    with serving(store.url, tmp_path / "dest", settings) as service:  # the endpoint is down from the start
+    with run_service(store.url, tmp_path / "dest", settings) as service:  # the endpoint is down from the start
         refused = service.client.post("/search", json={"questions": ["Where does river 7 flow?"]})
         assert (refused.status_code, list(refused.json())) == (502, ["detail"])
         by_words = service.client.post("/search", json={"questions": ["river 7"], "retriever": "bm25"})

@@ -20,14 +20,14 @@ from rag_model.store.versions.snapshot import Snapshot
 from tests.docs.blocks import list_fields, read_exchanges
 from tests.fixtures.serving import (
     PASSAGES,
-    PATIENCE,
-    Gate,
+    TIMEOUT,
+    HttpService,
     Library,
-    Serving,
+    SearchGate,
+    make_settings,
     round_floats,
-    serving,
-    until,
-    with_limits,
+    run_service,
+    wait_until,
 )
 
 JSON = {"Content-Type": "application/json"}
@@ -36,16 +36,18 @@ QUESTIONS = ["who was the king of the river?", "Où est 東京 🗼?"]
 
 
 @pytest.fixture(scope="module")
-def service(shared_library: Library, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
-    bounds = with_limits(
+def service(shared_library: Library, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpService]:
+    bounds = make_settings(
         retrievers=("hnsw", "exact"), body_seconds=1.0, max_body_bytes=5000, max_questions=4, max_question_chars=300
     )
-    with serving(shared_library.url, tmp_path_factory.mktemp("dest"), bounds, model=str(model)) as service:
+    with run_service(shared_library.url, tmp_path_factory.mktemp("dest"), bounds, model=str(model)) as service:
         yield service
 
 
 @pytest.mark.parametrize("index", ["hnsw", "exact"])
-def test_search_reply_equals_the_hits_of_the_retriever(index: str, service: Serving, shared_library: Library) -> None:
+def test_search_reply_equals_the_hits_of_the_retriever(
+    index: str, service: HttpService, shared_library: Library
+) -> None:
     reply = service.client.post("/search", json={"questions": QUESTIONS, "k": 4, "index": index}).json()
     with Snapshot.open(shared_library.url) as snapshot:
         hit_lists = DenseRetriever.from_snapshot(snapshot, index).search(QUESTIONS, 4)
@@ -55,7 +57,7 @@ def test_search_reply_equals_the_hits_of_the_retriever(index: str, service: Serv
     assert reply == round_floats({"snapshot": shared_library.red, "results": results})
 
 
-def test_a_default_k_is_capped_by_the_retriever(service: Serving) -> None:
+def test_a_default_k_is_capped_by_the_retriever(service: HttpService) -> None:
     for expression, count in (("hnsw", 5), ("hnsw:3", 3), ("rrf(hnsw:1, exact:1)", 2)):
         request = {"questions": QUESTIONS, "retriever": expression}
         results = service.client.post("/search", json=request).json()["results"]
@@ -64,7 +66,9 @@ def test_a_default_k_is_capped_by_the_retriever(service: Serving) -> None:
     assert len(service.client.post("/search", json={"questions": QUESTIONS}).json()["results"][0]["hits"]) == 5
 
 
-def test_answer_reply_equals_the_answers_of_the_reader(service: Serving, shared_library: Library, model: Path) -> None:
+def test_answer_reply_equals_the_answers_of_the_reader(
+    service: HttpService, shared_library: Library, model: Path
+) -> None:
     with Snapshot.open(shared_library.url) as snapshot:
         name, reader = open_reader(snapshot, shared_library.url, str(model), "hnsw")
         for k in (None, 2):
@@ -74,7 +78,7 @@ def test_answer_reply_equals_the_answers_of_the_reader(service: Serving, shared_
             assert reply == round_floats({"snapshot": shared_library.red, "model": name, "answers": answers})
 
 
-def test_message_models_describe_the_replies(service: Serving) -> None:
+def test_message_models_describe_the_replies(service: HttpService) -> None:
     search_reply = service.client.post("/search", json={"questions": QUESTIONS}).json()
     answer_reply = service.client.post("/answer", json={"questions": QUESTIONS}).json()
     for kind, reply in (
@@ -89,7 +93,7 @@ def test_message_models_describe_the_replies(service: Serving) -> None:
     assert set(body["properties"]) == {"questions", "k", "index", "retriever", "where"}
 
 
-def test_examples_on_the_page_of_the_api_have_the_fields_of_real_replies(service: Serving) -> None:
+def test_examples_on_the_page_of_the_api_have_the_fields_of_real_replies(service: HttpService) -> None:
     checked = set()
     for path, (request, example) in read_exchanges().items():
         if path.startswith("/") and path != "/answer":  # `test_one_prompt.py` checks this example
@@ -105,7 +109,7 @@ def test_examples_on_the_page_of_the_api_have_the_fields_of_real_replies(service
     assert refused == read_exchanges()["Problem"][1]
 
 
-def test_snapshot_reply_describes_what_is_served(service: Serving, shared_library: Library) -> None:
+def test_snapshot_reply_describes_what_is_served(service: HttpService, shared_library: Library) -> None:
     assert service.client.get("/healthz").status_code == service.client.get("/readyz").status_code == 200
     state = service.snapshot()
     move = shared_library.store.refs.find_current("latest")
@@ -147,7 +151,7 @@ def test_snapshot_reply_describes_what_is_served(service: Serving, shared_librar
         (b"[" * 4000, 400, "not JSON"),
     ],
 )
-def test_bad_request_is_explained_in_one_sentence(service: Serving, body: bytes, status: int, words: str) -> None:
+def test_bad_request_is_explained_in_one_sentence(service: HttpService, body: bytes, status: int, words: str) -> None:
     reply = service.client.post("/search", content=body, headers=JSON)
     assert reply.status_code == status, reply.text
     assert set(reply.json()) == {"detail"}
@@ -156,14 +160,14 @@ def test_bad_request_is_explained_in_one_sentence(service: Serving, body: bytes,
     service.search("who?")
 
 
-def test_unknown_paths_and_methods_are_refused(service: Serving) -> None:
+def test_unknown_paths_and_methods_are_refused(service: HttpService) -> None:
     assert service.client.get("/search").status_code == 405
     assert service.client.get("/../../etc/passwd").status_code == 404
     assert service.client.post("/snapshot").status_code == 405
 
 
 @pytest.mark.parametrize("chunked", [False, True])
-def test_huge_body_is_refused_while_it_arrives(service: Serving, chunked: bool) -> None:
+def test_huge_body_is_refused_while_it_arrives(service: HttpService, chunked: bool) -> None:
     piece = b"a" * 1000
 
     def pieces() -> Iterator[bytes]:
@@ -180,16 +184,16 @@ def test_huge_body_is_refused_while_it_arrives(service: Serving, chunked: bool) 
     service.search("who?")
 
 
-def open_socket(service: Serving) -> socket.socket:
+def open_socket(service: HttpService) -> socket.socket:
     host, port = service.url.removeprefix("http://").split(":")
-    return socket.create_connection((host, int(port)), timeout=PATIENCE)
+    return socket.create_connection((host, int(port)), timeout=TIMEOUT)
 
 
 def read_to_end(connection: socket.socket) -> bytes:
     return b"".join(iter(lambda: connection.recv(65536), b""))
 
 
-def test_slow_body_times_out(service: Serving) -> None:
+def test_slow_body_times_out(service: HttpService) -> None:
     with open_socket(service) as connection:
         connection.sendall(SEARCH + b'{"questions"')
         reply = read_to_end(connection)
@@ -198,7 +202,7 @@ def test_slow_body_times_out(service: Serving) -> None:
 
 
 @pytest.mark.parametrize(("is_reused", "partial_head"), [(False, b""), (False, b"POST /sea"), (True, b"POST /sea")])
-def test_idle_connection_is_closed(service: Serving, is_reused: bool, partial_head: bytes) -> None:
+def test_idle_connection_is_closed(service: HttpService, is_reused: bool, partial_head: bytes) -> None:
     with open_socket(service) as connection:
         if is_reused:
             connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n")
@@ -207,14 +211,14 @@ def test_idle_connection_is_closed(service: Serving, is_reused: bool, partial_he
         assert read_to_end(connection) == b""
 
 
-def test_interrupted_requests_leave_the_service_working(service: Serving) -> None:
+def test_interrupted_requests_leave_the_service_working(service: HttpService) -> None:
     for partial_request in (b"POST", SEARCH + b'{"quest'):
         with open_socket(service) as connection:
             connection.sendall(partial_request)
     service.search("who?")
 
 
-def test_garbage_is_answered_with_400(service: Serving) -> None:
+def test_garbage_is_answered_with_400(service: HttpService) -> None:
     with open_socket(service) as connection:
         connection.sendall(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03 \r\n\r\n")
         assert read_to_end(connection).startswith(b"HTTP/1.1 400 ")
@@ -222,14 +226,14 @@ def test_garbage_is_answered_with_400(service: Serving) -> None:
 
 
 def test_without_a_model_there_are_no_answers(shared_library: Library, dest: Path) -> None:
-    with serving(shared_library.url, dest) as service:
+    with run_service(shared_library.url, dest) as service:
         reply = service.client.post("/answer", json={"questions": ["who?"]})
         assert (reply.status_code, reply.json()["detail"].startswith("this service has no model")) == (400, True)
 
 
 def test_concurrent_questions_are_batched_and_a_full_queue_says_so(shared_library: Library, dest: Path) -> None:
-    gate = Gate()
-    with serving(shared_library.url, dest, with_limits(queue_questions=6), gate) as service:
+    gate = SearchGate()
+    with run_service(shared_library.url, dest, make_settings(queue_questions=6), gate) as service:
         gate.open.clear()
         replies: dict[str, httpx.Response] = {}
 
@@ -238,10 +242,10 @@ def test_concurrent_questions_are_batched_and_a_full_queue_says_so(shared_librar
 
         threads = [threading.Thread(target=ask, args=("?" * (1 + number % 3) + f"{number}",)) for number in range(7)]
         threads[0].start()
-        assert gate.held.wait(PATIENCE)
+        assert gate.is_waiting.wait(TIMEOUT)
         for thread in threads[1:]:
             thread.start()
-        until(lambda: service.service._search_batcher.queued_questions == 6)
+        wait_until(lambda: service.service._search_batcher.queued_questions == 6)
         refused = service.client.post("/search", json={"questions": ["one more"]})
         assert (refused.status_code, refused.headers["Retry-After"]) == (429, "1")
         assert "6 questions are waiting" in refused.json()["detail"]
@@ -257,15 +261,15 @@ def test_concurrent_questions_are_batched_and_a_full_queue_says_so(shared_librar
 
 
 def test_late_requests_time_out_and_are_not_searched(shared_library: Library, dest: Path) -> None:
-    gate = Gate()
-    with serving(shared_library.url, dest, with_limits(request_seconds=0.3), gate) as service:
+    gate = SearchGate()
+    with run_service(shared_library.url, dest, make_settings(request_seconds=0.3), gate) as service:
         gate.open.clear()
         for question in ("held", "never searched"):
             reply = service.client.post("/search", json={"questions": [question]})
             assert (reply.status_code, "within 0.3 s" in reply.json()["detail"]) == (504, True)
         assert service.service._search_batcher.queued_questions == 0
         gate.open.set()
-        until(lambda: service.client.post("/search", json={"questions": ["again"]}).status_code == 200)
+        wait_until(lambda: service.client.post("/search", json={"questions": ["again"]}).status_code == 200)
         assert gate.batches[0] == ["held"]
         assert ["never searched"] not in gate.batches
 
@@ -278,35 +282,35 @@ def test_generation_stops_between_two_tokens_after_the_deadline(
 
     def wait_and_step(generator: Seq2SeqGenerator, state: Any, tokens: Any) -> Any:
         steps.append(len(tokens))
-        assert go.wait(PATIENCE)
+        assert go.wait(TIMEOUT)
         return step(generator, state, tokens)
 
-    with serving(shared_library.url, dest, with_limits(request_seconds=0.3), model=str(model)) as service:
+    with run_service(shared_library.url, dest, make_settings(request_seconds=0.3), model=str(model)) as service:
         monkeypatch.setattr(Seq2SeqGenerator, "step", wait_and_step)
         assert service.client.post("/answer", json={"questions": QUESTIONS}).status_code == 504
-        until(lambda: steps)
+        wait_until(lambda: steps)
         go.set()
-        until(lambda: service.service._answer_batcher._active_requests == 0)
+        wait_until(lambda: service.service._answer_batcher._active_requests == 0)
         assert len(steps) == 1
-        until(lambda: service.client.post("/answer", json={"questions": QUESTIONS}).status_code == 200)
+        wait_until(lambda: service.client.post("/answer", json={"questions": QUESTIONS}).status_code == 200)
         assert len(steps) > 2
 
 
 def test_service_is_alive_but_not_ready_before_the_first_snapshot(library: Library, dest: Path) -> None:
     hidden = Path(library.url).rename(Path(library.url).with_name("hidden"))
-    with serving(library.url, dest, ready=False) as service:
-        until(lambda: "there is no bookwheel store" in service.client.get("/readyz").text)
+    with run_service(library.url, dest, ready=False) as service:
+        wait_until(lambda: "there is no bookwheel store" in service.client.get("/readyz").text)
         assert service.client.get("/healthz").status_code == 200
         for path, request in (("/search", {"questions": ["a"]}), ("/snapshot", None)):
             reply = service.client.post(path, json=request) if request else service.client.get(path)
             assert (reply.status_code, set(reply.json())) == (503, {"detail"})
         assert service.client.post("/search", json={"questions": ["a"]}).headers["Retry-After"]
         hidden.rename(library.url)
-        service.until_served(library.red)
+        service.wait_until_served(library.red)
         service.search("who?")
 
 
-def test_reply_is_json(service: Serving) -> None:
+def test_reply_is_json(service: HttpService) -> None:
     reply = service.client.post("/search", json={"questions": ["who?"]})
     assert reply.headers["content-type"] == "application/json"
     assert json.loads(reply.content)["results"][0]["question"] == "who?"

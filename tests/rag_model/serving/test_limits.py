@@ -14,7 +14,7 @@ from rag_model.secrets import mask_secrets
 from rag_model.serving.answering import loaded_snapshot
 from rag_model.serving.answering.loaded_snapshot import check_memory, fill_page_cache, get_free_bytes
 from rag_model.serving.settings import ServiceSettings
-from tests.fixtures.serving import Library, with_limits
+from tests.fixtures.serving import Library, make_settings
 
 NUMBERS = [field.name for field in fields(ServiceSettings) if type(field.default) in (int, float)]
 
@@ -24,26 +24,26 @@ NUMBERS = [field.name for field in fields(ServiceSettings) if type(field.default
 )
 def test_settings_that_cannot_work_are_refused(limits: dict[str, object]) -> None:
     with pytest.raises(UsageError, match=r"give|not closed"):
-        with_limits(**limits)
+        make_settings(**limits)
 
 
 @pytest.mark.parametrize("name", NUMBERS)
 def test_invalid_limit_is_refused(name: str) -> None:
     for value in (math.nan, math.inf, -math.inf, -1, True):
         with pytest.raises(UsageError, match=f"{name} is "):
-            with_limits(**{name: value})
+            make_settings(**{name: value})
 
 
 def test_wait_has_an_upper_limit() -> None:
     with pytest.raises(UsageError, match=r"poll_seconds is 1e\+300: give at most"):
-        with_limits(poll_seconds=1e300)
+        make_settings(poll_seconds=1e300)
 
 
 def test_index_larger_than_memory_is_refused_unless_it_is_mapped(
     shared_library: Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     content = shared_library.store.snapshots.get(shared_library.red).content
-    loaded = with_limits(in_memory=True)
+    loaded = make_settings(in_memory=True)
     check_memory(content, ["hnsw"], loaded)
     monkeypatch.setattr(loaded_snapshot, "get_free_bytes", lambda: content.files["index/hnsw.faiss"].size - 1)
     with pytest.raises(ResourceError, match="serve without --in-memory"):

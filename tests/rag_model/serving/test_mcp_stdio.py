@@ -16,7 +16,7 @@ import pytest
 from flows import cli
 from rag_model.retrieve.factory import open_retriever
 from rag_model.store.versions.snapshot import Snapshot
-from tests.fixtures.serving import PATIENCE, Library, round_floats
+from tests.fixtures.serving import TIMEOUT, Library, round_floats
 
 QUESTION = "who was the king of river number 7?"
 BOOKWHEEL = str(Path(sys.executable).with_name("bookwheel"))
@@ -106,7 +106,7 @@ def test_agent_searches_reads_passages_gets_error_messages_and_follows_the_ref(
             assert expected_words in error_message
             assert "\n" not in error_message
         library.move(library.blue)
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TIMEOUT):
             while (await call_tool(session, "snapshot"))["snapshot"] != library.blue:
                 await asyncio.sleep(0.05)
         reply = await call_tool(session, "search", question=QUESTION, k=1)
@@ -114,7 +114,7 @@ def test_agent_searches_reads_passages_gets_error_messages_and_follows_the_ref(
         live_children = (child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE)
         (process,) = [child for child in live_children if "--mcp" in child.cmdline()]
         process.send_signal(signal.SIGINT)  # ends the process although its standard input is open
-        assert psutil.wait_procs([process], PATIENCE)[0] == [process]
+        assert psutil.wait_procs([process], TIMEOUT)[0] == [process]
 
     shutil.copytree(trial_record, tmp_path / "dest" / trial_record.name)
     converse(["--store", library.url, "--dest", str(tmp_path / "dest")], tmp_path / "log", talk)

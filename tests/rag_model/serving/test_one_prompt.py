@@ -22,17 +22,17 @@ from tests.docs.blocks import list_fields, read_exchanges
 from tests.fixtures.event_stream import stream_answer
 from tests.fixtures.paused_generator import PausedDecoding
 from tests.fixtures.scripted_server import (
+    ANSWER_EVENTS,
     STREAM,
-    WHOLE,
     ScriptedServer,
-    event,
-    hangs,
-    likely,
-    replies,
+    hang,
+    make_event,
+    make_token,
+    respond,
+    send,
     serve_script,
-    streams,
 )
-from tests.fixtures.serving import Library, Serving, round_floats, serving, with_limits
+from tests.fixtures.serving import HttpService, Library, make_settings, round_floats, run_service
 from tests.fixtures.tiny_generators import save_llama
 
 QUESTIONS = ["who was the king?", "Où est 東京 🗼?"]
@@ -45,14 +45,14 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def service(shared_library: Library, llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
-    settings = with_limits(retrievers=("hnsw", "exact"))
+def service(shared_library: Library, llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpService]:
+    settings = make_settings(retrievers=("hnsw", "exact"))
     dest = tmp_path_factory.mktemp("dest")
-    with serving(shared_library.url, dest, settings, model=str(llama), reader_settings=ONE_PROMPT) as service:
+    with run_service(shared_library.url, dest, settings, model=str(llama), reader_settings=ONE_PROMPT) as service:
         yield service
 
 
-def test_reply_equals_the_answers_of_the_reader(service: Serving, shared_library: Library, llama: Path) -> None:
+def test_reply_equals_the_answers_of_the_reader(service: HttpService, shared_library: Library, llama: Path) -> None:
     reply = service.client.post("/answer", json={"questions": QUESTIONS, "k": 2}).json()
     with Snapshot.open(shared_library.url) as snapshot:
         name, reader = open_reader(snapshot, shared_library.url, str(llama), "hnsw", ONE_PROMPT)
@@ -62,7 +62,7 @@ def test_reply_equals_the_answers_of_the_reader(service: Serving, shared_library
     assert all(answer["context"] and answer["usage"]["prompt_tokens"] > 60 for answer in reply["answers"])
 
 
-def test_example_on_the_api_page_has_the_fields_of_a_real_reply(service: Serving) -> None:
+def test_example_on_the_api_page_has_the_fields_of_a_real_reply(service: HttpService) -> None:
     request, example = read_exchanges()["/answer"]
     reply = service.client.post("/answer", json=request).json()
     statement_fields = {name for name in list_fields(example) if name.startswith(".answers.statements.")}
@@ -71,13 +71,13 @@ def test_example_on_the_api_page_has_the_fields_of_a_real_reply(service: Serving
     assert messages.create_model(AnswerReply).model_validate(example).model_dump(mode="json") == example
 
 
-def test_text_is_streamed_while_the_batch_is_generated(service: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
-    generator = PausedDecoding(monkeypatch, CausalGenerator, free=2)
+def test_text_is_streamed_while_the_batch_is_generated(service: HttpService, monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = PausedDecoding(monkeypatch, CausalGenerator, free_steps=2)
     with stream_answer(service.client, questions=QUESTIONS, k=2) as (_, events):
         assert next(events)[0] == "passages"
         name, first = next(events)
-        assert (name, bool(first["text"]), generator.go.is_set()) == ("text", True, False)
-        generator.go.set()
+        assert (name, bool(first["text"]), generator.resume.is_set()) == ("text", True, False)
+        generator.resume.set()
         stream_events = [("text", first), *events]
     assert stream_events[-1][0] == "answer"
     for position, answer in enumerate(stream_events[-1][1]["answers"]):
@@ -85,7 +85,7 @@ def test_text_is_streamed_while_the_batch_is_generated(service: Serving, monkeyp
         assert "".join(pieces) == answer["answer"]
 
 
-def test_question_that_does_not_fit_fails_no_other_request(service: Serving) -> None:
+def test_question_that_does_not_fit_fails_no_other_request(service: HttpService) -> None:
     def ask(question: str) -> httpx.Response:
         return service.client.post("/answer", json={"questions": [question], "k": 2})
 
@@ -95,7 +95,7 @@ def test_question_that_does_not_fit_fails_no_other_request(service: Serving) -> 
     assert [reply.status_code for reply in other_replies] == [200] * len(other_replies)
 
 
-def test_requests_may_compose_retrievers(service: Serving) -> None:
+def test_requests_may_compose_retrievers(service: HttpService) -> None:
     reply = service.client.post("/answer", json={"questions": QUESTIONS[:1], "k": 2, "retriever": "rrf(hnsw, exact)"})
     assert len(reply.json()["answers"][0]["passages"]) == 2
 
@@ -111,10 +111,10 @@ def endpoint(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_endpoint_is_called_only_for_questions(shared_library: Library, dest: Path, endpoint: Any) -> None:
-    answer_events = (event("two"), event(" words [1]."), event("", "stop"))
+    answer_events = (make_event("two"), make_event(" words [1]."), make_event("", "stop"))
     with (
-        serve_script(streams(*answer_events)) as server,
-        serving(shared_library.url, dest, **endpoint(server)) as service,
+        serve_script(send(*answer_events)) as server,
+        run_service(shared_library.url, dest, **endpoint(server)) as service,
     ):
         assert server.bodies == []  # The warm-up does not call the endpoint.
         assert service.snapshot()["model"] == "openai:tiny"
@@ -129,8 +129,8 @@ def test_endpoint_is_called_only_for_questions(shared_library: Library, dest: Pa
 def test_refusal_of_the_model_is_a_problem_in_the_reply(shared_library: Library, dest: Path, endpoint: Any) -> None:
     refusal = {"choices": [{"message": {"content": None, "refusal": "No."}, "finish_reason": "stop"}]}
     with (
-        serve_script(replies(200, refusal)) as server,
-        serving(shared_library.url, dest, **endpoint(server)) as service,
+        serve_script(respond(200, refusal)) as server,
+        run_service(shared_library.url, dest, **endpoint(server)) as service,
         Client(service.url) as client,
     ):
         (answer,) = client.answer(QUESTIONS[:1]).answers
@@ -141,10 +141,10 @@ def test_refusal_of_the_model_is_a_problem_in_the_reply(shared_library: Library,
 
 def test_unlikely_answers_of_an_endpoint_are_withheld(shared_library: Library, dest: Path, endpoint: Any) -> None:
     settings = ReaderSettings(threshold=Threshold("likelihood", -1.0))
-    likely_answer, unlikely_answer = (streams(likely("two", log_p), event("", "stop")) for log_p in (-0.5, -1.5))
+    likely_answer, unlikely_answer = (send(make_token("two", log_p), make_event("", "stop")) for log_p in (-0.5, -1.5))
     with (
         serve_script(likely_answer, unlikely_answer) as server,
-        serving(shared_library.url, dest, reader_settings=settings, **endpoint(server)) as service,
+        run_service(shared_library.url, dest, reader_settings=settings, **endpoint(server)) as service,
     ):
         replies = [service.client.post("/answer", json={"questions": [question]}).json() for question in QUESTIONS]
     answers = [reply["answers"][0] for reply in replies]
@@ -156,8 +156,8 @@ def test_questions_do_not_wait_for_a_slow_one_at_the_endpoint(
     shared_library: Library, dest: Path, endpoint: Any
 ) -> None:
     with (
-        serve_script(hangs(STREAM, event("one")), streams(*WHOLE)) as server,
-        serving(shared_library.url, dest, **endpoint(server)) as service,
+        serve_script(hang(STREAM, make_event("one")), send(*ANSWER_EVENTS)) as server,
+        run_service(shared_library.url, dest, **endpoint(server)) as service,
         stream_answer(service.client, questions=["slow?"]) as (_, events),
     ):
         assert [next(events)[0], next(events)[0]] == ["passages", "text"]
@@ -172,9 +172,9 @@ def test_failing_endpoint_is_a_bad_gateway_and_long_prompt_a_bad_request(
     too_long = {"error": {"message": "This model's maximum context length is 10 tokens"}}
     with (
         serve_script(
-            replies(401, {"error": {"message": "who are you?"}}), replies(400, too_long), streams(event("one"))
+            respond(401, {"error": {"message": "who are you?"}}), respond(400, too_long), send(make_event("one"))
         ) as server,
-        serving(shared_library.url, dest, **endpoint(server)) as service,
+        run_service(shared_library.url, dest, **endpoint(server)) as service,
     ):
         reply = service.client.post("/answer", json={"questions": ["who?"]})
         assert (reply.status_code, "the model behind the service" in reply.json()["detail"]) == (502, True)

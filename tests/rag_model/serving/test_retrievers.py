@@ -23,7 +23,15 @@ from rag_model.serving.settings import ServiceSettings
 from rag_model.store.pulling.pull import pull
 from rag_model.store.store import Store
 from rag_model.store.versions.snapshot import Snapshot
-from tests.fixtures.serving import Gate, Library, Serving, round_floats, serving, until, with_limits
+from tests.fixtures.serving import (
+    HttpService,
+    Library,
+    SearchGate,
+    make_settings,
+    round_floats,
+    run_service,
+    wait_until,
+)
 from tests.fixtures.tiny import save_bert, save_cross_encoder
 from tests.fixtures.tiny_rag import save_tiny_rag
 from tests.fixtures.tiny_snapshot import publish_tiny
@@ -40,15 +48,15 @@ def cross(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def service(
     shared_library: Library, model: Path, cross: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Serving]:
-    settings = with_limits(retrievers=(FUSED, f"rerank(hnsw, {cross}, 6)", "hnsw"), max_depth=50)
-    with serving(shared_library.url, tmp_path_factory.mktemp("dest"), settings, model=str(model)) as service:
+) -> Iterator[HttpService]:
+    settings = make_settings(retrievers=(FUSED, f"rerank(hnsw, {cross}, 6)", "hnsw"), max_depth=50)
+    with run_service(shared_library.url, tmp_path_factory.mktemp("dest"), settings, model=str(model)) as service:
         yield service
 
 
 @pytest.mark.parametrize("expression", [None, FUSED, "hnsw", "exact", " rrf(exact:3,hnsw , weights=[2,1]) ", "hnsw:50"])
 def test_request_may_name_or_compose_served_retrievers(
-    expression: str | None, service: Serving, shared_library: Library
+    expression: str | None, service: HttpService, shared_library: Library
 ) -> None:
     body = {"questions": QUESTIONS, "k": 4, **({} if expression is None else {"retriever": expression})}
     reply = service.client.post("/search", json=body).json()
@@ -60,7 +68,7 @@ def test_request_may_name_or_compose_served_retrievers(
     assert ("legs" in hits[0][0]) == (expression is None or "rrf" in expression)
 
 
-def test_request_may_name_a_served_reranker(service: Serving, shared_library: Library, cross: Path) -> None:
+def test_request_may_name_a_served_reranker(service: HttpService, shared_library: Library, cross: Path) -> None:
     expression = f"rerank(hnsw,{cross},6)"
     reply = service.client.post("/search", json={"questions": QUESTIONS, "k": 4, "retriever": expression}).json()
     with Snapshot.open(shared_library.url) as snapshot:
@@ -70,7 +78,7 @@ def test_request_may_name_a_served_reranker(service: Serving, shared_library: Li
 
 @pytest.mark.parametrize("composition", [None, "hnsw", "rrf(hnsw, exact)", "rerank"])
 def test_answers_are_weighted_by_inner_products_for_every_retriever(
-    composition: str | None, service: Serving, shared_library: Library, model: Path, cross: Path
+    composition: str | None, service: HttpService, shared_library: Library, model: Path, cross: Path
 ) -> None:
     expression = f"rerank(hnsw, {cross}, 6)" if composition == "rerank" else composition
     body = {"questions": QUESTIONS, "k": 4, **({} if expression is None else {"retriever": expression})}
@@ -85,7 +93,7 @@ def test_answers_are_weighted_by_inner_products_for_every_retriever(
     assert weights == {passage: pytest.approx(expected[passage] / total, abs=1e-3) for passage in weights}
 
 
-def test_snapshot_reply_lists_retrievers_and_indexes(service: Serving, cross: Path) -> None:
+def test_snapshot_reply_lists_retrievers_and_indexes(service: HttpService, cross: Path) -> None:
     state = service.snapshot()
     assert state["retrievers"] == [FUSED, f"rerank(hnsw, {cross}, 6)", "hnsw"]
     assert state["indexes"] == ["hnsw", "exact"]
@@ -118,7 +126,9 @@ INVALID = [
     [*(("/search", *case) for case in INVALID), ("/answer", *INVALID[0]), ("/answer", *INVALID[-1])],
     ids=range(len(INVALID) + 2),
 )
-def test_bad_retriever_is_explained_in_one_sentence(service: Serving, path: str, expression: str, words: str) -> None:
+def test_bad_retriever_is_explained_in_one_sentence(
+    service: HttpService, path: str, expression: str, words: str
+) -> None:
     body = json.dumps({"questions": ["a"], "k": 4, "retriever": expression})
     reply = service.client.post(path, content=body, headers={"Content-Type": "application/json"})
     assert reply.status_code == 400, reply.text
@@ -127,7 +137,7 @@ def test_bad_retriever_is_explained_in_one_sentence(service: Serving, path: str,
     assert len(reply.json()["detail"]) < 300
 
 
-def test_index_is_a_short_form_of_retriever(service: Serving) -> None:
+def test_index_is_a_short_form_of_retriever(service: HttpService) -> None:
     for body in ({"index": "exact"}, {"index": "exact", "retriever": "exact "}):
         assert service.client.post("/search", json={"questions": ["a"], **body}).status_code == 200
     reply = service.client.post("/search", json={"questions": ["a"], "index": "exact", "retriever": "hnsw"})
@@ -137,14 +147,14 @@ def test_index_is_a_short_form_of_retriever(service: Serving) -> None:
 
 
 def test_questions_of_one_batch_are_grouped_by_retriever(shared_library: Library, dest: Path) -> None:
-    gate = Gate()
-    with serving(shared_library.url, dest, with_limits(retrievers=("hnsw", "exact")), gate) as http_service:
+    gate = SearchGate()
+    with run_service(shared_library.url, dest, make_settings(retrievers=("hnsw", "exact")), gate) as http_service:
         service = http_service.service
         gate.open.clear()
 
         async def search_all() -> list[Any]:
             blocking = asyncio.ensure_future(service.search(["held"], 1))
-            await asyncio.to_thread(gate.held.wait)
+            await asyncio.to_thread(gate.is_waiting.wait)
             searches = [
                 asyncio.ensure_future(service.search([text], k, retriever))
                 for text, k, retriever in [
@@ -171,7 +181,7 @@ def test_without_vectors_only_answers_that_need_them_are_refused(
     shared_library: Library, dest: Path, tmp_path: Path
 ) -> None:
     model = str(save_tiny_rag(tmp_path / "rag", shared_library.encoder))
-    with serving(shared_library.url, dest, with_limits(pull_embeddings=False), model=model) as service:
+    with run_service(shared_library.url, dest, make_settings(pull_embeddings=False), model=model) as service:
         assert service.client.post("/answer", json={"questions": ["a"]}).status_code == 200
         reply = service.client.post("/search", json={"questions": ["a"], "retriever": "exact"})
         assert (reply.status_code, "not served here" in reply.text) == (400, True)
@@ -180,9 +190,9 @@ def test_without_vectors_only_answers_that_need_them_are_refused(
 def test_collapse_but_not_recall_is_monitored_for_a_fused_default(shared_library: Library, dest: Path) -> None:
     quality = QualityMonitor(MonitorSettings(window=8, min_samples=2, sample_every=1, samples=2, share=1))
     metrics = ServiceMetrics(ServiceSettings(), quality)
-    with serving(shared_library.url, dest, with_limits(retrievers=("rrf(hnsw, exact)",)), metrics) as service:
+    with run_service(shared_library.url, dest, make_settings(retrievers=("rrf(hnsw, exact)",)), metrics) as service:
         service.search("who?", "the king", "a river", "born")
-        until(lambda: "search" in metrics.quality.compute_metrics().collapse)
+        wait_until(lambda: "search" in metrics.quality.compute_metrics().collapse)
         assert not quality._state or not quality._state.has_task
         assert metrics.quality.compute_metrics().recall_mean is None
         assert metrics.served_snapshot is not None
@@ -199,12 +209,12 @@ def several_indexes(tmp_path_factory: pytest.TempPathFactory) -> Store:
     store = Store.open(str(tmp_path_factory.mktemp("several")), create=True)
     recalls = {name: {"recall@20": recall, "recall@20_p5": 0.9} for name, recall in (("hnsw", 0.985), ("flat", 0.953))}
     work = tmp_path_factory.mktemp("work")
-    publish_tiny(store, encoder, ARTICLES, work, words=True, more={"flat": "Flat"}, metrics=recalls)
+    publish_tiny(store, encoder, ARTICLES, work, bm25=True, more_indexes={"flat": "Flat"}, metrics=recalls)
     return store
 
 
 def test_all_indexes_and_the_fusion_with_bm25_are_served_by_default(several_indexes: Store, dest: Path) -> None:
-    with serving(several_indexes.url, dest) as service:
+    with run_service(several_indexes.url, dest) as service:
         assert service.snapshot()["retrievers"] == ALL_RETRIEVERS
         assert service.snapshot()["indexes"] == ["hnsw", "bm25", "flat"]
         for retriever in [None, *ALL_RETRIEVERS]:
@@ -218,14 +228,14 @@ def test_all_indexes_and_the_fusion_with_bm25_are_served_by_default(several_inde
 def test_a_pulled_folder_offers_the_indexes_that_were_pulled(several_indexes: Store, dest: Path) -> None:
     pull(several_indexes, "latest", dest, select=lambda file: file != "index/flat.faiss")
     with Snapshot.from_folder(dest) as snapshot:
-        plan = AvailableRetrievers.plan(snapshot, with_limits(), uses_inner_products=False)
+        plan = AvailableRetrievers.plan(snapshot, make_settings(), uses_inner_products=False)
     assert plan.retrievers == ("hnsw", "bm25", "rrf(hnsw, bm25)")
 
 
 def test_an_index_that_is_not_served_is_refused_with_the_option_that_serves_it(
     several_indexes: Store, dest: Path
 ) -> None:
-    with serving(several_indexes.url, dest, with_limits(retrievers=("hnsw",))) as service:
+    with run_service(several_indexes.url, dest, make_settings(retrievers=("hnsw",))) as service:
         reply = service.client.post("/search", json={"questions": ["a"], "k": 1, "retriever": "bm25"})
     assert reply.json()["detail"].endswith("choose one of hnsw, or start the service with --retriever bm25")
 
@@ -236,7 +246,7 @@ def test_an_index_that_does_not_fit_into_memory_is_left_out(
 ) -> None:
     monkeypatch.setattr(loaded_snapshot, "get_free_bytes", lambda: free_bytes)
     with Snapshot.open(several_indexes.url) as snapshot:
-        plan = AvailableRetrievers.plan(snapshot, with_limits(in_memory=True), uses_inner_products=False)
+        plan = AvailableRetrievers.plan(snapshot, make_settings(in_memory=True), uses_inner_products=False)
     assert list(plan.indexes) == indexes
 
 
@@ -249,7 +259,7 @@ def test_the_index_with_the_most_recall_that_fits_into_the_allowed_memory_is_the
         base = encoder + loaded_snapshot._LIBRARY_BYTES
 
         def plan(memory_bytes: int, *retrievers: str, processes: int = 1) -> AvailableRetrievers:
-            settings = with_limits(memory_bytes=memory_bytes, retrievers=retrievers, processes=processes)
+            settings = make_settings(memory_bytes=memory_bytes, retrievers=retrievers, processes=processes)
             return AvailableRetrievers.plan(snapshot, settings, uses_inner_products=False)
 
         sizes = {name: content.files[content.index_file(name)].size for name in ("hnsw", "flat", "bm25")}
@@ -268,7 +278,7 @@ def test_the_index_with_the_most_recall_that_fits_into_the_allowed_memory_is_the
             plan(base + sizes["hnsw"] - 1, "hnsw")
         with pytest.raises(UsageError, match=r"the smallest index of snapshot .* is .*, which needs"):
             plan(loaded_snapshot._LIBRARY_BYTES)
-    with serving(several_indexes.url, dest, with_limits(memory_bytes=base + sizes["hnsw"] - 1)) as service:
+    with run_service(several_indexes.url, dest, make_settings(memory_bytes=base + sizes["hnsw"] - 1)) as service:
         state = service.snapshot()
         assert state["notes"] == list(small_plan.notes)
         assert state["explanations"] == [

@@ -14,7 +14,7 @@ from rag_model.serving.http import server
 from rag_model.serving.runtime import freeze_loaded_objects
 from rag_model.serving.workers import WorkerLink, open_listener, supervise
 from tests.fixtures.crashing_child import die_in_service, refuse_to_serve  # a module that a worker imports quickly
-from tests.fixtures.serving import PATIENCE
+from tests.fixtures.serving import TIMEOUT
 
 
 @pytest.mark.parametrize(("port", "option"), [(65_536, "--port"), (-5, "--health-port")])
@@ -52,7 +52,7 @@ def test_service_ends_if_its_workers_cannot_start(
 
 def test_worker_accepts_once_the_others_have_as_many_connections(monkeypatch: pytest.MonkeyPatch) -> None:
     """The worker does not wait for all the time that it gives the others."""
-    monkeypatch.setattr(server, "_YIELD_SECONDS", 2 * PATIENCE)
+    monkeypatch.setattr(server, "_YIELD_SECONDS", 2 * TIMEOUT)
     accepted: list[socket.socket] = []
     leads = iter([True, True, True])
 
@@ -62,7 +62,7 @@ def test_worker_accepts_once_the_others_have_as_many_connections(monkeypatch: py
     async def accept() -> None:
         with open_listener("127.0.0.1", 0) as listener, socket.create_connection(listener.getsockname()):
             acceptor = server._SharedSocketAcceptor(listener, connect, lambda pending: next(leads, False))
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(TIMEOUT):
                 while not accepted:
                     await asyncio.sleep(0.001)
             acceptor.close()

@@ -11,10 +11,10 @@ import httpx
 import yaml
 
 from flows.machine.local import find_free_ports
-from tests.fixtures.alert_rules import DASHBOARD, RULES, metrics_in, rules, tool
-from tests.fixtures.serving import PATIENCE, QUICK, until
+from tests.fixtures.alert_rules import DASHBOARD, RULES, find_metric_names, find_program, read_rules
+from tests.fixtures.serving import QUICK, TIMEOUT, wait_until
 from tests.fixtures.tiny import save_bert
-from tests.fixtures.watched_service import EVALUATED, publish_watched, serve_watched
+from tests.fixtures.watched_service import EVALUATED, publish_monitored, serve_monitored
 
 PANELS = json.loads(DASHBOARD.read_text())["panels"]
 
@@ -30,11 +30,11 @@ def prometheus(folder: Path, target: str) -> Iterator[httpx.Client]:
     address = f"127.0.0.1:{find_free_ports(1)[0]}"
     options = {"config.file": folder / "prometheus.yml", "storage.tsdb.path": folder / "data"}
     options |= {"web.listen-address": address, "log.level": "warn"}
-    command = [tool("prometheus"), *(f"--{name}={value}" for name, value in options.items())]
+    command = [find_program("prometheus"), *(f"--{name}={value}" for name, value in options.items())]
     with (folder / "log").open("wb") as log, subprocess.Popen(command, stdout=log, stderr=log) as process:
         try:
-            with httpx.Client(base_url=f"http://{address}/api/v1", timeout=PATIENCE) as client:
-                until(lambda: process.poll() is not None or _answers(client))
+            with httpx.Client(base_url=f"http://{address}/api/v1", timeout=TIMEOUT) as client:
+                wait_until(lambda: process.poll() is not None or _answers(client))
                 assert process.poll() is None, (folder / "log").read_text()
                 yield client
         finally:
@@ -55,15 +55,15 @@ def query(client: httpx.Client, expression: str) -> list[Any]:
 
 
 def test_prometheus_loads_all_rules_and_panels(tmp_path: Path) -> None:
-    store = publish_watched(tmp_path, save_bert(tmp_path / "bert"))
-    with serve_watched(store.url, tmp_path / "dest", QUICK, EVALUATED) as service:
-        service.healthy()
-        with prometheus(tmp_path, service.serving.url.removeprefix("http://")) as client:
-            until(lambda: query(client, "rate(bookwheel_batch_questions_sum[1m])"))
+    store = publish_monitored(tmp_path, save_bert(tmp_path / "bert"))
+    with serve_monitored(store.url, tmp_path / "dest", QUICK, EVALUATED) as service:
+        service.scrape_when_measured()
+        with prometheus(tmp_path, service.running.url.removeprefix("http://")) as client:
+            wait_until(lambda: query(client, "rate(bookwheel_batch_questions_sum[1m])"))
             (info,) = query(client, "bookwheel_snapshot_info")
-            assert info["metric"]["snapshot"] == service.serving.snapshot()["snapshot"]
-            assert {rule["name"] for rule in list_loaded_rules(client)} == {rule["alert"] for rule in rules()}
-            until(lambda: all(rule["health"] == "ok" for rule in list_loaded_rules(client)))
+            assert info["metric"]["snapshot"] == service.running.snapshot()["snapshot"]
+            assert {rule["name"] for rule in list_loaded_rules(client)} == {rule["alert"] for rule in read_rules()}
+            wait_until(lambda: all(rule["health"] == "ok" for rule in list_loaded_rules(client)))
             panel_expressions = [target["expr"] for panel in PANELS for target in panel.get("targets", ())]
             empty = [expression for expression in panel_expressions if not query(client, fill_variables(expression))]
             metrics_of_models = [
@@ -73,7 +73,7 @@ def test_prometheus_loads_all_rules_and_panels(tmp_path: Path) -> None:
                 ["bookwheel_answers_sampled_total", "bookwheel_answers_unchecked_total"],
                 ["bookwheel_tokens_total"],
             ]
-            assert [sorted(metrics_in(expression)) for expression in empty] == metrics_of_models
+            assert [sorted(find_metric_names(expression)) for expression in empty] == metrics_of_models
 
 
 def list_loaded_rules(client: httpx.Client) -> list[dict[str, Any]]:

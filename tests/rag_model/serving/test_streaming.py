@@ -12,7 +12,7 @@ from rag_model.serving.http.app import accepts_event_stream
 from rag_model.serving.monitoring.observer import Observer
 from tests.fixtures.event_stream import stream_answer
 from tests.fixtures.paused_generator import PausedDecoding
-from tests.fixtures.serving import Library, Serving, round_floats, serving, until, with_limits
+from tests.fixtures.serving import HttpService, Library, make_settings, round_floats, run_service, wait_until
 
 QUESTIONS = ["who was the king of the river?", "Où est 東京 🗼?"]
 
@@ -33,14 +33,16 @@ def replies() -> Replies:
 @pytest.fixture(scope="module")
 def service(
     shared_library: Library, model: Path, tmp_path_factory: pytest.TempPathFactory, replies: Replies
-) -> Iterator[Serving]:
-    settings = with_limits(max_questions=4)
-    with serving(shared_library.url, tmp_path_factory.mktemp("dest"), settings, replies, model=str(model)) as service:
+) -> Iterator[HttpService]:
+    settings = make_settings(max_questions=4)
+    with run_service(
+        shared_library.url, tmp_path_factory.mktemp("dest"), settings, replies, model=str(model)
+    ) as service:
         yield service
 
 
 @pytest.mark.parametrize("requested_by", ["body", "header"])
-def test_stream_has_the_passages_the_text_and_the_unstreamed_reply(service: Serving, requested_by: str) -> None:
+def test_stream_has_the_passages_the_text_and_the_unstreamed_reply(service: HttpService, requested_by: str) -> None:
     request = {"questions": QUESTIONS, "k": 3}
     unstreamed = service.client.post("/answer", json=request).json()
     headers = {"Accept": "text/event-stream"} if requested_by == "header" else {}
@@ -65,7 +67,7 @@ def test_stream_has_the_passages_the_text_and_the_unstreamed_reply(service: Serv
         assert "".join(value["text"] for value in values[1:-1] if value["answer"] == position) == answer["answer"]
 
 
-def test_the_body_decides_before_the_header(service: Serving) -> None:
+def test_the_body_decides_before_the_header(service: HttpService) -> None:
     request = {"questions": QUESTIONS[:1], "stream": False}
     reply = service.client.post("/answer", json=request, headers={"Accept": "text/event-stream"})
     assert reply.json()["answers"]
@@ -81,20 +83,20 @@ def test_the_body_decides_before_the_header(service: Serving) -> None:
     ],
 )
 def test_failure_before_the_first_event_is_a_plain_reply(
-    service: Serving, fields: dict[str, Any], status: int, words: str
+    service: HttpService, fields: dict[str, Any], status: int, words: str
 ) -> None:
     reply = service.client.post("/answer", json={"stream": True, **fields})
     assert (reply.status_code, set(reply.json())) == (status, {"detail"})
     assert words in reply.json()["detail"]
 
 
-def test_passages_are_sent_before_the_text_is_generated(service: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_passages_are_sent_before_the_text_is_generated(service: HttpService, monkeypatch: pytest.MonkeyPatch) -> None:
     generator = PausedDecoding(monkeypatch)
     with stream_answer(service.client, questions=QUESTIONS, k=2) as (_, events):
         name, data = next(events)
         assert (name, [len(answer["passages"]) for answer in data["answers"]]) == ("passages", [2, 2])
-        assert not generator.go.is_set()
-        generator.go.set()
+        assert not generator.resume.is_set()
+        generator.resume.set()
         assert [name for name, _ in events][-1] == "answer"
 
 
@@ -115,7 +117,7 @@ def test_accept_header_decides_about_streaming(accept: str, expected: bool) -> N
 
 
 def test_a_stream_that_fails_ends_with_an_error(
-    service: Serving, monkeypatch: pytest.MonkeyPatch, replies: Replies
+    service: HttpService, monkeypatch: pytest.MonkeyPatch, replies: Replies
 ) -> None:
     def fail(*arguments: Any) -> Any:
         raise MemoryError("a secret of the machine")
@@ -126,29 +128,29 @@ def test_a_stream_that_fails_ends_with_an_error(
     assert reply.status_code == 200  # The status was sent before the failure.
     assert [name for name, _ in stream_events] == ["passages", "error"]
     assert stream_events[-1][1] == {"status": 500, "detail": "the service could not answer: the service's log says why"}
-    until(lambda: replies.statuses[-1:] == [500])  # the reply is counted after its last byte
+    wait_until(lambda: replies.statuses[-1:] == [500])  # the reply is counted after its last byte
 
 
 def test_disconnected_client_stops_the_generation_between_two_tokens(
-    service: Serving, monkeypatch: pytest.MonkeyPatch, replies: Replies
+    service: HttpService, monkeypatch: pytest.MonkeyPatch, replies: Replies
 ) -> None:
     generator = PausedDecoding(monkeypatch)
     with stream_answer(service.client, questions=QUESTIONS) as (_, events):
         assert next(events)[0] == "passages"
-        until(lambda: generator.steps)
-    until(lambda: replies.statuses[-1:] == [499])
-    generator.go.set()
-    until(lambda: service.service._answer_batcher._active_requests == 0)
+        wait_until(lambda: generator.steps)
+    wait_until(lambda: replies.statuses[-1:] == [499])
+    generator.resume.set()
+    wait_until(lambda: service.service._answer_batcher._active_requests == 0)
     assert generator.steps == 1
 
 
 def test_stream_that_takes_too_long_ends_with_an_error(
     shared_library: Library, dest: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with serving(shared_library.url, dest, with_limits(request_seconds=0.5), model=str(model)) as service:
+    with run_service(shared_library.url, dest, make_settings(request_seconds=0.5), model=str(model)) as service:
         generator = PausedDecoding(monkeypatch)
         with stream_answer(service.client, questions=QUESTIONS[:1]) as (_, events):
             stream_events = list(events)
-        generator.go.set()
+        generator.resume.set()
     assert [name for name, _ in stream_events] == ["passages", "error"]
     assert (stream_events[-1][1]["status"], "within 0.5 s" in stream_events[-1][1]["detail"]) == (504, True)

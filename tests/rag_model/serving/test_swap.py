@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 
 from rag_model.serving.monitoring.observer import Observer
-from tests.fixtures.serving import PATIENCE, Library, serving, until, with_limits
+from tests.fixtures.serving import TIMEOUT, Library, make_settings, run_service, wait_until
 from tests.fixtures.tiny_rag import save_tiny_rag
 
 CLIENTS = 3
@@ -36,12 +36,14 @@ def test_no_request_fails_and_no_reply_mixes_snapshots(library: Library, dest: P
     replies: list[tuple[str, httpx.Response]] = []
     failures: list[BaseException] = []
 
-    with serving(library.url, dest, with_limits(poll_seconds=0.01, workers=2), swaps, model=str(model)) as service:
+    with run_service(
+        library.url, dest, make_settings(poll_seconds=0.01, workers=2), swaps, model=str(model)
+    ) as service:
 
         def ask(number: int) -> None:
             verb = "answer" if number == 0 else "search"
             try:
-                with httpx.Client(base_url=service.url, timeout=PATIENCE) as client:
+                with httpx.Client(base_url=service.url, timeout=TIMEOUT) as client:
                     while not done.is_set():
                         request: dict[str, Any] = {
                             "questions": ["who was the king?", f"river {len(replies)}"][: 1 + number % 2]
@@ -57,15 +59,15 @@ def test_no_request_fails_and_no_reply_mixes_snapshots(library: Library, dest: P
         try:
             for number in range(REF_MOVES):
                 library.move((library.blue, library.red)[number % 2])
-                until(lambda change=number: swaps.count >= change + 2)
+                wait_until(lambda change=number: swaps.count >= change + 2)
                 # The first reply to each client may still be one from the snapshot before.
                 expected = Counter(verb for verb, _ in replies) + Counter(answer=2, search=CLIENTS)
-                until(lambda min_counts=expected: failures or Counter(verb for verb, _ in replies) >= min_counts)
+                wait_until(lambda min_counts=expected: failures or Counter(verb for verb, _ in replies) >= min_counts)
         finally:
             done.set()
             for client in clients:
                 client.join()
-        until(lambda: service.service.slot.loaded_count == 1)
+        wait_until(lambda: service.service.slot.loaded_count == 1)
 
     assert not failures
     assert {reply.status_code for _, reply in replies} == {200}

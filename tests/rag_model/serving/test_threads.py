@@ -14,8 +14,8 @@ from rag_model.serving.runtime import SupervisedThread, limit_compute_threads
 from rag_model.store.store import Store
 from rag_model.store.versions.manifest import Manifest
 from rag_model.store.versions.moves import tag
-from tests.fixtures.panic_tokenizers import PANICS, SLOW, always_panics, split_by
-from tests.fixtures.serving import PATIENCE, QUICK, Library, serving, until, with_limits
+from tests.fixtures.panic_tokenizers import PANIC_TEXT, SLOW_PATTERN, add_split_pattern, make_always_panic
+from tests.fixtures.serving import QUICK, TIMEOUT, Library, make_settings, run_service, wait_until
 from tests.fixtures.tiny import save_bert
 from tests.fixtures.tiny_snapshot import publish_tiny
 
@@ -28,7 +28,7 @@ class PanicError(BaseException):
 def fragile_store(tmp_path: Path) -> str:
     """The URL of a store whose encoder panics at some questions."""
     encoder = save_bert(tmp_path / "encoder")
-    split_by(encoder / "tokenizer.json", SLOW)
+    add_split_pattern(encoder / "tokenizer.json", SLOW_PATTERN)
     store = Store.open(str(tmp_path / "fragile"), create=True)
     (tmp_path / "work").mkdir()
     publish_tiny(store, encoder, {f"river {i}": f"The river of king {i}." for i in range(20)}, tmp_path / "work")
@@ -36,14 +36,14 @@ def fragile_store(tmp_path: Path) -> str:
 
 
 def test_panic_at_a_question_fails_no_other_question(fragile_store: str, dest: Path) -> None:
-    with serving(fragile_store, dest, with_limits(workers=2)) as service:
+    with run_service(fragile_store, dest, make_settings(workers=2)) as service:
         replies: dict[str, httpx.Response] = {}
 
         def ask(question: str) -> None:
             request = {"questions": [question], "k": 1}
             replies[question] = service.client.post("/search", json=request)
 
-        questions = [*(f"{PANICS} {i}" for i in range(2)), *(f"who is king {i}?" for i in range(4))]
+        questions = [*(f"{PANIC_TEXT} {i}" for i in range(2)), *(f"who is king {i}?" for i in range(4))]
         threads = [threading.Thread(target=ask, args=(question,)) for question in questions]
         for thread in threads:
             thread.start()
@@ -59,20 +59,20 @@ def test_snapshot_with_a_panicking_tokenizer_is_refused(library: Library, dest: 
     content = library.store.snapshots.get(library.blue).content
     file = "encoder/question/tokenizer.json"
     (tmp_path / "tokenizer.json").write_bytes(Path(library.url, content.files[file].path).read_bytes())
-    broken_tokenizer = library.store.blobs.put_file(always_panics(tmp_path / "tokenizer.json"))
+    broken_tokenizer = library.store.blobs.put_file(make_always_panic(tmp_path / "tokenizer.json"))
     manifest = Manifest(replace(content, files={**content.files, file: broken_tokenizer}))
-    with serving(library.url, dest) as service:
+    with run_service(library.url, dest) as service:
         tag(library.store, library.store.snapshots.publish(manifest), "latest")
-        assert service.until_refused("cannot split a text")["snapshot"] == manifest.id
+        assert service.wait_until_refused("cannot split a text")["snapshot"] == manifest.id
         assert "\n" not in service.snapshot()["refused"]["reason"]
         service.search("who?")
         library.move(library.blue)
-        service.until_served(library.blue)
+        service.wait_until_served(library.blue)
 
 
 def test_dead_thread_is_reported_counted_and_restarted(shared_library: Library, dest: Path) -> None:
     metrics = ServiceMetrics(QUICK)
-    with serving(shared_library.url, dest, observer=metrics) as service:
+    with run_service(shared_library.url, dest, observer=metrics) as service:
         (thread,) = service.service._search_batcher.threads
         wait_for_batch = service.service._search_batcher._wait_for_batch
         is_broken, messages = threading.Event(), []
@@ -85,11 +85,11 @@ def test_dead_thread_is_reported_counted_and_restarted(shared_library: Library, 
         service.service._search_batcher._wait_for_batch = wait_or_die  # type: ignore[method-assign,assignment]
         is_broken.set()
         service.search("who?")  # The thread dies in the next round.
-        until(lambda: messages.append(service.client.get("/readyz")) or messages[-1].status_code == 503)  # type: ignore[func-returns-value]
+        wait_until(lambda: messages.append(service.client.get("/readyz")) or messages[-1].status_code == 503)  # type: ignore[func-returns-value]
         assert "the thread search died of PanicError" in messages[-1].json()["detail"]
         assert service.client.get("/healthz").status_code == 200
         is_broken.clear()
-        until(lambda: service.client.get("/readyz").status_code == 200)
+        wait_until(lambda: service.client.get("/readyz").status_code == 200)
         service.search("who?")
         deaths = [line for line in service.client.get("/metrics").text.splitlines() if "thread_deaths_total" in line]
         assert float(next(line for line in deaths if 'thread="search"' in line).split()[-1]) >= 1
@@ -101,7 +101,7 @@ def test_thread_that_dies_at_shutdown_is_not_restarted() -> None:
     runs, go = [], threading.Event()
 
     def run() -> None:
-        runs.append(go.wait(PATIENCE))
+        runs.append(go.wait(TIMEOUT))
         raise PanicError
 
     thread = SupervisedThread("test", run)
@@ -116,7 +116,7 @@ def test_thread_that_dies_at_shutdown_is_not_restarted() -> None:
 
 def test_each_thread_keeps_its_own_share_of_the_cores() -> None:
     thread_counts: dict[int, list[int]] = {1: [], 3: []}
-    set_all = threading.Barrier(2, timeout=PATIENCE)
+    set_all = threading.Barrier(2, timeout=TIMEOUT)
 
     def compute(threads: int) -> None:
         limit_compute_threads(threads)

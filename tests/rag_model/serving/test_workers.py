@@ -18,7 +18,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.fixtures.serving import NO_TLS, PATIENCE, Library, until
+from tests.fixtures.serving import NO_TLS, TIMEOUT, Library, wait_until
 
 CLIENTS = 4
 
@@ -33,12 +33,12 @@ def run_workers(library: Library, dest: Path) -> Iterator[tuple[str, int]]:
     assert process.stdout is not None
     try:
         url = json.loads(process.stdout.readline())["url"]
-        until(lambda: fetch(f"{url}/readyz").status_code == 200)
+        wait_until(lambda: fetch(f"{url}/readyz").status_code == 200)
         yield url, process.pid
     finally:
         process.send_signal(signal.SIGTERM)
         process.stdout.close()
-        assert process.wait(PATIENCE) == 0
+        assert process.wait(TIMEOUT) == 0
 
 
 def list_workers(supervisor: int) -> list[int]:
@@ -49,12 +49,12 @@ def list_workers(supervisor: int) -> list[int]:
 
 def fetch(url: str) -> httpx.Response:
     """Send a request over a connection of its own, to any worker."""
-    return httpx.get(url, timeout=PATIENCE, verify=NO_TLS)
+    return httpx.get(url, timeout=TIMEOUT, verify=NO_TLS)
 
 
 def retrieve(url: str, snapshot: str) -> httpx.Response:
     request = {"queries": ["who was the king?"], "topk": 1}
-    return httpx.post(f"{url}/retrieve?snapshot={snapshot}", json=request, timeout=PATIENCE, verify=NO_TLS)
+    return httpx.post(f"{url}/retrieve?snapshot={snapshot}", json=request, timeout=TIMEOUT, verify=NO_TLS)
 
 
 def get_metric(url: str, name: str) -> float:
@@ -81,7 +81,7 @@ class Clients:
             thread.join()
 
     def _search(self) -> None:
-        with httpx.Client(base_url=self._url, timeout=PATIENCE) as client:
+        with httpx.Client(base_url=self._url, timeout=TIMEOUT) as client:
             while not self._end.wait(self.pause):
                 start_time = time.monotonic()
                 try:
@@ -105,30 +105,30 @@ def test_workers_swap_together_and_are_restarted(library: Library, dest: Path, t
         try:
             for snapshot in (library.blue, library.red):
                 library.move(snapshot)
-                until(lambda target=snapshot: fetch(f"{url}/snapshot").json()["snapshot"] == target)
+                wait_until(lambda target=snapshot: fetch(f"{url}/snapshot").json()["snapshot"] == target)
                 count = len(clients.replies)
-                until(lambda before=count: len(clients.replies) > before + 4 * CLIENTS)
+                wait_until(lambda before=count: len(clients.replies) > before + 4 * CLIENTS)
             reply_count = len(clients.replies)
             clients.pause = 0.25  # seconds; leaves the cores to the workers that start
             assert get_metric(url, 'bookwheel_swaps_total{outcome="ok"}') == 2
             assert get_metric(url, 'bookwheel_request_seconds_count{status="200",verb="search"}') >= reply_count
-            until(lambda: get_metric(url, "bookwheel_ref_number") == 5)
+            wait_until(lambda: get_metric(url, "bookwheel_ref_number") == 5)
 
             for deaths, index in enumerate((1, 0), start=1):
                 killed = list_workers(supervisor)[index]
                 os.kill(killed, signal.SIGKILL)
-                until(lambda: fetch(f"{url}/readyz").status_code == 200)
-                until(lambda n=deaths: get_metric(url, 'bookwheel_thread_deaths_total{thread="worker"}') == n)
-                until(lambda: get_metric(url, "bookwheel_workers") == 2)
+                wait_until(lambda: fetch(f"{url}/readyz").status_code == 200)
+                wait_until(lambda n=deaths: get_metric(url, 'bookwheel_thread_deaths_total{thread="worker"}') == n)
+                wait_until(lambda: get_metric(url, "bookwheel_workers") == 2)
                 assert killed not in list_workers(supervisor)
 
             for _ in range(2):  # perhaps at both workers
-                until(lambda: retrieve(url, library.blue).json().get("snapshot") == library.blue)
+                wait_until(lambda: retrieve(url, library.blue).json().get("snapshot") == library.blue)
             # Each worker asks the leader while the request waits.
-            until(lambda: [retrieve(url, secrets.token_hex(32)).status_code for _ in range(8)] == [410] * 8)
+            wait_until(lambda: [retrieve(url, secrets.token_hex(32)).status_code for _ in range(8)] == [410] * 8)
 
             library.store.takedowns.record_replacement(library.red, "")
-            until(lambda: [fetch(f"{url}/snapshot").status_code for _ in range(8)] == [503] * 8)
+            wait_until(lambda: [fetch(f"{url}/snapshot").status_code for _ in range(8)] == [503] * 8)
         finally:
             clients.end()
 

@@ -18,7 +18,7 @@ from rag_model.store.upkeep.expire import ExpirePolicy, expire_store
 from rag_model.store.upkeep.gc import collect_garbage
 from rag_model.store.upkeep.verify import verify_version
 from rag_model.store.versions.moves import rollback, tag
-from tests.fixtures.crashing_store import Broken
+from tests.fixtures.crashing_store import CrashingFiles
 
 Operation = Callable[[Store], object]
 MAX_WRITES = 100  # the limit for the writes of one operation
@@ -101,7 +101,7 @@ def test_fault_at_every_write(operation: Operation, is_written: bool, library: P
 
     for fatal_write in range(1, MAX_WRITES):
         url = str(shutil.copytree(library, tmp_path / f"{fatal_write}"))
-        broken_files, clean_store = Broken(url, fatal_write, carried_out=is_written), Store.open(url)
+        broken_files, clean_store = CrashingFiles(url, fatal_write, is_written=is_written), Store.open(url)
         with suppress(StoreError):
             operation(Store(broken_files))
         if broken_files.writes < fatal_write:

@@ -38,7 +38,7 @@ from rag_model.store.upkeep.gc import collect_garbage
 from rag_model.store.upkeep.verify import verify_version
 from rag_model.store.versions.moves import rollback, tag
 from rag_model.toml import from_table
-from tests.fixtures.crashing_store import Broken
+from tests.fixtures.crashing_store import CrashingFiles
 
 REMOVED_PAGE = "7"
 PART_BOUNDS = (0, 5, 10, 15)  # the first page of each part, and the end
@@ -311,7 +311,7 @@ def test_takedown_survives_a_fault_at_every_write(store: Store, is_written: bool
     expected = read_state(undisturbed)
     for fatal_write in range(1, MAX_WRITES):
         url = str(shutil.copytree(original, tmp_path / f"{fatal_write}"))
-        broken_files, clean_store = Broken(url, fatal_write, carried_out=is_written), Store.open(url)
+        broken_files, clean_store = CrashingFiles(url, fatal_write, is_written=is_written), Store.open(url)
         with suppress(StoreError):
             take_down(Store(broken_files), REMOVED_PAGE)
         if broken_files.writes < fatal_write:

@@ -1,4 +1,4 @@
-"""Stores on every backend, and small real snapshots for them."""
+"""Stores on all backends, and small snapshots for them."""
 
 import io
 import os
@@ -19,7 +19,7 @@ from werkzeug.serving import BaseWSGIServer, make_server
 from rag_model.corpus.passages import PassageWriter
 from rag_model.corpus.records import Passage
 from rag_model.store import Content, Manifest, PartEntry, Snapshot, Store
-from tests.fixtures.slow_lookup import Looking
+from tests.fixtures.slow_lookup import LookupBarrier
 
 ROWS = (1500, 1, 700)  # rows of the three parts: more than a row group, one row, less than a row group
 DIM = 4
@@ -27,7 +27,7 @@ DIM = 4
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A new cache of remote blobs for every test."""
+    """An empty cache of remote blobs."""
     monkeypatch.setenv("BOOKWHEEL_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
 
@@ -57,12 +57,12 @@ def memory_store() -> Iterator[Store]:
 
 @pytest.fixture(scope="session")
 def moto_server() -> Iterator[Callable[[str], str]]:
-    """Start S3 servers that "honour", "ignore", "refuse", "repeat" or "race" requests with `If-None-Match`.
+    """Return a function that starts S3 servers, which "honour", "ignore", "refuse", "repeat" or "race" `If-None-Match`.
 
     "repeat" executes such a request twice, like a client that retries after a lost reply. "race" looks for the file
     and then writes it, so two concurrent writers both succeed. "race memo" does so only for paths with "memo".
     """
-    moto = import_module("moto.moto_server.werkzeug_app")  # importing it takes 0.25 s
+    moto = import_module("moto.moto_server.werkzeug_app")  # imported here, because it takes 0.25 s
     app = moto.DomainDispatcherApplication(moto.create_backend_app)
     servers: dict[str, BaseWSGIServer] = {}
 
@@ -79,7 +79,7 @@ def moto_server() -> Iterator[Callable[[str], str]]:
 
 
 def _with_conditions(app: Callable[..., Any], conditions: str) -> Callable[..., Any]:
-    request_lock, lookup_gate = threading.Lock(), Looking()
+    request_lock, lookup_gate = threading.Lock(), LookupBarrier()
     refusal = b"<Error><Code>NotImplemented</Code><Message>No such header</Message></Error>"
 
     def handle(environ: dict[str, Any], start_response: Callable[..., Any]) -> Any:
@@ -106,7 +106,7 @@ def _with_conditions(app: Callable[..., Any], conditions: str) -> Callable[..., 
                 del environ["HTTP_IF_NONE_MATCH"]
             return app(environ, start_response)
         if condition:
-            with request_lock:  # because moto itself looks and then writes
+            with request_lock:  # because moto looks up the file and then writes it, without a lock
                 return [b"".join(app(environ, start_response))]
         return app(environ, start_response)
 
@@ -128,7 +128,7 @@ def s3_store(s3_store_url: str) -> Store:
 
 @pytest.fixture(scope="session")
 def parts_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write three parts: row r has the text `text r` and a vector whose values are all r."""
+    """Files of three parts; row r has the text `text r` and a vector whose values are all r."""
     folder = tmp_path_factory.mktemp("parts")
     row = 0
     for number, rows in enumerate(ROWS):
@@ -145,7 +145,7 @@ def parts_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def publish(parts_folder: Path) -> Callable[..., str]:
-    """Publish a snapshot of the three parts to a store and return its id, which depends on the recipe."""
+    """Return a function that publishes a snapshot of the three parts with a recipe, and returns its id."""
 
     def publish(store: Store, **recipe: int) -> str:
         files = {}
@@ -163,7 +163,7 @@ def publish(parts_folder: Path) -> Callable[..., str]:
 
 @pytest.fixture
 def publish_articles(tmp_path: Path) -> Callable[..., Snapshot]:
-    """Publish articles, given as passage texts by page id, in parts that begin at the given pages.
+    """Return a function that publishes articles, given as passage texts by page id, in parts that start at given pages.
 
     `publish_articles(store, {1: ["text", …], 7: […]}, (0, 5), words=100)` makes the parts 0-4 and 5-99.
     """

@@ -17,7 +17,7 @@ from rag_model.store.upkeep.expire import ExpirePolicy, expire_store
 from rag_model.store.upkeep.gc import collect_garbage
 from rag_model.store.upkeep.verify import verify_version
 from rag_model.store.versions.moves import rollback, tag
-from tests.fixtures.serving import until
+from tests.fixtures.serving import wait_until
 
 SNAPSHOT = "ab" * 32
 
@@ -253,7 +253,7 @@ class StoreContract:
         assert collect_garbage(store, 3600.0)["blobs"].files == 0
         assert expire_store(store, ExpirePolicy(keep=1, older_than=0)).snapshots == (first,)
         # If the times of a store are whole seconds, it keeps files written in the second of the listing.
-        until(lambda: collect_garbage(store, 0.0)["blobs"].files == 1)
+        wait_until(lambda: collect_garbage(store, 0.0)["blobs"].files == 1)
         assert not store.blobs.exists(orphan)
         assert store.snapshots.list_ids() == [second]
         assert verify_version(store, second) == []

@@ -18,7 +18,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def kings() -> list[Example]:
-    """Return two questions for each king; each example has a passage about a war as its negative."""
+    """Two examples for each king; the negative of each is a passage about a war."""
     examples = []
     for number, (king, city) in enumerate(zip(KINGS, CITIES, strict=True)):
         passage = build_passage(king, f"the king {king} was born in the city of {city}.")

@@ -19,7 +19,7 @@ from rag_model.training.checkpoint_uploads import CheckpointUploader, TrainingId
 from rag_model.training.loop.checkpoint import list_checkpoints, read_metrics
 from rag_model.training.loop.loop import TrainingResult, train
 from tests.fixtures.forked_processes import SHARED, check_killed
-from tests.fixtures.toy_task import LineTask, learn_until, settings
+from tests.fixtures.toy_task import LineTask, make_settings, train_line_task
 
 KEY = "ab" * 32
 
@@ -48,7 +48,7 @@ def resume(store: Store, folder: Path, messages: list[str], stop: int = 0, stage
 
     with CheckpointUploader(build_identity(store, folder), messages.append) as uploader:
         task, upload = LineTask(), lambda step, steps: uploader.enqueue(stage, step, steps)
-        return train(task, settings(accumulation=2), folder / stage, report, upload)
+        return train(task, make_settings(accumulation=2), folder / stage, report, upload)
 
 
 def lose_machine(store: Store, folder: Path, messages: list[str], stop: int, stage: str = "") -> None:
@@ -57,7 +57,7 @@ def lose_machine(store: Store, folder: Path, messages: list[str], stop: int, sta
 
 
 def test_another_machine_resumes_to_the_same_losses(store: Store, tmp_path: Path, messages: list[str]) -> None:
-    uninterrupted = train(LineTask(), settings(accumulation=2), tmp_path / "whole")
+    uninterrupted = train(LineTask(), make_settings(accumulation=2), tmp_path / "whole")
     for number, stop in enumerate((7, 19)):
         lose_machine(store, tmp_path / f"machine-{number}", messages, stop)
         shutil.rmtree(tmp_path / f"machine-{number}")
@@ -84,7 +84,7 @@ def test_checkpoint_of_the_store_is_used_if_newer(store: Store, tmp_path: Path, 
     weights = (newest / "weights.safetensors").read_bytes()
     (newest / "weights.safetensors").unlink()  # a hard link to the file in the store
     (newest / "weights.safetensors").write_bytes(weights[:-9])
-    uninterrupted = train(LineTask(), settings(accumulation=2), tmp_path / "whole")
+    uninterrupted = train(LineTask(), make_settings(accumulation=2), tmp_path / "whole")
     assert resume(store, tmp_path / "behind", messages).best_measures == uninterrupted.best_measures
     assert messages[1:] == ["goes on after step 20, whose checkpoint is in the store"], "the local one is damaged"
     assert read_metrics(tmp_path / "behind") == read_metrics(tmp_path / "whole")
@@ -99,10 +99,10 @@ def test_earlier_stage_is_restored_with_the_checkpoint(store: Store, tmp_path: P
     shutil.rmtree(tmp_path / "one")
     restore_checkpoint(build_identity(store, tmp_path / "two"), messages.append)
     task = LineTask()
-    train(task, settings(accumulation=2), tmp_path / "two" / "first")
-    assert task.seen == [], "the first stage is complete"
-    train(task, settings(accumulation=2), tmp_path / "two" / "second")
-    assert len(task.seen) == 2 * (30 - 12)
+    train(task, make_settings(accumulation=2), tmp_path / "two" / "first")
+    assert task.batch_ids == [], "the first stage is complete"
+    train(task, make_settings(accumulation=2), tmp_path / "two" / "second")
+    assert len(task.batch_ids) == 2 * (30 - 12)
     assert messages == ["goes on after step 12 of second, whose checkpoint is in the store"]
 
 
@@ -205,8 +205,8 @@ def test_full_disk_during_an_upload_keeps_the_previous_checkpoint(
 @SHARED
 def test_killed_process_leaves_a_complete_checkpoint(store: Store, tmp_path: Path, messages: list[str]) -> None:
     """SIGKILL at any moment of an upload leaves this checkpoint or the previous one in the store."""
-    train(LineTask(), settings(accumulation=2), tmp_path / "whole")
-    check_killed(learn_until, 29, tmp_path / "one", torch.get_num_threads(), store.url)
+    train(LineTask(), make_settings(accumulation=2), tmp_path / "whole")
+    check_killed(train_line_task, 29, tmp_path / "one", torch.get_num_threads(), store.url)
     shutil.rmtree(tmp_path / "one")
     resume(store, tmp_path / "two", messages)
     assert read_metrics(tmp_path / "two") == read_metrics(tmp_path / "whole")

@@ -14,7 +14,7 @@ from rag_model.store.upkeep.gc import collect_garbage
 from rag_model.store.versions.snapshot import Snapshot
 from rag_model.training.moving_index import MovingIndex, MovingIndexHooks, MovingSettings
 from tests.fixtures.tiny import save_bert
-from tests.fixtures.tiny_end2end import ByHand
+from tests.fixtures.tiny_end2end import ManualRebuilder
 from tests.fixtures.tiny_snapshot import publish_tiny
 
 ARTICLES = {"York": "the king of york.", "Oslo": "the river of oslo.", "Riga": "the war of riga."}
@@ -29,7 +29,7 @@ class MovingSetup:
         self.folder, self.store = folder, Store.open(str(folder / "store"), create=True)
         self.work, self.weights, self.searched = folder / "training", "first", ""
         self.snapshots = [self.publish(seed) for seed in (1, 2, 3)]
-        self.rebuild = ByHand()
+        self.rebuild = ManualRebuilder()
 
     def publish(self, seed: int) -> str:
         work = self.folder / f"work-{seed}"
@@ -89,7 +89,7 @@ def test_failed_rebuild_keeps_the_snapshot_and_logs_a_warning(
     setup: MovingSetup, mode: str, error: BookwheelError, outcome: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     index = setup.index(mode)
-    setup.rebuild.ended[2] = error
+    setup.rebuild.results[2] = error
     setup.rebuild.end(4, setup.snapshots[1])
     with caplog.at_level(logging.WARNING):
         failure_counts = [index.move_index(step)["refreshes_failed"] for step in range(1, 5)]
@@ -122,7 +122,7 @@ def test_resumed_run_searches_its_snapshot_and_finishes_the_started_rebuild(setu
     if finished:
         setup.rebuild.end(2, setup.snapshots[1])
         index.move_index(4)
-    setup.rebuild = ByHand()
+    setup.rebuild = ManualRebuilder()
     resumed = setup.index()
     resumed.search_snapshot(setup.snapshots[0])  # in the checkpoint of step 3
     metrics = resumed.move_index(4)

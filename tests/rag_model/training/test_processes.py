@@ -54,7 +54,7 @@ from tests.fixtures.tiny_colbert import save_marked_bert
 from tests.fixtures.tiny_generators import save_bart, save_llama
 from tests.fixtures.tiny_sidr import save_sidr
 from tests.fixtures.tiny_snapshot import publish_tiny
-from tests.fixtures.toy_task import LineTask, limit_rows, settings
+from tests.fixtures.toy_task import LineTask, limit_rows, make_settings
 
 PASSAGES = [build_passage("", f"the king {n} was born.") for n in range(16)]
 EXAMPLES = [Example(str(n), f"who was king {n}?", ("x",), (PASSAGES[n % 14],)) for n in range(16)]
@@ -75,7 +75,7 @@ CHOICES = ("h", "7")  # A random generator answers with one or the other, which 
 JUDGED_QUESTIONS = [Example(f"q{x}", f"who was the king of city {x}?", (CHOICES[x in "aceg"],)) for x in "abcdefgh"]
 # An epoch of 7 questions or 15 lists ends with a smaller batch.
 QUESTIONS = [Example(f"q{x}", f"who was the king of city {x}?", (x * 3,)) for x in "abcdefg"]
-STEPS = settings(max_steps=3, evaluate_every=3, checkpoint_every=3, learning_rate=1e-3)  # the third begins an epoch
+STEPS = make_settings(max_steps=3, evaluate_every=3, checkpoint_every=3, learning_rate=1e-3)  # step 3 begins an epoch
 
 
 def disable_dropout(module: nn.Module) -> None:
@@ -157,7 +157,7 @@ def build_ra_dit(stage: int, inputs: Path, processes: int) -> Task[Any]:
 def build_realm(inputs: Path, processes: int) -> Task[Any]:
     recipe = replace(tiny_realm.RECIPE, marginal="token", batch_size=4 // processes)
     folder = inputs / "realm"
-    return RealmTask(tiny_realm.realm_of(folder), Snapshot.open(str(folder / "store")), recipe)
+    return RealmTask(tiny_realm.load_realm(folder), Snapshot.open(str(folder / "store")), recipe)
 
 
 def build_ict(inputs: Path, processes: int) -> Task[Any]:
@@ -262,7 +262,7 @@ def train_end2end(folder: Path, inputs: Path, processes: int) -> str:
     recipe = replace(tiny_end2end.RECIPE, batch_size=4 // processes)
     reconstruction = replace(tiny_end2end.SETTINGS.reconstruction, batch_size=2 // processes)
     training = replace(tiny_end2end.SETTINGS, rag=recipe, reconstruction=reconstruction)
-    task = tiny_end2end.task_of(inputs, folder, training)
+    task = tiny_end2end.make_task(inputs, folder, training)
     disable_dropout(task.module)
     train(task, tiny_end2end.STEPS, folder)
     return task.goal.measure
@@ -295,7 +295,7 @@ def record_moves(folder: Path, inputs: Path) -> list[list[Any]]:
         if not first_process and opened_snapshots == [second, third]:
             raise StoreError("its disk is gone")
 
-    rebuild, rows = tiny_end2end.ByHand(), list[list[Any]]()
+    rebuild, rows = tiny_end2end.ManualRebuilder(), list[list[Any]]()
     snapshot, settings = Snapshot.from_store(store, first), MovingSettings(2, "asynchronous")
     hooks = MovingIndexHooks(lambda _: None, open_snapshot)
     index = MovingIndex(store, snapshot, settings, rebuild, folder / "moves", hooks)
@@ -368,7 +368,7 @@ def test_two_processes_train_like_one(tiny: Path, tmp_path: Path) -> None:
     Encoder.load(next((tmp_path / "two" / "dpr").glob("best-*")) / "question", "question")
     load_rag(next((tmp_path / "two" / "rag-token").glob("best-*")), device="cpu")
     searched = [row["snapshot"] for row in read_metrics(tmp_path / "two" / "rag-end2end") if row["kind"] == "train"]
-    interval = tiny_end2end.EVERY
+    interval = tiny_end2end.INTERVAL
     assert [snapshot == snapshots[0] for snapshot in searched] == [True] * interval + [False] * interval
     first, second = (json.loads((tmp_path / "two" / f"moves-{rank}").read_text()) for rank in (0, 1))
     assert first == second

@@ -29,8 +29,9 @@ from rag_model.corpus.records import Article, Passage, Section
 from rag_model.digest import digest_file
 from rag_model.errors import InputError, UsageError
 from tests.fixtures.hostile_texts import ARTICLES
-from tests.fixtures.window_chunker import Overlapping, offer, save_tokenizer
-from tests.fixtures.work_counters import lines_run
+from tests.fixtures.plugin_package import install_package
+from tests.fixtures.window_chunker import OverlappingWindows, save_tokenizer
+from tests.fixtures.work_counters import count_lines
 
 SIZES = st.integers(1, 12)
 BY_WORDS = ["words", "sections", "sentences", "recursive"]
@@ -106,7 +107,7 @@ HOSTILE = ["equal headings", "a long word", "a run of marks", "short sentences",
 @pytest.mark.parametrize("name", BY_WORDS)
 def test_work_is_linear_in_the_text(name: str, text: str) -> None:
     chunk, article = build_chunker(name, {}).open(), build_hostile_article(text)
-    once, twice = (lines_run(lambda times=times: list(chunk(article(times)))) for times in (400, 800))
+    once, twice = (count_lines(lambda times=times: list(chunk(article(times)))) for times in (400, 800))
     assert twice <= 2.2 * once
 
 
@@ -120,7 +121,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @settings(max_examples=50)
 @given(article=ARTICLES, size=SIZES, overlap=st.integers(0, 11))
 def test_overlapping_windows_of_tokens(tokenizer: Path, article: Article, size: int, overlap: int) -> None:
-    chunker = Overlapping(tokenizer, size, min(overlap, size - 1))
+    chunker = OverlappingWindows(tokenizer, size, min(overlap, size - 1))
     passages = check_contract(chunker, article)
     read = Tokenizer.from_file(str(tokenizer))
     counts = [len(read.encode(passage.text).ids) for passage in passages]
@@ -242,15 +243,15 @@ def test_missing_settings_have_defaults() -> None:
 
 
 def test_chunker_of_another_package_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    offer(tmp_path)
+    install_package(tmp_path, "chunkers", "overlapping = tests.fixtures.window_chunker:OverlappingWindows")
     monkeypatch.syspath_prepend(tmp_path)
-    assert build_chunker("overlapping", {"tokenizer": "t.json"}) == Overlapping(Path("t.json"))
+    assert build_chunker("overlapping", {"tokenizer": "t.json"}) == OverlappingWindows(Path("t.json"))
     with pytest.raises(UsageError, match=r"choose one of words, .*, semantic, overlapping"):
         build_chunker("topics", {})
 
 
 def test_built_in_chunker_cannot_be_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    offer(tmp_path, name="words")
+    install_package(tmp_path, "chunkers", "words = tests.fixtures.window_chunker:OverlappingWindows")
     monkeypatch.syspath_prepend(tmp_path)
     assert build_chunker("words", {}) == Words(100)
 
@@ -260,22 +261,21 @@ def test_built_in_chunker_cannot_be_replaced(tmp_path: Path, monkeypatch: pytest
     [
         (
             "absent",
-            "tests.fixtures.absent:Overlapping",
-            r"chunker 'absent' \(tests.fixtures.absent:Overlapping.*\) cannot be imported \(No module named",
+            "tests.fixtures.absent:OverlappingWindows",
+            r"chunker 'absent' \(tests.fixtures.absent:OverlappingWindows.*\) cannot be imported \(No module named",
         ),
         ("lacking", "tests.fixtures.window_chunker:Absent", "chunker 'lacking' .* cannot be imported"),
         (
             "function",
-            "tests.fixtures.window_chunker:offer",
-            "chunker 'function' .* is <function offer .*, which is not a chunker: see",
+            "tests.fixtures.window_chunker:save_tokenizer",
+            "chunker 'function' .* is <function save_tokenizer .*, which is not a chunker: see",
         ),
     ],
 )
 def test_invalid_entry_point_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, target: str, message: str
 ) -> None:
-    offer(tmp_path, target, name)
-    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.syspath_prepend(install_package(tmp_path, "chunkers", f"{name} = {target}"))
     with pytest.raises(InputError, match=message) as error:
         ChunkRecipe(name)
     assert "\n" not in str(error.value)

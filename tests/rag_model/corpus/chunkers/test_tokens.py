@@ -13,7 +13,7 @@ from rag_model.corpus.chunkers.chunker import Chunker, build_chunker
 from rag_model.corpus.records import Article, Section
 from rag_model.errors import InputError, UsageError
 from tests.fixtures.hostile_texts import ARTICLES
-from tests.fixtures.work_counters import lines_run
+from tests.fixtures.work_counters import count_lines
 from tests.rag_model.corpus.chunkers.test_chunker import HOSTILE, build_hostile_article, check_contract
 
 MIN_TOKENS = 64
@@ -97,7 +97,7 @@ def test_neighbouring_passages_share_words_up_to_the_overlap(minilm: Path) -> No
 @pytest.mark.parametrize("text", HOSTILE)
 def test_work_is_linear_in_the_text(minilm: Path, text: str) -> None:
     chunk, article = build_token_chunker(minilm, 64, 10).open(), build_hostile_article(text)
-    once, twice = (lines_run(lambda times=times: list(chunk(article(times)))) for times in (100, 200))
+    once, twice = (count_lines(lambda times=times: list(chunk(article(times)))) for times in (100, 200))
     assert twice <= 2.2 * once
 
 

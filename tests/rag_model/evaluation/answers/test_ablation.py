@@ -21,13 +21,13 @@ from rag_model.evaluation.answers.readings import Reading, produce_readings
 from rag_model.evaluation.questions import Question
 from rag_model.evaluation.retrieval.judging import RetrievalResult, match_hits
 from rag_model.retrieve.hits import Hit
-from tests.fixtures.last_word_reader import LastWord
+from tests.fixtures.last_word_reader import LastWordReader
 
 CITIES = ["Paris", "Rome", "Oslo", "Bonn", "Kyiv"]
 
 
 def read_condition(condition: EvalCondition) -> list[Reading]:
-    return produce_readings(LastWord(), condition.questions, condition.hits)
+    return produce_readings(LastWordReader(), condition.questions, condition.hits)
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from rag_model.evaluation.questions import Question
 from rag_model.reading.answer import Answer
 from rag_model.retrieve.hits import Hit
 from rag_model.store.store import Store
-from tests.fixtures.last_word_reader import LastWord
+from tests.fixtures.last_word_reader import LastWordReader
 
 N = 70  # questions: three batches
 INPUTS = {"snapshot": "ab" * 32, "model": "cd" * 32, "decoding": {"beams": 1}}
@@ -29,19 +29,19 @@ def condition(make_hits) -> EvalCondition:
 
 
 def test_recorded_answers_are_not_generated_again(store: Store, condition: EvalCondition) -> None:
-    first_reader, progress = LastWord(), []
+    first_reader, progress = LastWordReader(), []
     readings = AnswerCache(store, first_reader, INPUTS)(condition, lambda done, total: progress.append((done, total)))
-    assert readings == produce_readings(LastWord(), condition.questions, condition.hits)
+    assert readings == produce_readings(LastWordReader(), condition.questions, condition.hits)
     assert progress == [(32, N), (64, N), (N, N)]
 
-    class FailingReader(LastWord):
+    class FailingReader(LastWordReader):
         def answer_from(self, *_: object) -> list[Answer]:
             raise AssertionError("the model is not asked")
 
     assert AnswerCache(store, FailingReader(), INPUTS)(condition) == readings
 
 
-class DyingReader(LastWord):
+class DyingReader(LastWordReader):
     """Answers one batch, and then ends the run."""
 
     def answer_from(self, questions: Sequence[str], hits: Sequence[Sequence[Hit]]) -> list[Answer]:
@@ -51,7 +51,7 @@ class DyingReader(LastWord):
 
 
 def test_a_run_continues_after_its_last_recorded_batch(store: Store, condition: EvalCondition) -> None:
-    dying_reader, reader = DyingReader(), LastWord()
+    dying_reader, reader = DyingReader(), LastWordReader()
     with pytest.raises(KeyboardInterrupt):
         AnswerCache(store, dying_reader, INPUTS)(condition)
     AnswerCache(store, reader, INPUTS)(condition)
@@ -70,41 +70,41 @@ def change_passage(condition: EvalCondition) -> EvalCondition:
 
 @pytest.mark.parametrize("change", [change_question, change_passage])
 def test_only_batches_with_changed_inputs_are_answered_again(store: Store, condition: EvalCondition, change) -> None:
-    AnswerCache(store, LastWord(), INPUTS)(condition)
-    reader = LastWord()
+    AnswerCache(store, LastWordReader(), INPUTS)(condition)
+    reader = LastWordReader()
     AnswerCache(store, reader, INPUTS)(change(condition))
     assert reader.n_questions == 32  # the batch of the changed question
-    other_reader = LastWord()
+    other_reader = LastWordReader()
     AnswerCache(store, other_reader, {**INPUTS, "decoding": {"beams": 4}})(condition)
     assert other_reader.n_questions == N
 
 
 def test_other_golds_need_no_new_answers(store: Store, condition: EvalCondition) -> None:
-    AnswerCache(store, LastWord(), INPUTS)(condition)
-    reader = LastWord()
+    AnswerCache(store, LastWordReader(), INPUTS)(condition)
+    reader = LastWordReader()
     golds = tuple(replace(question, answers=("y",)) for question in condition.questions)
     AnswerCache(store, reader, INPUTS)(replace(condition, name="other", questions=golds))
     assert reader.n_questions == 0
 
 
 def test_a_damaged_record_is_named(store: Store, condition: EvalCondition, tmp_path: Path) -> None:
-    AnswerCache(store, LastWord(), INPUTS)(condition)
+    AnswerCache(store, LastWordReader(), INPUTS)(condition)
     for path in (tmp_path / "store" / "blobs").rglob("*"):
         if path.is_file():
             path.chmod(0o644)
             path.write_bytes(b"x" * (path.stat().st_size - 1) + b"\n")
     with pytest.raises(StoreError, match=r"memo/answer|match|damaged"):
-        AnswerCache(store, LastWord(), INPUTS)(condition)
+        AnswerCache(store, LastWordReader(), INPUTS)(condition)
 
 
 def test_no_questions_give_no_answers(store: Store) -> None:
-    assert AnswerCache(store, LastWord(), INPUTS)(EvalCondition("open book", 0, (), ())) == []
+    assert AnswerCache(store, LastWordReader(), INPUTS)(EvalCondition("open book", 0, (), ())) == []
 
 
 def test_readings_keep_all_characters(store: Store, make_hits) -> None:
     text = "a\u2028b \x85 𝔘 \u0301 \x00\x1d"
     condition = EvalCondition("open book", 1, (Question("q\u2028", "?"),), (make_hits([("1", text)]),))
-    (reading,) = AnswerCache(store, LastWord(), INPUTS)(condition)
+    (reading,) = AnswerCache(store, LastWordReader(), INPUTS)(condition)
     assert isinstance(reading, Reading)
     assert reading.passages[0].text == text
     assert reading.question == "q\u2028"

@@ -19,7 +19,7 @@ from rag_model.evaluation.answers.settings import EvaluationSettings
 from rag_model.evaluation.questions import Question, QuestionSet
 from rag_model.retrieve.hits import Hit
 from rag_model.store.store import Store
-from tests.fixtures.last_word_reader import LastWord
+from tests.fixtures.last_word_reader import LastWordReader
 
 N = 24
 
@@ -51,7 +51,7 @@ def evaluate(make_hits, tmp_path: Path) -> Evaluate:
     ) -> AnswerEvaluation:
         retriever, answer_cache = (
             CircularRetriever(hits, has_collapsed),
-            AnswerCache(store, LastWord(), {"has_collapsed": has_collapsed}),
+            AnswerCache(store, LastWordReader(), {"has_collapsed": has_collapsed}),
         )
         evaluation = AnswerEvaluation(retriever, answer_cache, QuestionSet(tuple(questions)), k, N, settings)
         evaluation.retrieve()

@@ -29,7 +29,7 @@ from rag_model.reading.confidence import AbstainingReader, Threshold
 from rag_model.retrieve.factory import open_retriever
 from rag_model.store.store import Store
 from rag_model.store.versions.snapshot import Snapshot
-from tests.fixtures.citing_writer import Quoting
+from tests.fixtures.citing_writer import CitingWriter
 from tests.fixtures.tiny import save_bert
 from tests.fixtures.tiny_snapshot import publish_tiny
 
@@ -53,7 +53,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
 
 @pytest.fixture(scope="module")
 def snapshot(store: Store, tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Snapshot:
-    return publish_tiny(store, tiny, ARTICLES, tmp_path_factory.mktemp("work"), words=True)
+    return publish_tiny(store, tiny, ARTICLES, tmp_path_factory.mktemp("work"), bm25=True)
 
 
 def test_other_retrievers_are_those_that_the_snapshot_has(store: Store, snapshot: Snapshot, tiny: Path) -> None:
@@ -72,15 +72,15 @@ def test_other_retrievers_are_those_that_the_snapshot_has(store: Store, snapshot
 def test_a_corpus_that_fits_into_a_prompt_is_read_as_a_whole(store: Store, snapshot: Snapshot) -> None:
     retriever = open_retriever(snapshot, "bm25")
     questions = [question.text for question in QUESTIONS]
-    hits = list_whole_corpus(ConcatReader(retriever, Quoting()), retriever, questions)
+    hits = list_whole_corpus(ConcatReader(retriever, CitingWriter()), retriever, questions)
     assert [hit.passage.title for hit in hits] == list(ARTICLES)
-    assert list_whole_corpus(ConcatReader(retriever, Quoting(max_prompt_tokens=40)), retriever, questions) == []
+    assert list_whole_corpus(ConcatReader(retriever, CitingWriter(max_prompt_tokens=40)), retriever, questions) == []
 
 
 def test_only_a_reader_with_one_prompt_reads_the_whole_corpus(store: Store, snapshot: Snapshot) -> None:
     retriever = open_retriever(snapshot, "bm25")
     questions = [question.text for question in QUESTIONS]
-    concat_reader = ConcatReader(retriever, Quoting())
+    concat_reader = ConcatReader(retriever, CitingWriter())
     abstaining = AbstainingReader(concat_reader, Threshold("retrieval", 0.0))
     whole_corpus = prepare_whole_corpus({"marginal": abstaining, "concat": concat_reader}, retriever, questions)
     assert (whole_corpus.reader, len(whole_corpus.hits), whole_corpus.note) == ("concat", snapshot.n, "")
@@ -96,7 +96,7 @@ def test_only_a_reader_with_one_prompt_reads_the_whole_corpus(store: Store, snap
     assert (condition.name, condition.reader, condition.k) == ("concat, whole corpus", "concat", snapshot.n)
     assert evaluation.notes[0].endswith("the others (concat) answer the open book, and concat the whole corpus too")
     assert prepare_whole_corpus({"marginal": abstaining}, retriever, questions).note.endswith("add --reader concat")
-    narrow_reader = ConcatReader(retriever, Quoting(max_prompt_tokens=40))
+    narrow_reader = ConcatReader(retriever, CitingWriter(max_prompt_tokens=40))
     assert prepare_whole_corpus({"concat": narrow_reader}, retriever, questions).note.endswith(
         "do not fit into a prompt of concat"
     )
@@ -104,7 +104,7 @@ def test_only_a_reader_with_one_prompt_reads_the_whole_corpus(store: Store, snap
 
 def test_every_condition_has_metrics_and_costs(store: Store, snapshot: Snapshot) -> None:
     retriever = open_retriever(snapshot, "bm25(k1=1.2)")
-    reader = ConcatReader(retriever, Quoting())
+    reader = ConcatReader(retriever, CitingWriter())
     answer_cache = AnswerCache(store, reader, {"test": "rivals"})
     whole_corpus = prepare_whole_corpus({"concat": reader}, retriever, [question.text for question in QUESTIONS])
     other_retrievers = open_other_retrievers(snapshot, store, "bm25(k1=1.2)", None)

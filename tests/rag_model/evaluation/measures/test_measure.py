@@ -1,7 +1,6 @@
 """Built-in and installed measures keep the rules of `docs/extend/measure.md`."""
 
 import math
-import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -34,6 +33,7 @@ from rag_model.evaluation.measures.measure import (
 from rag_model.evaluation.questions import Question, QuestionSet
 from rag_model.evaluation.retrieval.judging import RetrievalJudge, match_hits
 from tests.fixtures import average_precision
+from tests.fixtures.plugin_package import install_package
 
 IDS = [f"p{number}" for number in range(9)]
 RANKINGS = st.builds(
@@ -57,15 +57,6 @@ def clear_caches() -> None:
     list_answer_functions.cache_clear()
 
 
-def install(folder: Path, entry_points: str) -> None:
-    """Install the file of the example, with its entry points, into a folder of the import path."""
-    metadata_folder = folder / "average_precision-1.0.dist-info"
-    metadata_folder.mkdir()
-    (metadata_folder / "METADATA").write_text("Metadata-Version: 2.1\nName: average_precision\nVersion: 1.0\n")
-    (metadata_folder / "entry_points.txt").write_text(f"[bookwheel.measures]\n{entry_points}\n")
-    shutil.copy(average_precision.__file__, folder)
-
-
 @pytest.fixture
 def import_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """An empty folder of the import path, whose measures are forgotten at the end."""
@@ -80,7 +71,8 @@ def import_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pat
 @pytest.fixture
 def package(import_path: Path) -> None:
     """The example as an installed package."""
-    install(import_path, "AP = average_precision:AVERAGE_PRECISION\nPrefix = average_precision:PREFIX")
+    entry_points = "AP = average_precision:AVERAGE_PRECISION\nPrefix = average_precision:PREFIX"
+    install_package(import_path, "measures", entry_points, average_precision.__file__)
 
 
 def check_values(values: Sequence[float], n: int) -> None:
@@ -226,7 +218,7 @@ def test_without_packages_the_identity_names_no_measure() -> None:
     ],
 )
 def test_a_broken_package_is_named(import_path: Path, entry_point: str, message: str) -> None:
-    install(import_path, entry_point)
+    install_package(import_path, "measures", entry_point, average_precision.__file__, name="average_precision")
     with pytest.raises(InputError, match=message):
         load_measures()
 
@@ -249,10 +241,8 @@ def install_broken(import_path: Path) -> Iterator[Callable[[str], None]]:
     """Install a package whose measure `Broken` is an expression."""
 
     def install_measure(measure: str) -> None:
-        metadata_folder = import_path / "broken_measure-2.1.dist-info"
-        metadata_folder.mkdir()
-        (metadata_folder / "METADATA").write_text("Metadata-Version: 2.1\nName: broken-measure\nVersion: 2.1\n")
-        (metadata_folder / "entry_points.txt").write_text("[bookwheel.measures]\nBroken = broken_measure:BROKEN\n")
+        entry_point = "Broken = broken_measure:BROKEN"
+        install_package(import_path, "measures", entry_point, name="broken-measure", version="2.1")
         (import_path / "broken_measure.py").write_text(BROKEN.replace("{measure}", measure))
 
     yield install_measure
@@ -350,7 +340,8 @@ def test_rounding_of_an_installed_measure_is_cut(install_broken: Callable[[str],
 
 
 def test_a_package_cannot_replace_a_built_in_measure(import_path: Path) -> None:
-    install(import_path, "Success = average_precision:AVERAGE_PRECISION")
+    entry_point = "Success = average_precision:AVERAGE_PRECISION"
+    install_package(import_path, "measures", entry_point, average_precision.__file__)
     measure = load_measures()["Success"]
     assert isinstance(measure, RankingMeasure)
     assert measure is not average_precision.AVERAGE_PRECISION

@@ -12,15 +12,13 @@ from rag_model.evaluation.bootstrap import estimate_mean
 from rag_model.evaluation.questions import Question
 from rag_model.evaluation.reports.answers import AnswerReport, render_answer_report
 from rag_model.evaluation.reports.training import TrainingCurves
-from tests.fixtures.strict_html import EVIL, assert_harmless, parse_balanced
+from tests.fixtures.strict_html import XSS, assert_harmless, parse_balanced
 
 
 def create_result(name: str, k: int, answers: list[str], open_book: AblationResult | None = None) -> AblationResult:
-    passages = tuple(AnswerPassage(f"{n}", f"{n}", EVIL, f"{EVIL} {n}", 0.5, 0.625, 0.375) for n in range(k))
+    passages = tuple(AnswerPassage(f"{n}", f"{n}", XSS, f"{XSS} {n}", 0.5, 0.625, 0.375) for n in range(k))
     scored = tuple(
-        score_answer(
-            Question(str(n), f"{EVIL} {n}?", ("Paris",)), Reading(str(n), answer, -1.5, passages, answer != "")
-        )
+        score_answer(Question(str(n), f"{XSS} {n}?", ("Paris",)), Reading(str(n), answer, -1.5, passages, answer != ""))
         for n, answer in enumerate(answers)
     )
     return AblationResult(
@@ -30,7 +28,7 @@ def create_result(name: str, k: int, answers: list[str], open_book: AblationResu
 
 @pytest.fixture
 def report() -> AnswerReport:
-    open_book = create_result(OPEN_BOOK, 5, ["Paris", EVIL, "Paris, France", ""])
+    open_book = create_result(OPEN_BOOK, 5, ["Paris", XSS, "Paris, France", ""])
     rows = [
         open_book,
         create_result(CLOSED_BOOK, 1, ["Rome"] * 4, open_book),
@@ -45,8 +43,8 @@ def report() -> AnswerReport:
         retrieval={"Success@5": 0.75, "nDCG@10": 0.5},
         retrieval_intervals={"Success@5": estimate_mean([1, 1, 1, 0])},
         collapse=measure_collapse([["a"], ["b"], ["c"], ["a"]], 10, unchanged=0.25),
-        curves=TrainingCurves({"loss": [(0, 4.0), (100, 2.5)], EVIL: []}),
-        lineage={"data": EVIL},
+        curves=TrainingCurves({"loss": [(0, 4.0), (100, 2.5)], XSS: []}),
+        lineage={"data": XSS},
     )
 
 
@@ -65,16 +63,16 @@ def test_the_page_shows_metrics_and_conditions(report: AnswerReport) -> None:
         "loss, 100: 2.5",
     ):
         assert piece in page.text
-    labels = [attributes["aria-label"] for name, attributes in page.seen if name == "svg"]
+    labels = [attributes["aria-label"] for name, attributes in page.elements if name == "svg"]
     assert labels == ["measures by passages per question", "loss by steps"]
 
 
 def test_mistakes_are_shown_with_their_passages_and_weights(report: AnswerReport) -> None:
     page = parse_balanced(render_answer_report(report))
     assert "3 of 4 answers are not right" in page.text
-    assert f"{EVIL} 3?said: (nothing) …wanted: Paris" in page.text
+    assert f"{XSS} 3?said: (nothing) …wanted: Paris" in page.text
     assert "said: Paris, Francewanted: Paris" in page.text
-    assert f"{EVIL} 0?" not in page.text  # the one that is right
+    assert f"{XSS} 0?" not in page.text  # the one that is right
     assert "0.6250.3750.500" in page.text
     assert "EM 0.00, F1 0.67, EM-unheld 0.00, supported 0.00; log p -1.50" in page.text
 
@@ -82,7 +80,7 @@ def test_mistakes_are_shown_with_their_passages_and_weights(report: AnswerReport
 def test_the_number_of_mistakes_on_the_page_is_limited(report: AnswerReport) -> None:
     page = parse_balanced(render_answer_report(replace(report, max_wrong=1)))
     assert "3 of 4 answers are not right; the first 1" in page.text
-    assert [name for name, _ in page.seen].count("details") == 1
+    assert [name for name, _ in page.elements].count("details") == 1
 
 
 def test_the_page_fetches_and_runs_nothing(report: AnswerReport) -> None:
@@ -94,12 +92,12 @@ def test_a_collapse_is_shown_first(report: AnswerReport) -> None:
         render_answer_report(replace(report, collapse_reason="retrieval has collapsed: 50 questions"))
     )
     assert "Retrieval has collapsed: 50 questions." in page.text
-    assert ("section", {"class": "verdict no"}) in page.seen
+    assert ("section", {"class": "verdict no"}) in page.elements
 
 
 def test_a_minimal_report_is_a_page(report: AnswerReport) -> None:
     correct_result = create_result(OPEN_BOOK, 1, ["Paris"])
     minimal_report = AnswerReport("m", "s", "2026", "spans", [correct_result], {}, measure_collapse([["a"]], 1))
     page = parse_balanced(render_answer_report(minimal_report))
-    assert "svg" not in {name for name, _ in page.seen}
+    assert "svg" not in {name for name, _ in page.elements}
     assert "not right" not in page.text

@@ -22,7 +22,7 @@ from rag_model.evaluation.reports.page import (
 )
 from rag_model.index.quality.results import GraphStats, IndexHealth, ListStats, OperatingPoint
 from rag_model.store.versions.build_history import PastBuild
-from tests.fixtures.strict_html import EVIL, assert_harmless, parse_balanced
+from tests.fixtures.strict_html import XSS, assert_harmless, parse_balanced
 
 
 @pytest.fixture
@@ -31,32 +31,32 @@ def report() -> BuildReport:
         GateRecipe(), SnapshotSummary(9, None, ""), {"hnsw": IndexRecalls("HNSW32", np.full(9, 0.99))}
     )
     return BuildReport(
-        title=EVIL,
+        title=XSS,
         snapshot="ab" * 32,
         created_at="2026-11-21T11:00:00Z",
         verdict=verdict,
-        counts={"articles": 106, "passages": 12345, EVIL: 0},
-        dropped={"redirect": 95, EVIL: 1},
-        unknown_templates={"仮リンク": 4321, EVIL: 1},
+        counts={"articles": 106, "passages": 12345, XSS: 0},
+        dropped={"redirect": 95, XSS: 1},
+        unknown_templates={"仮リンク": 4321, XSS: 1},
         language="ja",
-        quarantined=[(EVIL, EVIL, EVIL)],
+        quarantined=[(XSS, XSS, XSS)],
         lengths={0: 3, 10: 0, 20: 400},
         curves={
             "hnsw": [
                 OperatingPoint("efSearch=16", 0.9, 0.7, 0.1, 300),
                 OperatingPoint("efSearch=64", 0.99, 0.9, 0.3, 900),
             ],
-            EVIL: [],
+            XSS: [],
         },
         settings={"hnsw": OperatingPoint("efSearch=32", 0.95, 0.8, 0.2, 500)},
         health={
             "hnsw": IndexHealth("hnsw", 9, graph=GraphStats((0, 3, 6), 1, 0), quantization_error=0.0),
-            EVIL: IndexHealth("ivf", 9, lists=ListStats(4, (1, 0, 2, 1), 5_000_000, 1.25), quantization_error=0.0625),
+            XSS: IndexHealth("ivf", 9, lists=ListStats(4, (1, 0, 2, 1), 5_000_000, 1.25), quantization_error=0.0625),
         },
         build_metrics={"hnsw": {"repaired": 2}},
-        stages=[BuildStage("chunk", 12.5, 4, 2), BuildStage(EVIL, 0.0, 0, 0)],
+        stages=[BuildStage("chunk", 12.5, 4, 2), BuildStage(XSS, 0.0, 0, 0)],
         sizes={"passages": 1_234_567, "embeddings": 0},
-        lineage={"dump": EVIL},
+        lineage={"dump": XSS},
     )
 
 
@@ -70,7 +70,7 @@ def test_the_page_shows_the_contents_of_the_report(report: BuildReport) -> None:
         "redirect",
         "unknown templates, by name (ja)",
         "4,321",
-        EVIL,
+        XSS,
         "ab" * 32,
     ):
         assert piece in text
@@ -79,15 +79,13 @@ def test_the_page_shows_the_contents_of_the_report(report: BuildReport) -> None:
 def test_earlier_builds_are_shown_as_curves_and_as_a_table(report: BuildReport) -> None:
     recalls = [0.97, 0.97, 0.97, 0.97, 0.93, 0.92, 0.91]
     history = [
-        PastBuild(
-            f"{n:064x}", "2026-01-01", "s", 900, n, {"a": 1.5}, {"a": 2.0, EVIL: 1.0 + n}, {"hnsw": {"recall": r}}
-        )
+        PastBuild(f"{n:064x}", "2026-01-01", "s", 900, n, {"a": 1.5}, {"a": 2.0, XSS: 1.0 + n}, {"hnsw": {"recall": r}})
         for n, r in enumerate(recalls)
     ]
     html = render_build_report(replace(report, history=history))
     page = parse_balanced(html)
     assert_harmless(html)
-    pictures = [attributes["aria-label"] for name, attributes in page.seen if name == "svg"]
+    pictures = [attributes["aria-label"] for name, attributes in page.elements if name == "svg"]
     assert [label for label in pictures if label.endswith("by build")] == ["CPU seconds by build", "recall by build"]
     for text in ("<title>recall by build</title>", "<desc>cost from 3 to 9</desc>", "from 0.97 to 0.91</desc>"):
         assert text in html
@@ -108,7 +106,7 @@ def test_a_title_with_invalid_characters_is_shown(report: BuildReport) -> None:
 
 def test_a_minimal_report_is_a_page(report: BuildReport) -> None:
     minimal_report = BuildReport("t", "ab" * 32, "2026-11-21T11:00:00Z", report.verdict, {})
-    assert "svg" not in {name for name, _ in parse_balanced(render_build_report(minimal_report)).seen}
+    assert "svg" not in {name for name, _ in parse_balanced(render_build_report(minimal_report)).elements}
 
 
 def test_a_refusal_names_the_check_and_the_remedy(report: BuildReport) -> None:
@@ -123,7 +121,7 @@ def test_a_refusal_names_the_check_and_the_remedy(report: BuildReport) -> None:
 @given(st.text(), st.text())
 def test_text_never_becomes_markup(text: str, value: str) -> None:
     page = parse_balanced(tag("p", text, title=value).html)
-    assert [name for name, _ in page.seen] == ["p"]
+    assert [name for name, _ in page.elements] == ["p"]
 
 
 def test_each_index_shows_its_health_in_figures_and_pictures(report: BuildReport) -> None:
@@ -138,7 +136,7 @@ def test_each_index_shows_its_health_in_figures_and_pictures(report: BuildReport
         ("vectors in the largest list", "–", "5,000,000"),
         ("quantization error, |x - x̂|² / |x|²", "0", "0.0625"),
     ]
-    pictures = [attributes["aria-label"] for name, attributes in page.seen if name == "svg"]
+    pictures = [attributes["aria-label"] for name, attributes in page.elements if name == "svg"]
     assert pictures == [
         "recall@20 by distance computations per query",
         "recall@20 by milliseconds per query",
@@ -269,12 +267,12 @@ def test_curves_of_any_points_stay_in_the_picture(
 def test_the_length_of_a_bar_is_its_share() -> None:
     widths = re.findall(r"width:([\d.]+)%", bar_chart([("a", 4, "4"), ("b", 1, "1"), ("c", 0, "0")]).html)
     assert widths == ["100.00", "25.00", "0.20"]
-    assert parse_balanced(bar_chart([]).html).seen == [("div", {"class": "bars"})]
+    assert parse_balanced(bar_chart([]).html).elements == [("div", {"class": "bars"})]
 
 
 def test_a_line_chart_shows_its_points_and_their_intervals() -> None:
     points = [ChartPoint(4, 0.5, 0.4, 0.6), ChartPoint(1, 0.1, 0.1, 0.1), ChartPoint(2, 0.3, 0.2, 0.45)]
-    html = line_chart({"EM": points, EVIL: []}, "EM", "passages", log=True).html
+    html = line_chart({"EM": points, XSS: []}, "EM", "passages", log=True).html
     page = parse_balanced(html)
     assert "EM, 4: 0.5 [0.4, 0.6]" in page.text
     assert "EM, 1: 0.1" in page.text

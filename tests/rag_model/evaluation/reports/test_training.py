@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rag_model.evaluation.reports.training import TrainingCurves, read_training_curves, render_training_report
-from tests.fixtures.strict_html import EVIL, assert_harmless, parse_balanced
+from tests.fixtures.strict_html import XSS, assert_harmless, parse_balanced
 
 
 def write_metrics(folder: Path, rows: Iterable[Mapping[str, Any]]) -> Path:
@@ -66,7 +66,7 @@ def test_a_thinned_curve_keeps_the_sum_of_waits(tmp_path: Path) -> None:
 
 def test_the_page_shows_the_moving_index_beside_the_dev_measure(refreshed_metrics: Path) -> None:
     page = parse_balanced(render_training_report("rag-end2end", {"": read_training_curves(refreshed_metrics)}))
-    labels = [attributes["aria-label"] for name, attributes in page.seen if name == "svg"]
+    labels = [attributes["aria-label"] for name, attributes in page.elements if name == "svg"]
     assert labels == [
         "dev nll by steps",
         "age of the index in steps by steps",
@@ -75,7 +75,7 @@ def test_the_page_shows_the_moving_index_beside_the_dev_measure(refreshed_metric
         "train loss by steps",
     ]
     assert "moved to a rebuilt index 2 times, at the dashed lines; 0 rebuilds failed" in page.text
-    assert [attributes.get("class") for name, attributes in page.seen if name == "line"].count("dash") == 2 * len(
+    assert [attributes.get("class") for name, attributes in page.elements if name == "line"].count("dash") == 2 * len(
         labels
     )
     for piece in ("age, 4: 1", "encoding, 3: 2.5", "rebuild, 5: 3", "swap, 5: 0.1", "waited, 5: 6.5", "dev nll, 5: 2"):
@@ -85,18 +85,16 @@ def test_the_page_shows_the_moving_index_beside_the_dev_measure(refreshed_metric
 def test_a_training_without_a_moving_index_shows_only_its_curves(tmp_path: Path) -> None:
     rows = [{"kind": "dev", "step": 0, "nll": 4.0}, {"kind": "train", "step": 1, "loss": 3.0}]
     page = parse_balanced(
-        render_training_report(
-            EVIL, {"lm": read_training_curves(write_metrics(tmp_path, rows)), EVIL: TrainingCurves()}
-        )
+        render_training_report(XSS, {"lm": read_training_curves(write_metrics(tmp_path, rows)), XSS: TrainingCurves()})
     )
     assert "moving index" not in page.text
-    assert [attributes["aria-label"] for name, attributes in page.seen if name == "svg"] == [
+    assert [attributes["aria-label"] for name, attributes in page.elements if name == "svg"] == [
         "dev nll by steps",
         "train loss by steps",
     ]
 
 
 def test_the_page_fetches_and_runs_nothing(refreshed_metrics: Path) -> None:
-    rows = [{"kind": "train", "step": 1, EVIL: 1.0}]
+    rows = [{"kind": "train", "step": 1, XSS: 1.0}]
     curves = read_training_curves(write_metrics(refreshed_metrics.parent, rows))
-    assert_harmless(render_training_report(EVIL, {EVIL: curves}))
+    assert_harmless(render_training_report(XSS, {XSS: curves}))

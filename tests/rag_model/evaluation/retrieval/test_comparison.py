@@ -105,7 +105,7 @@ def test_the_page_shows_every_retriever_stage_and_group(snapshot: Snapshot, metr
     text = parse_balanced(html).text
     for piece in ("by its id", "<take> exact.", "a note.", "Stages of rrf(hnsw, exact)", "source one", LOW_OVERLAP):
         assert piece in text
-    circles = [attributes for name, attributes in parse_balanced(html).seen if name == "circle"]
+    circles = [attributes for name, attributes in parse_balanced(html).elements if name == "circle"]
     assert len(circles) == 8  # each of two charts has one point of ivfpq and three of the fusion
 
 

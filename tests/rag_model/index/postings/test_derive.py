@@ -28,7 +28,7 @@ from rag_model.index.recipe import IndexRecipe
 from rag_model.store.pulling.delta_files import read_new_terms, write_new_terms
 from rag_model.training.data.examples import build_passage
 from tests.fixtures import impact_index
-from tests.fixtures.bm25_index import build_words
+from tests.fixtures.bm25_index import build_bm25
 from tests.rag_model.index.postings.test_search import zipfian
 
 CORPUS = zipfian(200)
@@ -83,13 +83,13 @@ def derive(
 
 def assert_equals_build(passages: Sequence[Passage], folder: Path) -> None:
     """Check that the file `derived` has the bytes of an index that is built from the passages."""
-    built_path = build_words(passages, folder / "built").file.path
+    built_path = build_bm25(passages, folder / "built").file.path
     assert (folder / "derived").read_bytes() == built_path.read_bytes()
 
 
 @pytest.fixture(scope="module")
 def old_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_words(CORPUS, tmp_path_factory.mktemp("before"), [70]).file.path
+    return build_bm25(CORPUS, tmp_path_factory.mktemp("before"), [70]).file.path
 
 
 @given(st.lists(EDIT, max_size=9))
@@ -112,7 +112,7 @@ def test_long_lists_and_many_batches_give_the_bytes_of_a_build(tmp_path: Path, m
     new_corpus[300:300] = added[100:]
     for name, limit in (("_BATCH_TERMS", 3), ("_BATCH_LIST_BYTES", 1)):
         monkeypatch.setattr(derive_module, name, limit)
-    old_file = build_words(corpus, tmp_path / "old").file.path
+    old_file = build_bm25(corpus, tmp_path / "old").file.path
     assert derive(old_file, corpus, new_corpus, tmp_path / "derived")
     assert_equals_build(new_corpus, tmp_path)
     assert derive(old_file, corpus, corpus[::-1], tmp_path / "backwards") is None, "a new build is faster"
@@ -123,7 +123,7 @@ def test_lists_at_the_limits_of_blocks_and_weights_give_the_bytes_of_a_build(cou
     frequencies = [1, 2, 254, 255, 256, 257]
     corpus = [build_passage("", f"r{number} " + "a " * frequencies[number % 6]) for number in range(count)]
     corpus += [build_passage("", "a " * times) for times in (65_534, 65_535, 65_536)]  # 65,535 is the largest count
-    old_file = build_words(corpus, tmp_path / "old").file.path
+    old_file = build_bm25(corpus, tmp_path / "old").file.path
     alpha, zulu, *_ = NEW_PASSAGES
     for new_corpus in ([*corpus[:count], *corpus[-2:]], corpus[1:], [zulu, *corpus], [*corpus, alpha]):
         assert derive(old_file, corpus, new_corpus, tmp_path / "derived")
@@ -193,8 +193,8 @@ def test_damaged_file_is_refused_or_gives_a_file(old_path: Path, tmp_path: Path)
 @pytest.mark.parametrize("factory", ["Impact", "Impact1"])
 def test_derived_weighted_terms_equal_those_of_a_full_build(factory: str, tmp_path: Path) -> None:
     """From the vectors and from the delta that a pull fetches; rows are removed, new, repeated or empty."""
-    dim, old_vectors = 300, impact_index.zipfian(2_000, 300, 30)
-    added, rng = impact_index.zipfian(40, 300, 30, seed=7), np.random.default_rng(3)
+    dim, old_vectors = 300, impact_index.draw_passages(2_000, 300, 30)
+    added, rng = impact_index.draw_passages(40, 300, 30, seed=7), np.random.default_rng(3)
     remaining = np.flatnonzero(rng.random(len(old_vectors)) > 0.02)
     rows, base_rows = np.insert(remaining, 900, [5, 5]), np.insert(remaining, 900, [-1, -1])
     positions = np.sort(rng.integers(0, len(rows), len(added)))
@@ -202,7 +202,7 @@ def test_derived_weighted_terms_equal_those_of_a_full_build(factory: str, tmp_pa
     rows = np.insert(rows, positions, len(old_vectors) + np.arange(len(added)))
     vectors = SparseVectors.concatenate([old_vectors, added]).take(rows)
     old_file, full_file = (
-        impact_index.build_impacts(rows, tmp_path / name, dim, [700], factory).file.path
+        impact_index.build_impact_index(rows, tmp_path / name, dim, [700], factory).file.path
         for name, rows in (("old", old_vectors), ("full", vectors))
     )
     write_new_terms(base_rows, vectors.take(np.flatnonzero(base_rows < 0)), tmp_path / "delta")

@@ -11,7 +11,7 @@ from rag_model.index.postings.analyzer import Analyzer
 from rag_model.index.postings.kind import KIND
 from rag_model.index.recipe import IndexRecipe
 from rag_model.training.data.examples import build_passage
-from tests.fixtures.bm25_index import build_words, write_parts
+from tests.fixtures.bm25_index import build_bm25, write_parts
 
 CORPUS = [build_passage(f"title {number}", f"Passage number {number} is of pigs.") for number in range(40)]
 TRIAL = TextQuerySet([f"Passage number {row} is of pigs." for row in (3, 9)], 5, np.array([3, 9]))
@@ -46,18 +46,18 @@ def test_wrong_settings_are_refused(recipe: dict[str, object], message: str) -> 
 
 
 def test_the_gate_measures_exactness_and_misses_no_word(tmp_path: Path) -> None:
-    index = build_words(CORPUS, tmp_path)
+    index = build_bm25(CORPUS, tmp_path)
     entry = KIND.plan(IndexRecipe("BM25"), len(CORPUS), 0).entry()
     result = KIND.measure(get_index_files(index.file.path), entry, TRIAL)
     assert result.recalls.tolist() == [1, 1]
     assert result.metrics["source@5"] == 1
-    other_index = build_words([build_passage("", "cows")] * 40, tmp_path / "others")
+    other_index = build_bm25([build_passage("", "cows")] * 40, tmp_path / "others")
     with pytest.raises(InputError, match="lacks the term 'passag' of a passage: build it again"):
         KIND.measure(get_index_files(other_index.file.path), entry, TRIAL)
 
 
 def test_an_index_of_another_analyzer_is_refused(tmp_path: Path) -> None:
-    index = build_words(CORPUS, tmp_path)
+    index = build_bm25(CORPUS, tmp_path)
     entry = KIND.plan(IndexRecipe("BM25"), len(CORPUS), 0).entry()
     entry["settings"]["analyzer"] = "sha256:other"
     with pytest.raises(StoreError, match="built by another analyzer of english words than PyStemmer"):

@@ -23,7 +23,7 @@ from rag_model.index.postings.carry import (
 from rag_model.index.postings.lists import MAX_POSTING_BYTES, WRITER_SIZE, begin_list
 from rag_model.index.postings.packing import BLOCK, PADDING, SCRATCH_SIZE
 from rag_model.training.data.examples import build_passage
-from tests.fixtures.bm25_index import build_words
+from tests.fixtures.bm25_index import build_bm25
 from tests.rag_model.index.postings.test_derive import assert_equals_build, derive
 from tests.rag_model.index.postings.test_packing import pack
 
@@ -175,6 +175,6 @@ def test_lists_of_any_length_give_the_bytes_of_a_build(tmp_path: Path, seed: int
         del new_corpus[:2], new_corpus[-2:]
     elif ends == "new":
         new_corpus = [build_passage("first", "a1 a1000"), *new_corpus, build_passage("last", "a1000 b1000 a64")]
-    old_path = build_words(corpus, tmp_path / "old").file.path
+    old_path = build_bm25(corpus, tmp_path / "old").file.path
     assert derive(old_path, corpus, new_corpus, tmp_path / "derived", max_new=len(new_corpus))
     assert_equals_build(new_corpus, tmp_path)

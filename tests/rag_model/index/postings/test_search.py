@@ -28,7 +28,7 @@ from rag_model.index.postings.part import PartReader
 from rag_model.index.postings.search import Bm25Index
 from rag_model.ranges import BlockLayout, CachedFile, RangeCache, digest_blocks
 from rag_model.training.data.examples import build_passage
-from tests.fixtures.bm25_index import build_words
+from tests.fixtures.bm25_index import build_bm25
 from tests.fixtures.work_counters import measure_peaks
 
 WORDS = [f"w{number}" for number in range(400)]
@@ -58,7 +58,7 @@ def corpus() -> list[Passage]:
 
 @pytest.fixture(scope="module")
 def index(tmp_path_factory: pytest.TempPathFactory) -> Bm25Index:
-    return build_words(corpus(), tmp_path_factory.mktemp("words"), [700, 1, 0, 900])
+    return build_bm25(corpus(), tmp_path_factory.mktemp("words"), [700, 1, 0, 900])
 
 
 def bm25s_scores(
@@ -90,7 +90,7 @@ def test_scores_are_those_of_bm25s(index: Bm25Index, k1: float, b: float) -> Non
 def test_scores_of_the_analyzer_lucene_are_those_of_bm25s(tmp_path: Path) -> None:
     """bm25s's `lucene` is Lucene's equation, with exact lengths."""
     inflected = [replace(passage, text=f"{passage.text} It isn't running.") for passage in corpus()[:500]]
-    lucene = build_words(inflected, tmp_path, [200], analyzer="lucene")
+    lucene = build_bm25(inflected, tmp_path, [200], analyzer="lucene")
     questions = [*draw_questions(40), "Is it run?", "it's"]
     all_expected = bm25s_scores(inflected, questions[:-1], 0.9, 0.4, LuceneAnalyzer())
     scores, rows = lucene.search(questions, 25)
@@ -152,7 +152,7 @@ def test_threads_share_cached_lists(index: Bm25Index) -> None:
 
 
 def test_equal_scores_are_in_the_order_of_rows(tmp_path: Path) -> None:
-    index = build_words(
+    index = build_bm25(
         [build_passage("", "pig farm"), build_passage("", "x"), *[build_passage("", "farm pig")] * 400], tmp_path
     )
     rows = index.search(["farm pig farm"], 300)[1][0]
@@ -168,19 +168,19 @@ def test_repeated_word_counts_twice(index: Bm25Index) -> None:
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_division_into_parts_gives_the_same_bytes(sizes: list[int], seed: int, tmp_path: Path) -> None:
     passages = zipfian(120, seed)
-    undivided, divided = build_words(passages, tmp_path / "one"), build_words(passages, tmp_path / "many", sizes)
+    undivided, divided = build_bm25(passages, tmp_path / "one"), build_bm25(passages, tmp_path / "many", sizes)
     assert undivided.file.path.read_bytes() == divided.file.path.read_bytes()
 
 
 def test_batch_size_of_the_merge_does_not_change_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     passages = zipfian(900)
-    undivided = build_words(passages, tmp_path / "one")
+    undivided = build_bm25(passages, tmp_path / "one")
     for name in ("_BATCH_POSTINGS", "_READ_AHEAD"):
         monkeypatch.setattr(merging, name, 200)
     for name in ("_BATCH_POSTINGS_PER_PART", "_MIN_READ_AHEAD", "_FULL_TERMS_PER_BATCH"):
         monkeypatch.setattr(merging, name, 1)
     monkeypatch.setattr(merging, "_WINDOW_TERMS", 7)
-    steps = build_words(passages, tmp_path / "many", [300, 5, 400])
+    steps = build_bm25(passages, tmp_path / "many", [300, 5, 400])
     assert undivided.file.path.read_bytes() == steps.file.path.read_bytes()
 
 
@@ -199,7 +199,7 @@ def test_a_part_is_read_once_however_many_batches_ask_for_its_postings(
 
     monkeypatch.setattr(PartReader, "read_postings", record_read)
     monkeypatch.setattr(merging, "_concatenate", lambda a: (batch_sizes.append(len(a)), concatenate(a))[1])
-    build_words(zipfian(900), tmp_path, [300, 5, 400])
+    build_bm25(zipfian(900), tmp_path, [300, 5, 400])
     assert len(read_parts) == len(set(read_parts)) == 4
     assert len(batch_sizes) > 20  # batches
 
@@ -332,7 +332,7 @@ def build_frequent_and_rare(folder: Path) -> Bm25Index:
     """Index passages of which almost all have `the`, and three have `rare`."""
     rng = random.Random(1)
     texts = ["the " * rng.randint(0, 15) + ("rare" if number % 2_000 == 7 else "x") for number in range(6_000)]
-    return build_words([build_passage("", text) for text in texts], folder)
+    return build_bm25([build_passage("", text) for text in texts], folder)
 
 
 def test_lists_of_repeated_questions_are_completed_in_the_background(

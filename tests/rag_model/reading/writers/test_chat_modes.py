@@ -17,7 +17,7 @@ from rag_model.errors import EndpointError
 from rag_model.reading.writers.chat_settings import ChatSettings
 from rag_model.reading.writers.endpoint import EndpointWriter
 from rag_model.reading.writers.writer import Completion, Prompt, ReasoningFilter, remove_reasoning
-from tests.fixtures.scripted_server import STREAM, Step, event, likely, replies, serve_script, streams
+from tests.fixtures.scripted_server import STREAM, Step, make_event, make_token, respond, send, serve_script
 from tests.fixtures.work_counters import measure_peaks
 
 ANSWER = "George Orwell"
@@ -93,7 +93,7 @@ MODES = {
 def stream_mode(mode: Mode) -> Step:
     events = [chunk(delta) for delta in mode.deltas]
     last = [f"data: {json.dumps(mode.last)}\n\n".encode()] if mode.last else []
-    return streams(*events, chunk({}, mode.reason), *last, END)
+    return send(*events, chunk({}, mode.reason), *last, END)
 
 
 def chunk(delta: dict[str, Any], reason: str | None = None) -> bytes:
@@ -107,7 +107,7 @@ def reply_whole(mode: Mode) -> Step:
         for name, value in delta.items():
             message[name] = value if message.get(name) is None else message[name] + (value or type(message[name])())
     usage = {"usage": mode.last["usage"]} if mode.last and "usage" in mode.last else {}
-    return replies(200, {"choices": [{"index": 0, "message": message, "finish_reason": mode.reason}], **usage})
+    return respond(200, {"choices": [{"index": 0, "message": message, "finish_reason": mode.reason}], **usage})
 
 
 def write(*steps: Step, settings: ChatSettings = QUICK, prompt: Prompt = PROMPT, **options: Any) -> Completion:
@@ -155,27 +155,30 @@ def test_streams_are_closed_if_a_reply_ends_early() -> None:
         "    except Exception as error: print(type(error).__name__)\n"
         "writer.close()"
     )
-    with serve_script(replies(200, b"<html>"), replies(500, b"<html>"), streams(event("a"), b"data: {\n\n")) as server:
+    with serve_script(
+        respond(200, b"<html>"), respond(500, b"<html>"), send(make_event("a"), b"data: {\n\n")
+    ) as server:
         run = subprocess.run([sys.executable, "-c", code, server.url], capture_output=True, text=True, check=True)
     assert (run.stdout.split(), run.stderr) == (["EndpointError"] * 3, "")
 
 
 def test_events_need_no_empty_lines() -> None:
-    lines = b"".join(line.rstrip() + b"\n" for line in (event("George"), event(" Orwell"), event("", "stop"), END))
-    assert write(streams(lines)).text == ANSWER
+    events = make_event("George"), make_event(" Orwell"), make_event("", "stop"), END
+    lines = b"".join(event.rstrip() + b"\n" for event in events)
+    assert write(send(lines)).text == ANSWER
 
 
 @pytest.mark.parametrize("rest", [b"data: {oops\n\n", b'data: {"error": "late"}\n\n', b"x" * (9 << 20)])
 def test_data_after_the_finish_reason_is_ignored(rest: bytes) -> None:
-    assert write(streams(event(ANSWER), event("", "stop"), rest)).text == ANSWER
+    assert write(send(make_event(ANSWER), make_event("", "stop"), rest)).text == ANSWER
 
 
 def test_answer_with_reasoning_has_no_likelihood() -> None:
     settings = ChatSettings(logprobs=True)
-    completion = write(streams(likely("George", -0.5), event("", "stop")), settings=settings)
+    completion = write(send(make_token("George", -0.5), make_event("", "stop")), settings=settings)
     assert completion.log_likelihood == -0.5
     with_reasoning = write(
-        streams(likely("<think>", -0.1), likely("</think>Orwell", -0.2), event("", "stop")), settings=settings
+        send(make_token("<think>", -0.1), make_token("</think>Orwell", -0.2), make_event("", "stop")), settings=settings
     )
     assert (with_reasoning.text, with_reasoning.log_likelihood) == ("Orwell", None)
 
@@ -184,15 +187,15 @@ def test_answer_with_reasoning_has_no_likelihood() -> None:
 def test_likelihood_that_is_no_number_is_refused(log_p: str) -> None:
     body = f'{{"choices": [{{"delta": {{"content": "a"}}, "logprobs": {{"content": [{{"logprob": {log_p}}}]}}}}]}}'
     with pytest.raises(EndpointError, match=r"^the endpoint at \S+ sent a reply that is not a chat completion"):
-        write(streams(f"data: {body}\n\n".encode(), END))
+        write(send(f"data: {body}\n\n".encode(), END))
 
 
 def test_refused_field_is_left_out_or_renamed() -> None:
     refusals = (
-        replies(422, {"detail": [{"loc": ["body", "stream_options"], "msg": "Extra inputs are not permitted"}]}),
-        replies(400, {"error": {"message": "Use 'max_completion_tokens' instead.", "param": "max_tokens"}}),
+        respond(422, {"detail": [{"loc": ["body", "stream_options"], "msg": "Extra inputs are not permitted"}]}),
+        respond(400, {"error": {"message": "Use 'max_completion_tokens' instead.", "param": "max_tokens"}}),
     )
-    with serve_script(*refusals, streams(event(ANSWER), event("", "stop"))) as server:
+    with serve_script(*refusals, send(make_event(ANSWER), make_event("", "stop"))) as server:
         writer = EndpointWriter("tiny", QUICK, Endpoint(server.url))
         assert [completion.text for completion in writer.write([PROMPT])] == [ANSWER]
         assert [completion.text for completion in writer.write([PROMPT])] == [ANSWER]
@@ -223,7 +226,7 @@ def refuse_reply(encoding: str, body: bytes, message: str) -> None:
     for status in (200, 500):
         expected = message if status == 200 or message != "sent more than" else "failed"
         with pytest.raises(EndpointError, match=expected):
-            write(replies(status, body, Content_Encoding=encoding))
+            write(respond(status, body, Content_Encoding=encoding))
 
 
 def test_memory_of_a_compressed_reply_is_bounded() -> None:
@@ -233,8 +236,8 @@ def test_memory_of_a_compressed_reply_is_bounded() -> None:
 
 
 def test_gzip_is_requested_and_decoded() -> None:
-    body = gzip.compress(event("George")) + gzip.compress(event(" Orwell") + event("", "stop"))
-    with serve_script(streams(body, head=STREAM.replace(b"\r\n\r\n", b"\r\nContent-Encoding: gzip\r\n\r\n"))) as server:
+    body = gzip.compress(make_event("George")) + gzip.compress(make_event(" Orwell") + make_event("", "stop"))
+    with serve_script(send(body, head=STREAM.replace(b"\r\n\r\n", b"\r\nContent-Encoding: gzip\r\n\r\n"))) as server:
         writer = EndpointWriter("tiny", QUICK, Endpoint(server.url))
         assert writer.write([PROMPT])[0].text == ANSWER
         writer.close()

@@ -17,18 +17,18 @@ from rag_model.errors import BookwheelError, EndpointError, PromptTooLongError, 
 from rag_model.reading.writers.chat_settings import ChatSettings, TokenPrices
 from rag_model.reading.writers.endpoint import EndpointWriter
 from rag_model.reading.writers.writer import Prompt
-from tests.fixtures.chat_server import chat_server
+from tests.fixtures.chat_server import run_chat_server
 from tests.fixtures.scripted_server import (
+    ANSWER_EVENTS,
     STREAM,
-    WHOLE,
     ScriptedServer,
     Step,
-    event,
-    hangs,
-    likely,
-    replies,
+    hang,
+    make_event,
+    make_token,
+    respond,
+    send,
     serve_script,
-    streams,
 )
 from tests.fixtures.tiny_generators import save_llama
 
@@ -55,7 +55,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server_url(model: Path) -> Iterator[str]:
-    with chat_server(model) as url:
+    with run_chat_server(model) as url:
         yield url
 
 
@@ -85,8 +85,8 @@ def test_answers_of_a_server_equal_those_of_its_model(server_url: str, model: Pa
 
 def test_request_has_the_settings_and_the_reply_is_read() -> None:
     usage = {"prompt_tokens": 7, "completion_tokens": 2}
-    events = likely("two", -0.5), likely(" words", -0.25)
-    with serve_script(streams(b": hello\r\n\r\n", *events, event("", "length", usage=usage))) as server:
+    events = make_token("two", -0.5), make_token(" words", -0.25)
+    with serve_script(send(b": hello\r\n\r\n", *events, make_event("", "length", usage=usage))) as server:
         completion = write(server, replace(QUICK, logprobs=True, seed=3))
     assert (completion.text, completion.ended, completion.log_likelihood) == ("two words", False, -0.75)
     assert (completion.usage.prompt_tokens, completion.usage.new_tokens, completion.usage.cost) == (7, 2, None)
@@ -105,23 +105,25 @@ def test_request_has_the_settings_and_the_reply_is_read() -> None:
 )
 def test_likelihood_needs_every_token_except_the_end(reason: str, written_tokens: int, expected: float | None) -> None:
     usage = {"prompt_tokens": 7, "completion_tokens": written_tokens}
-    with serve_script(streams(likely("two", -0.5), likely(" words", -0.25), event("", reason, usage=usage))) as server:
+    with serve_script(
+        send(make_token("two", -0.5), make_token(" words", -0.25), make_event("", reason, usage=usage))
+    ) as server:
         assert write(server, replace(QUICK, logprobs=True)).log_likelihood == expected
 
 
 @pytest.mark.parametrize("sizes", [[1] * 60, [7, 9, 30], [60]])
 def test_key_in_a_reply_is_masked(sizes: list[int]) -> None:
     text, cuts = f"Bearer {KEY}, sk-not-to", list(accumulate(sizes, initial=0))
-    events = [event(text[start:end]) for start, end in pairwise(cuts) if text[start:end]]
+    events = [make_event(text[start:end]) for start, end in pairwise(cuts) if text[start:end]]
     pieces: list[str] = []
-    with serve_script(streams(*events, event("", "stop"))) as server:
+    with serve_script(send(*events, make_event("", "stop"))) as server:
         completion = write(server, on_text=lambda row, piece: pieces.append(piece))
     assert completion.text == "".join(pieces) == "Bearer ***, sk-not-to"
 
 
 def test_reply_without_a_stream_or_usage_is_read_and_its_tokens_estimated() -> None:
     body = {"choices": [{"message": {"content": "été"}, "finish_reason": "stop"}]}
-    with serve_script(replies(200, body)) as server:
+    with serve_script(respond(200, body)) as server:
         completion = write(server)
     assert (completion.text, completion.ended) == ("été", True)
     assert (completion.usage.estimated, completion.usage.new_tokens) == (True, 5)
@@ -130,16 +132,16 @@ def test_reply_without_a_stream_or_usage_is_read_and_its_tokens_estimated() -> N
 @pytest.mark.parametrize(
     "step",
     [
-        replies(429, {"error": {"message": "slow down"}}, Retry_After="0"),
-        replies(503, b"<html>"),
-        replies(500, {"detail": "oops"}),
-        streams(*WHOLE[:1]),  # cut off before any text was shown
+        respond(429, {"error": {"message": "slow down"}}, Retry_After="0"),
+        respond(503, b"<html>"),
+        respond(500, {"detail": "oops"}),
+        send(*ANSWER_EVENTS[:1]),  # cut off before any text was shown
         lambda connection: connection.close(),
-        streams(b'data: {"error": {"message": "out of memory"}}\n\n'),
+        send(b'data: {"error": {"message": "out of memory"}}\n\n'),
     ],
 )
 def test_temporary_failures_are_tried_again(step: Step) -> None:
-    with serve_script(step, step, streams(*WHOLE)) as server:
+    with serve_script(step, step, send(*ANSWER_EVENTS)) as server:
         assert write(server).text == "two words"
     assert len(server.bodies) == 3
 
@@ -147,38 +149,38 @@ def test_temporary_failures_are_tried_again(step: Step) -> None:
 @pytest.mark.parametrize(
     ("step", "tries", "kind", "message"),
     [
-        (replies(401, REFUSED), 1, EndpointError, "does not accept the key (401): set OPENAI_API_KEY"),
-        (replies(403, b""), 1, EndpointError, "does not accept the key (403)"),
-        (replies(404, {"error": {"message": "no such model"}}), 1, EndpointError, "has no model tiny"),
-        (replies(400, LONG), 1, PromptTooLongError, "the prompt is longer than tiny"),
-        (replies(413, b""), 1, PromptTooLongError, "accepts: give fewer passages"),
-        (replies(400, {"error": "top_p is odd"}), 1, EndpointError, "refused the request (400) (top_p is odd)"),
-        (replies(429, {"error": {"code": "insufficient_quota"}}), 1, EndpointError, "no budget left"),
-        (replies(429, b"", Retry_After="3600"), 1, EndpointError, "is busy (429): ask again later"),
-        (replies(502, REFUSED), 3, EndpointError, "failed (502) (Incorrect API key provided: ***. See the page)"),
-        (replies(307, b"", Location="http://elsewhere.example/v1"), 1, EndpointError, "redirects to elsewhere.example"),
-        (replies(307, b"", Location="http://[bad/x"), 1, EndpointError, "redirects to an invalid address"),
-        (streams(event("a", ["stop"])), 1, EndpointError, "finish_reason is not a text"),  # type: ignore[arg-type]
-        (replies(200, b"<html>welcome</html>"), 1, EndpointError, "sent a reply that is not a chat completion"),
-        (replies(200, b'{"choices": [7]}'), 1, EndpointError, "sent a reply that is not a chat completion"),
-        (streams(b"data: what?\n\n"), 1, EndpointError, "sent a reply that is not a chat completion"),
+        (respond(401, REFUSED), 1, EndpointError, "does not accept the key (401): set OPENAI_API_KEY"),
+        (respond(403, b""), 1, EndpointError, "does not accept the key (403)"),
+        (respond(404, {"error": {"message": "no such model"}}), 1, EndpointError, "has no model tiny"),
+        (respond(400, LONG), 1, PromptTooLongError, "the prompt is longer than tiny"),
+        (respond(413, b""), 1, PromptTooLongError, "accepts: give fewer passages"),
+        (respond(400, {"error": "top_p is odd"}), 1, EndpointError, "refused the request (400) (top_p is odd)"),
+        (respond(429, {"error": {"code": "insufficient_quota"}}), 1, EndpointError, "no budget left"),
+        (respond(429, b"", Retry_After="3600"), 1, EndpointError, "is busy (429): ask again later"),
+        (respond(502, REFUSED), 3, EndpointError, "failed (502) (Incorrect API key provided: ***. See the page)"),
+        (respond(307, b"", Location="http://elsewhere.example/v1"), 1, EndpointError, "redirects to elsewhere.example"),
+        (respond(307, b"", Location="http://[bad/x"), 1, EndpointError, "redirects to an invalid address"),
+        (send(make_event("a", ["stop"])), 1, EndpointError, "finish_reason is not a text"),  # type: ignore[arg-type]
+        (respond(200, b"<html>welcome</html>"), 1, EndpointError, "sent a reply that is not a chat completion"),
+        (respond(200, b'{"choices": [7]}'), 1, EndpointError, "sent a reply that is not a chat completion"),
+        (send(b"data: what?\n\n"), 1, EndpointError, "sent a reply that is not a chat completion"),
         (
-            streams(event("\x1b[2J", content=1).replace(b'"\\u001b[2J"', b"5")),
+            send(make_event("\x1b[2J", content=1).replace(b'"\\u001b[2J"', b"5")),
             1,
             EndpointError,
             "content is not a text",
         ),
-        (streams(*WHOLE[:2]), 3, EndpointError, "ended its answer half-way"),
+        (send(*ANSWER_EVENTS[:2]), 3, EndpointError, "ended its answer half-way"),
         (
-            streams(b'data: {"error": {"message": "maximum context length"}}\n\n'),
+            send(b'data: {"error": {"message": "maximum context length"}}\n\n'),
             1,
             PromptTooLongError,
             "the prompt is longer",
         ),
-        (streams(*[event("x" * 1000)] * 20, *WHOLE), 1, EndpointError, "sent more than 9000 bytes"),
-        (replies(200, b" " * 9001), 1, EndpointError, "sent more than 9000 bytes"),
-        (hangs(), 3, EndpointError, "sent no text within 0.2 s"),
-        (hangs(STREAM, b": wait\n\n"), 3, EndpointError, "sent no text within 0.2 s"),
+        (send(*[make_event("x" * 1000)] * 20, *ANSWER_EVENTS), 1, EndpointError, "sent more than 9000 bytes"),
+        (respond(200, b" " * 9001), 1, EndpointError, "sent more than 9000 bytes"),
+        (hang(), 3, EndpointError, "sent no text within 0.2 s"),
+        (hang(STREAM, b": wait\n\n"), 3, EndpointError, "sent no text within 0.2 s"),
     ],
 )
 def test_failure_is_one_line_without_the_key(step: Step, tries: int, kind: type, message: str) -> None:
@@ -192,7 +194,7 @@ def test_failure_is_one_line_without_the_key(step: Step, tries: int, kind: type,
 
 
 def test_stream_that_was_shown_is_not_tried_again() -> None:
-    with serve_script(streams(*WHOLE[:1]), streams(*WHOLE)) as server:
+    with serve_script(send(*ANSWER_EVENTS[:1]), send(*ANSWER_EVENTS)) as server:
         pieces: list[str] = []
         with pytest.raises(EndpointError, match="ended its answer half-way"):
             write(server, on_text=lambda row, text: pieces.append(text))
@@ -202,7 +204,7 @@ def test_stream_that_was_shown_is_not_tried_again() -> None:
 def test_slow_reply_ends_with_the_time_limit() -> None:
     settings = replace(QUICK, whole_seconds=0.3)
     with (
-        serve_script(hangs(STREAM, event("one"))) as server,
+        serve_script(hang(STREAM, make_event("one"))) as server,
         pytest.raises(EndpointError, match="no whole answer within"),
     ):
         write(server, settings)
@@ -210,7 +212,7 @@ def test_slow_reply_ends_with_the_time_limit() -> None:
 
 
 def test_unreachable_endpoint_is_refused() -> None:
-    with serve_script(streams(*WHOLE)) as server:
+    with serve_script(send(*ANSWER_EVENTS)) as server:
         pass
     with pytest.raises(EndpointError, match="cannot be reached"):
         write(server)
@@ -218,7 +220,7 @@ def test_unreachable_endpoint_is_refused() -> None:
 
 def test_stop_request_closes_the_stream() -> None:
     stopped = threading.Event()
-    with serve_script(hangs(STREAM, event("one"))) as server, pytest.raises(StoppedError):
+    with serve_script(hang(STREAM, make_event("one"))) as server, pytest.raises(StoppedError):
         write(server, should_stop=stopped.is_set, on_text=lambda row, text: stopped.set())
     assert server.all_ended.is_set()  # the server read the end of the connection
 
@@ -235,7 +237,7 @@ def test_concurrent_requests_are_limited_and_answers_in_order() -> None:
         both_running.wait()  # two requests are always running
         with lock:
             running -= 1
-        streams(*WHOLE)(connection)
+        send(*ANSWER_EVENTS)(connection)
 
     with serve_script(step) as server:
         writer = EndpointWriter("tiny", replace(QUICK, concurrency=2), Endpoint(server.url))
@@ -247,7 +249,7 @@ def test_concurrent_requests_are_limited_and_answers_in_order() -> None:
 
 def test_prompt_without_room_is_not_sent() -> None:
     with (
-        serve_script(streams(*WHOLE)) as server,
+        serve_script(send(*ANSWER_EVENTS)) as server,
         pytest.raises(UsageError, match="longer than the 28 that openai:tiny has"),
     ):
         write(server, replace(QUICK, context=80))

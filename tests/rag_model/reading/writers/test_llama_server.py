@@ -15,7 +15,7 @@ from rag_model.reading.writers.chat_settings import ChatSettings
 from rag_model.reading.writers.endpoint import EndpointWriter
 from rag_model.reading.writers.local import LocalWriter
 from rag_model.reading.writers.writer import Prompt
-from tests.fixtures.llama_server import llama_server
+from tests.fixtures.llama_server import run_llama_server
 from tests.fixtures.tiny_generators import ASCII, save_gguf
 
 PROMPTS = [
@@ -33,7 +33,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server_url(model: Path) -> Iterator[str]:
-    with llama_server(model / "tiny.gguf", context=256) as url:
+    with run_llama_server(model / "tiny.gguf", context=256) as url:
         yield url
 
 

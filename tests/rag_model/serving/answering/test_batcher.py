@@ -10,7 +10,7 @@ import pytest
 
 from rag_model.errors import UsageError
 from rag_model.serving.answering.batcher import Batcher, DeadlineError, QueuedRequest, QueueFullError, ShuttingDownError
-from tests.fixtures.serving import PATIENCE
+from tests.fixtures.serving import TIMEOUT
 
 
 class EchoWorker:
@@ -25,7 +25,7 @@ class EchoWorker:
         questions = [question for request in requests for question in request.questions]
         self.batches.append(questions)
         self.at_work.set()
-        assert self.go.wait(PATIENCE)
+        assert self.go.wait(TIMEOUT)
         if "unheard of" in questions:
             raise ValueError("unheard of")
         return [UsageError("never") if "never" in r.questions else list(r.questions) for r in requests]
@@ -43,16 +43,16 @@ def open_batcher(worker: EchoWorker, **options: Any) -> Iterator[Batcher[Any]]:
 
 async def submit_while_busy(batcher: Batcher[Any], worker: EchoWorker, requests: Sequence[Sequence[str]]) -> list[Any]:
     """Submit the first request; submit all others while the worker is busy with it; then let the worker go."""
-    first = asyncio.create_task(batcher.submit(requests[0], 1, None, PATIENCE))
-    await asyncio.to_thread(worker.at_work.wait, PATIENCE)
-    later_requests = [asyncio.create_task(batcher.submit(questions, 1, None, PATIENCE)) for questions in requests[1:]]
+    first = asyncio.create_task(batcher.submit(requests[0], 1, None, TIMEOUT))
+    await asyncio.to_thread(worker.at_work.wait, TIMEOUT)
+    later_requests = [asyncio.create_task(batcher.submit(questions, 1, None, TIMEOUT)) for questions in requests[1:]]
     await wait_until(lambda: batcher.queued_questions == sum(map(len, requests[1:])))
     worker.go.set()
     return await asyncio.gather(first, *later_requests, return_exceptions=True)
 
 
 async def wait_until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(TIMEOUT):
         while not condition():
             await asyncio.sleep(0.001)  # between two polls
 
@@ -80,12 +80,12 @@ def test_full_queue_refuses_and_empty_queue_accepts_any_size() -> None:
     worker = EchoWorker()
 
     async def submit_to_full_queue(batcher: Batcher[Any]) -> None:
-        first = asyncio.create_task(batcher.submit(["a"], 1, None, PATIENCE))
-        await asyncio.to_thread(worker.at_work.wait, PATIENCE)
-        large = asyncio.create_task(batcher.submit(["b"] * 9, 1, None, PATIENCE))
+        first = asyncio.create_task(batcher.submit(["a"], 1, None, TIMEOUT))
+        await asyncio.to_thread(worker.at_work.wait, TIMEOUT)
+        large = asyncio.create_task(batcher.submit(["b"] * 9, 1, None, TIMEOUT))
         await wait_until(lambda: batcher.queued_questions == 9)
         with pytest.raises(QueueFullError, match="9 questions are waiting"):
-            await batcher.submit(["c"], 1, None, PATIENCE)
+            await batcher.submit(["c"], 1, None, TIMEOUT)
         worker.go.set()
         assert await asyncio.gather(first, large) == [["a"], ["b"] * 9]
 
@@ -99,10 +99,10 @@ def test_clients_take_turns() -> None:
 
     async def submit_in_turns(batcher: Batcher[Any]) -> None:
         def ask(question: str, client: str) -> "asyncio.Task[Any]":
-            return asyncio.create_task(batcher.submit([question] * 4, 1, None, PATIENCE, client=client))
+            return asyncio.create_task(batcher.submit([question] * 4, 1, None, TIMEOUT, client=client))
 
         tasks = [ask("first", "greedy")]
-        await asyncio.to_thread(worker.at_work.wait, PATIENCE)
+        await asyncio.to_thread(worker.at_work.wait, TIMEOUT)
         tasks += [ask(f"g{number}", "greedy") for number in range(4)]
         await wait_until(lambda: batcher.queued_questions == 16)
         tasks += [ask(f"m{number}", "modest") for number in range(2)]
@@ -120,16 +120,16 @@ def test_full_queue_accepts_a_modest_client_and_refuses_the_newest_request_of_th
     worker = EchoWorker()
 
     async def submit_to_full_queue(batcher: Batcher[Any]) -> list[Any]:
-        first = asyncio.create_task(batcher.submit(["first"], 1, None, PATIENCE))
-        await asyncio.to_thread(worker.at_work.wait, PATIENCE)
+        first = asyncio.create_task(batcher.submit(["first"], 1, None, TIMEOUT))
+        await asyncio.to_thread(worker.at_work.wait, TIMEOUT)
         greedy = []
         for number in range(3):
-            greedy.append(asyncio.create_task(batcher.submit([f"g{number}"] * 3, 1, None, PATIENCE, client="greedy")))
+            greedy.append(asyncio.create_task(batcher.submit([f"g{number}"] * 3, 1, None, TIMEOUT, client="greedy")))
             await wait_until(lambda: batcher.queued_questions == 3 * len(greedy))
-        modest = [asyncio.create_task(batcher.submit(["m"] * 4, 1, None, PATIENCE, client="modest"))]
+        modest = [asyncio.create_task(batcher.submit(["m"] * 4, 1, None, TIMEOUT, client="modest"))]
         await asyncio.wait(greedy[1:], return_when=asyncio.FIRST_COMPLETED)
         with pytest.raises(QueueFullError):
-            await batcher.submit(["g3"] * 3, 1, None, PATIENCE, client="greedy")
+            await batcher.submit(["g3"] * 3, 1, None, TIMEOUT, client="greedy")
         worker.go.set()
         return await asyncio.gather(first, *greedy, *modest, return_exceptions=True)
 
@@ -144,11 +144,11 @@ def test_cancelled_and_late_requests_leave_the_queue() -> None:
     worker = EchoWorker()
 
     async def submit_and_leave(batcher: Batcher[Any]) -> None:
-        first = asyncio.create_task(batcher.submit(["a"], 1, None, PATIENCE))
-        await asyncio.to_thread(worker.at_work.wait, PATIENCE)
+        first = asyncio.create_task(batcher.submit(["a"], 1, None, TIMEOUT))
+        await asyncio.to_thread(worker.at_work.wait, TIMEOUT)
         with pytest.raises(DeadlineError, match=r"within 0\.01 s"):
             await batcher.submit(["late"], 1, None, 0.01)
-        cancelled = asyncio.create_task(batcher.submit(["left"], 1, None, PATIENCE))
+        cancelled = asyncio.create_task(batcher.submit(["left"], 1, None, TIMEOUT))
         await wait_until(lambda: batcher.queued_questions == 1)
         cancelled.cancel()
         await asyncio.wait([cancelled])
@@ -167,12 +167,12 @@ def test_thread_continues_if_its_only_request_is_cancelled() -> None:
     async def submit_and_leave(batcher: Batcher[Any]) -> list[Any]:
         # After a batch of three, the thread waits for three requests.
         await submit_while_busy(batcher, worker, [["a"], ["b"], ["c"], ["d"]])
-        cancelled = asyncio.create_task(batcher.submit(["left"], 1, None, PATIENCE))
+        cancelled = asyncio.create_task(batcher.submit(["left"], 1, None, TIMEOUT))
         await wait_until(lambda: batcher.queued_questions == 1)
         cancelled.cancel()
         await asyncio.wait([cancelled])
         await asyncio.sleep(0.1)  # longer than `max_wait_ms`
-        return await batcher.submit(["e"], 1, None, PATIENCE)
+        return await batcher.submit(["e"], 1, None, TIMEOUT)
 
     with open_batcher(worker, max_wait_ms=50) as batcher:
         assert asyncio.run(submit_and_leave(batcher)) == ["e"]
@@ -183,13 +183,13 @@ def test_accepted_requests_are_answered_before_the_end() -> None:
     worker = EchoWorker()
 
     async def submit_and_close(batcher: Batcher[Any]) -> None:
-        tasks = [asyncio.create_task(batcher.submit([letter], 1, None, PATIENCE)) for letter in "abc"]
-        await asyncio.to_thread(worker.at_work.wait, PATIENCE)
+        tasks = [asyncio.create_task(batcher.submit([letter], 1, None, TIMEOUT)) for letter in "abc"]
+        await asyncio.to_thread(worker.at_work.wait, TIMEOUT)
         closing = asyncio.create_task(asyncio.to_thread(batcher.close))
         await wait_until(lambda: batcher._is_closing)
         try:
             with pytest.raises(ShuttingDownError, match="shutting down"):
-                await batcher.submit(["d"], 1, None, PATIENCE)
+                await batcher.submit(["d"], 1, None, TIMEOUT)
         finally:
             worker.go.set()  # Otherwise a failure would wait for ever.
         assert await asyncio.gather(*tasks) == [["a"], ["b"], ["c"]]
@@ -203,9 +203,9 @@ def test_several_workers_answer_everything_once() -> None:
     worker = EchoWorker()
 
     async def submit_all(batcher: Batcher[Any]) -> None:
-        tasks = [asyncio.create_task(batcher.submit([letter], 1, None, PATIENCE)) for letter in "ab"]
+        tasks = [asyncio.create_task(batcher.submit([letter], 1, None, TIMEOUT)) for letter in "ab"]
         await wait_until(lambda: len(worker.batches) == 2)
-        tasks += [asyncio.create_task(batcher.submit([letter], 1, None, PATIENCE)) for letter in "cdefghij"]
+        tasks += [asyncio.create_task(batcher.submit([letter], 1, None, TIMEOUT)) for letter in "cdefghij"]
         await wait_until(lambda: batcher.queued_questions == 8)
         worker.go.set()
         assert await asyncio.gather(*tasks) == [[letter] for letter in "abcdefghij"]
@@ -231,11 +231,11 @@ def test_lone_request_wakes_only_the_first_thread() -> None:
         worker.go.set()
         await wait_until(lambda: len(batcher._sleepers) == 3)
         for letter in "abc":
-            await batcher.submit([letter], 1, None, PATIENCE)
+            await batcher.submit([letter], 1, None, TIMEOUT)
             await wait_until(lambda: len(batcher._sleepers) == 3)
         assert lone_thread_ids == [*threads] * 3
         worker.go.clear()
-        tasks = [asyncio.create_task(batcher.submit([letter], 1, None, PATIENCE)) for letter in "de"]
+        tasks = [asyncio.create_task(batcher.submit([letter], 1, None, TIMEOUT)) for letter in "de"]
         await wait_until(lambda: len(worker.batches) == 5)
         worker.go.set()
         await asyncio.gather(*tasks)
@@ -284,18 +284,18 @@ def list_min_requests(batcher: Batcher[Any]) -> list[int]:
 def test_thread_sleeps_until_its_batch_is_complete(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threading, "Condition", CountingCondition)
     worker = EchoWorker()
-    with open_batcher(worker, max_wait_ms=1e3 * PATIENCE) as batcher:
+    with open_batcher(worker, max_wait_ms=1e3 * TIMEOUT) as batcher:
 
         async def submit_again() -> tuple[int, int]:
             await submit_while_busy(batcher, worker, [["a"], ["b"], ["c"], ["d"], ["e"]])
             await wait_until(lambda: list_min_requests(batcher) == [1])
-            tasks = [asyncio.create_task(batcher.submit(["f"], 1, None, PATIENCE))]
+            tasks = [asyncio.create_task(batcher.submit(["f"], 1, None, TIMEOUT))]
             await wait_until(lambda: list_min_requests(batcher) == [4])  # the size of the last batch
             wakes_before = CountingCondition.woken
-            tasks += [asyncio.create_task(batcher.submit([letter], 1, None, PATIENCE)) for letter in "gh"]
+            tasks += [asyncio.create_task(batcher.submit([letter], 1, None, TIMEOUT)) for letter in "gh"]
             await wait_until(lambda: batcher.queued_questions == 3)
             wakes_after = CountingCondition.woken
-            await asyncio.gather(*tasks, batcher.submit(["i"], 1, None, PATIENCE))
+            await asyncio.gather(*tasks, batcher.submit(["i"], 1, None, TIMEOUT))
             return wakes_before, wakes_after
 
         wakes_before, wakes_after = asyncio.run(submit_again())

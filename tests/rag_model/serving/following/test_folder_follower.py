@@ -12,7 +12,7 @@ from rag_model.serving.following.snapshot_slot import SnapshotSlot
 from rag_model.serving.monitoring.observer import Observer
 from rag_model.serving.service import Service
 from rag_model.store.pulling.pull import pull
-from tests.fixtures.serving import QUICK, Library, until
+from tests.fixtures.serving import QUICK, Library, wait_until
 
 
 class FollowedFolder:
@@ -48,7 +48,7 @@ def test_next_pull_is_served(folder: FollowedFolder, shared_library: Library) ->
 def test_service_answers_from_a_folder(folder: FollowedFolder, shared_library: Library) -> None:
     service = Service(PulledFolder(folder.path), QUICK)
     service.start()
-    until(lambda: service.is_ready)
+    wait_until(lambda: service.is_ready)
     hits = asyncio.run(service.search(["who?"], 2))
     assert (hits.snapshot, len(hits.hits[0])) == (shared_library.red, 2)
     state = service.describe()

@@ -28,9 +28,9 @@ from rag_model.store.store import Store
 from rag_model.store.versions.manifest import Manifest
 from rag_model.store.versions.moves import tag
 from tests.benchmarks.far_store import Far
-from tests.fixtures.ranged_snapshot import WORDS, far_copy, list_questions, publish_ranged
+from tests.fixtures.ranged_snapshot import WORDS, copy_to_far_store, list_questions, publish_ranged
 from tests.fixtures.s3_proxy import FaultyServer
-from tests.fixtures.serving import PATIENCE, QUICK, Serving, serving, until
+from tests.fixtures.serving import QUICK, TIMEOUT, HttpService, run_service, wait_until
 
 FROM_STORE = replace(QUICK, from_store=True, retrievers=("bm25", "ivf", "rrf(bm25, exact)"))
 
@@ -46,17 +46,17 @@ def local_store(tmp_path_factory: pytest.TempPathFactory) -> Store:
 @pytest.fixture
 def store(local_store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
     monkeypatch.setenv("BOOKWHEEL_CACHE", str(tmp_path / "cache"))
-    with far_copy(local_store) as store:
+    with copy_to_far_store(local_store) as store:
         yield store
 
 
-def ask_both(service: Serving, question: str) -> list[dict[str, Any]]:
+def ask_both(service: HttpService, question: str) -> list[dict[str, Any]]:
     """Search with BM25 and with vectors."""
     requests = [{"questions": [question], "k": 5, "retriever": name} for name in ("bm25", "ivf")]
     return [service.client.post("/search", json=request).raise_for_status().json() for request in requests]
 
 
-def is_ranged(service: Serving) -> bool:
+def is_ranged(service: HttpService) -> bool:
     current = service.service.slot.current
     return current is not None and current.is_ranged
 
@@ -72,7 +72,7 @@ def test_service_answers_from_the_store_until_the_pull_ends(
         return read_range(self, path, start, end)
 
     monkeypatch.setattr(Far, "cat_file", hold_whole_files)
-    with serving(store.url, tmp_path / "pulled", FROM_STORE) as service:
+    with run_service(store.url, tmp_path / "pulled", FROM_STORE) as service:
         assert is_ranged(service)
         current = service.service.slot.current
         assert current is not None
@@ -83,7 +83,7 @@ def test_service_answers_from_the_store_until_the_pull_ends(
         assert early_reply.status_code == 503
         assert "not pulled yet: search bm25" in early_reply.json()["detail"]
         may_pull.set()
-        until(lambda: not is_ranged(service))
+        wait_until(lambda: not is_ranged(service))
         assert [ask_both(service, question) for question in list_questions()] == ranged_replies
         assert service.client.post("/search", json={"questions": ["bada"], "retriever": "exact"}).status_code == 200
         assert (tmp_path / "pulled" / "current").exists()
@@ -97,7 +97,7 @@ def test_replaced_snapshot_is_freed_without_a_garbage_collection(
     words = " ".join(WORDS)
     gc.disable()  # In a reference cycle, the snapshot would keep its files mapped, even after a takedown.
     try:
-        with serving(store.url, tmp_path / "pulled", replace(FROM_STORE, pull=False)) as service:
+        with run_service(store.url, tmp_path / "pulled", replace(FROM_STORE, pull=False)) as service:
             with monkeypatch.context() as patched:
                 patched.setattr(Far, "cat_file", fail_to_read)
                 for url, request, status in [
@@ -108,7 +108,7 @@ def test_replaced_snapshot_is_freed_without_a_garbage_collection(
                     assert service.client.post(url, json=request).status_code == status
             replaced = weakref.ref(service.service.slot.current)
             tag(store, second, "latest")
-            until(lambda: replaced() is None)
+            wait_until(lambda: replaced() is None)
     finally:
         gc.enable()
 
@@ -130,25 +130,25 @@ def test_takedowns_and_moves_of_the_ref_interrupt_a_pull(
         return read_range(self, path, start, end)
 
     def move(snapshot: str) -> None:
-        until(lambda: len(pulls) >= len(gates))
+        wait_until(lambda: len(pulls) >= len(gates))
         gates.append(threading.Event())  # The gates of the earlier pulls stay closed.
         tag(store, snapshot, "latest")
 
     monkeypatch.setattr(Far, "cat_file", wait_for_gate)
     request = {"queries": ["bada"], "topk": 5}
     settings = replace(FROM_STORE, poll_seconds=0.005)
-    with serving(store.url, tmp_path / "pulled", settings) as service, ExitStack() as stack:
+    with run_service(store.url, tmp_path / "pulled", settings) as service, ExitStack() as stack:
         assert service.search("bada")["snapshot"] == first
         move(second)
-        service.until_served(second)
+        service.wait_until_served(second)
         url = f"/retrieve?snapshot={second}"
-        until(lambda: service.client.post(url, json=request).status_code == 200)
+        wait_until(lambda: service.client.post(url, json=request).status_code == 200)
         passages = Path(content.files["passages/part-0.parquet"].path).name
         cached_path = tmp_path / "cache" / "ranges" / f"{second}-{passages}.ranges"
         cached_file = stack.enter_context(cached_path.open("rb"))
         store.takedowns.record_replacement(second, third)
         move(third)
-        service.until_served(third)
+        service.wait_until_served(third)
         assert is_ranged(service)
         assert not os.fstat(cached_file.fileno()).st_nlink, "the cached ranges contain text that was taken down"
         reply = service.client.post(url, json=request)
@@ -157,7 +157,7 @@ def test_takedowns_and_moves_of_the_ref_interrupt_a_pull(
         assert not any(gate.is_set() for gate in gates)
         for gate in gates:
             gate.set()
-        until(lambda: not is_ranged(service))
+        wait_until(lambda: not is_ranged(service))
         assert service.search("bada")["snapshot"] == third
         assert not (tmp_path / "pulled" / second).exists()
 
@@ -177,14 +177,14 @@ def test_stalled_s3_response_delays_neither_the_next_version_nor_the_shutdown(
         for file in local_store.files.iter_tree():
             store.files.write(file.path, local_store.files.read(file.path) or b"")
         second = store.snapshots.publish(Manifest(replace(content, retriever="ivf")))
-        faulty_server.fault = lambda request: "hold" if request.method == "GET" and request.touches(held_path) else None
-        with serving(url, tmp_path / "pulled", replace(FROM_STORE, retrievers=("bm25",))) as service:
-            until(lambda: faulty_server.held == 1)
+        faulty_server.fault = lambda request: "hold" if request.method == "GET" and held_path in request.path else None
+        with run_service(url, tmp_path / "pulled", replace(FROM_STORE, retrievers=("bm25",))) as service:
+            wait_until(lambda: faulty_server.n_held == 1)
             tag(store, second, "latest")
-            service.until_served(second)
-            until(lambda: faulty_server.held == 2)  # the request of the next pull
+            service.wait_until_served(second)
+            wait_until(lambda: faulty_server.n_held == 2)  # the request of the next pull
             assert is_ranged(service)
-        until(lambda: faulty_server.abandoned == 2)
+        wait_until(lambda: faulty_server.n_abandoned == 2)
     assert not (tmp_path / "pulled" / "current").exists()
 
 
@@ -200,11 +200,11 @@ def test_store_that_blocks_the_deletion_of_the_lease_does_not_delay_the_shutdown
 
     monkeypatch.setattr("rag_model.serving.following.follower._RELEASE_SECONDS", 0.1)
     monkeypatch.setattr(Far, "rm_file", block_deletion)
-    with serving(store.url, tmp_path / "pulled", replace(FROM_STORE, pull=False)):
-        until(lambda: store.files.list_names("intents"))
+    with run_service(store.url, tmp_path / "pulled", replace(FROM_STORE, pull=False)):
+        wait_until(lambda: store.files.list_names("intents"))
     assert is_held.is_set()
     may_delete.set()
-    until(lambda: not store.files.list_names("intents"))
+    wait_until(lambda: not store.files.list_names("intents"))
 
 
 def test_store_that_stalls_in_its_first_response_delays_neither_a_check_nor_the_shutdown(
@@ -219,13 +219,13 @@ def test_store_that_stalls_in_its_first_response_delays_neither_a_check_nor_the_
     with s3_bucket(faulty_server.url) as url:
         Store.open(url, create=True)
         faulty_server.fault = lambda request: "hold" if request.method == "GET" else None
-        with serving(url, tmp_path / "pulled", ready=False), ThreadPoolExecutor(1) as pool:
+        with run_service(url, tmp_path / "pulled", ready=False), ThreadPoolExecutor(1) as pool:
             checking = pool.submit(FollowedRef(url, "latest", tmp_path / "pulled").check, check_stop)
-            until(lambda: faulty_server.held == 2)
+            wait_until(lambda: faulty_server.n_held == 2)
             must_stop.set()
             with pytest.raises(FollowerStoppedError):
                 checking.result()
-        until(lambda: faulty_server.abandoned == 2)
+        wait_until(lambda: faulty_server.n_abandoned == 2)
 
 
 def test_blocked_listing_of_moves_does_not_delay_the_shutdown(
@@ -243,8 +243,8 @@ def test_blocked_listing_of_moves_does_not_delay_the_shutdown(
         return list_folder(self, path, detail, **options)
 
     monkeypatch.setattr(Far, "ls", block_listing)
-    with serving(store.url, tmp_path / "pulled", ready=False):
-        assert is_held.wait(PATIENCE)
+    with run_service(store.url, tmp_path / "pulled", ready=False):
+        assert is_held.wait(TIMEOUT)
     may_list.set()
 
 
@@ -253,8 +253,8 @@ def test_pulled_folder_is_served_until_ranges_can_be_read(
 ) -> None:
     first = store.snapshots.resolve("latest")
     second = store.snapshots.publish(Manifest(replace(store.snapshots.get(first).content, retriever="ivf")))
-    with serving(store.url, tmp_path / "pulled", FROM_STORE) as service:
-        until(lambda: not is_ranged(service))
+    with run_service(store.url, tmp_path / "pulled", FROM_STORE) as service:
+        wait_until(lambda: not is_ranged(service))
     open_store, is_down = Store.open, threading.Event()
     is_down.set()
 
@@ -264,11 +264,11 @@ def test_pulled_folder_is_served_until_ranges_can_be_read(
         return open_store(*arguments, **options)
 
     monkeypatch.setattr(Store, "open", open_if_up)
-    with serving(store.url, tmp_path / "pulled", replace(FROM_STORE, pull=False)) as service:
+    with run_service(store.url, tmp_path / "pulled", replace(FROM_STORE, pull=False)) as service:
         assert not is_ranged(service)  # The folder is served during an outage.
         is_down.clear()
         tag(store, second, "latest")
-        service.until_served(second)
+        service.wait_until_served(second)
         assert is_ranged(service)
         assert not (tmp_path / "pulled" / second).exists()
 
@@ -287,7 +287,7 @@ def test_takedowns_delete_the_cached_ranges_of_all_served_versions(store: Store,
                 cached_bytes[path.name.partition("-")[0]] += path.stat().st_blocks
         return {snapshot: bool(size) for snapshot, size in cached_bytes.items()}
 
-    with serving(store.url, tmp_path / "pulled", settings) as service:
+    with run_service(store.url, tmp_path / "pulled", settings) as service:
         service.search("bada")
         assert list_cached() == {first: True}
     earlier_files = cache_folder / "0a1b.ranges", cache_folder / first / "0a1b.ranges"
@@ -296,19 +296,19 @@ def test_takedowns_delete_the_cached_ranges_of_all_served_versions(store: Store,
     for file in earlier_files:
         file.write_bytes(bytes(8192))
     tag(store, second, "latest")
-    with serving(store.url, tmp_path / "pulled", settings) as service:
+    with run_service(store.url, tmp_path / "pulled", settings) as service:
         service.search("bada")
         tag(store, third, "latest")
-        service.until_served(third)
+        service.wait_until_served(third)
         service.search("bada")
         assert list_cached() == {first: True, second: True, third: True}
         assert all(file.exists() for file in earlier_files)
         store.takedowns.record_replacement(first, third)
         store.takedowns.record_replacement(second, third)
-        until(lambda: list_cached() == {third: True} and not any(file.exists() for file in earlier_files))
+        wait_until(lambda: list_cached() == {third: True} and not any(file.exists() for file in earlier_files))
         store.takedowns.record_replacement(third, "")
-        until(lambda: service.service.slot.current is None)
-        until(lambda: list_cached() == {})
+        wait_until(lambda: service.service.slot.current is None)
+        wait_until(lambda: list_cached() == {})
         reply = service.client.post("/search", json={"questions": ["bada"]})
         assert (reply.status_code, reply.json()["detail"]) == (
             503,
@@ -335,7 +335,7 @@ def test_takedown_of_another_snapshot_only_delays_a_requested_one(
         return read_range(self, path, start, end)
 
     monkeypatch.setattr(Far, "cat_file", hold_own_file)
-    with serving(store.url, tmp_path / "pulled", replace(QUICK, retrievers=("bm25", "ivf"))) as service:
+    with run_service(store.url, tmp_path / "pulled", replace(QUICK, retrievers=("bm25", "ivf"))) as service:
 
         def retrieve() -> tuple[int, str]:
             reply = service.client.post(f"/retrieve?snapshot={requested}", json={"queries": ["bada"], "topk": 3})
@@ -347,7 +347,7 @@ def test_takedown_of_another_snapshot_only_delays_a_requested_one(
         store.takedowns.record_replacement(second, third)
         may_read.set()
         replies: list[tuple[int, str]] = []
-        until(lambda: replies.append(retrieve()) or replies[-1] != opening)
+        wait_until(lambda: replies.append(retrieve()) or replies[-1] != opening)
         assert replies[-1] == (200, "")
 
 
@@ -358,16 +358,16 @@ def test_closing_service_answers_accepted_requests(
 
     def block_reading(self: Far, path: str, start: int | None = None, end: int | None = None) -> bytes:
         is_held.set()
-        may_read.wait(PATIENCE)
+        may_read.wait(TIMEOUT)
         return read_range(self, path, start, end)
 
     service = Service(FollowedRef(store.url, "latest", tmp_path / "pulled"), replace(FROM_STORE, pull=False))
     service.start()
-    until(lambda: service.is_ready)
+    wait_until(lambda: service.is_ready)
 
     async def search_while_closing() -> SearchResult:
         accepted = asyncio.create_task(service.search([" ".join(WORDS)], 100))
-        await asyncio.to_thread(is_held.wait, PATIENCE)
+        await asyncio.to_thread(is_held.wait, TIMEOUT)
         closing = asyncio.create_task(asyncio.to_thread(service.close))
         late_replies: list[Any] = []
         while not late_replies or isinstance(late_replies[0], TimeoutError):  # still queued behind the accepted one
@@ -394,14 +394,14 @@ def test_request_waits_for_its_snapshot_no_longer_than_request_seconds(
             pass
 
     with pytest.raises(SnapshotOpeningError):
-        asyncio.run(asyncio.wait_for(hold_snapshot(), PATIENCE))
+        asyncio.run(asyncio.wait_for(hold_snapshot(), TIMEOUT))
     service.close()
 
 
 def test_unreadable_ranges_are_errors_and_cached_ranges_are_answered(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with serving(store.url, tmp_path / "pulled", replace(FROM_STORE, pull=False)) as service:
+    with run_service(store.url, tmp_path / "pulled", replace(FROM_STORE, pull=False)) as service:
         first_reply = service.search("bada")
         assert not (tmp_path / "pulled").exists()
         with monkeypatch.context() as patched:

@@ -15,7 +15,7 @@ from rag_model.serving.following.trials import try_indexes
 from rag_model.store.pulling.folder import CURRENT
 from rag_model.store.pulling.pull import pull
 from rag_model.store.versions.manifest import Manifest
-from tests.fixtures.serving import QUICK, Library, serving
+from tests.fixtures.serving import QUICK, Library, run_service
 
 WITH_TRIALS = replace(QUICK, run_trials=True)
 
@@ -44,9 +44,9 @@ def move_ref(library: Library, snapshot: str) -> None:
 
 def test_sound_version_passes_its_trial_and_is_served(library: Library, dest: Path, trial_record: Path) -> None:
     shutil.copytree(trial_record, dest / ".trials")
-    with serving(library.url, dest, WITH_TRIALS) as service:
+    with run_service(library.url, dest, WITH_TRIALS) as service:
         library.move(library.blue)
-        service.until_served(library.blue)
+        service.wait_until_served(library.blue)
     assert len(list((dest / ".trials").iterdir())) == 1  # the record of the encoder that both versions have
 
 
@@ -65,9 +65,9 @@ def test_index_with_lists_in_another_file_never_becomes_current(
     faiss.write_index(index, str(tmp_path / "hostile.faiss"))
     (tmp_path / "elsewhere").write_bytes(b"")
     hostile = publish_with_index(library, tmp_path / "hostile.faiss")
-    with serving(library.url, dest, WITH_TRIALS) as service:
+    with run_service(library.url, dest, WITH_TRIALS) as service:
         move_ref(library, hostile)
-        refusal = service.until_refused("holds faiss's lists 'ilod', which bookwheel cannot search")
+        refusal = service.wait_until_refused("holds faiss's lists 'ilod', which bookwheel cannot search")
         assert refusal["final"]
         assert service.snapshot()["snapshot"] == library.red
         assert (dest / CURRENT).resolve().name == library.red

@@ -14,7 +14,7 @@ from rag_model.serving.following.trials import try_encoders, try_model
 from rag_model.store.pulling.folder import CURRENT
 from rag_model.store.pulling.pull import pull
 from rag_model.store.versions.manifest import Manifest
-from tests.fixtures.serving import QUICK, Library, serving
+from tests.fixtures.serving import QUICK, Library, run_service
 from tests.fixtures.tiny_generators import save_llama
 
 TRIAL = "rag_model.serving.following.trials"
@@ -40,9 +40,9 @@ def test_encoder_that_cannot_encode_never_becomes_current(
     """The encoder can be loaded, and fails at the first question."""
     shutil.copytree(trial_record, dest / ".trials")
     hostile = publish_with_config(library, tmp_path, chunk_size_feed_forward=3)
-    with serving(library.url, dest, replace(QUICK, run_trials=True)) as service:
+    with run_service(library.url, dest, replace(QUICK, run_trials=True)) as service:
         library.move(hostile)
-        service.until_refused("/encoder/question cannot read a question (The dimension to be chunked")
+        service.wait_until_refused("/encoder/question cannot read a question (The dimension to be chunked")
         assert service.snapshot()["snapshot"] == library.red
         assert (dest / CURRENT).resolve().name == library.red
 

@@ -22,7 +22,7 @@ from rag_model.store.store import Store
 from rag_model.store.versions.manifest import Manifest
 from rag_model.store.versions.moves import tag, untag
 from tests.fixtures.s3_proxy import FaultyServer
-from tests.fixtures.serving import Library, Serving, serving, until, with_limits
+from tests.fixtures.serving import HttpService, Library, make_settings, run_service, wait_until
 from tests.fixtures.tiny import save_bert
 from tests.fixtures.tiny_rag import save_tiny_rag
 
@@ -53,19 +53,19 @@ class EventLog(Observer):
         self.problems.append(problem)
 
 
-def collect_colours(service: Serving) -> set[str]:
+def collect_colours(service: HttpService) -> set[str]:
     return {hit["title"].split()[0] for hit in service.search("king", "river")["results"][0]["hits"]}
 
 
 def test_service_swaps_to_the_snapshot_of_the_ref(library: Library, dest: Path) -> None:
     log = EventLog()
-    with serving(library.url, dest, observer=log) as service:
+    with run_service(library.url, dest, observer=log) as service:
         assert collect_colours(service) == {"red"}
         number = service.snapshot()["number"]
         library.move(library.blue)
-        service.until_served(library.blue)
+        service.wait_until_served(library.blue)
         assert (service.snapshot()["number"], collect_colours(service)) == (number + 1, {"blue"})
-        until(lambda: f"freed {library.red}" in log.events)
+        wait_until(lambda: f"freed {library.red}" in log.events)
         assert service.service.slot.loaded_count == 1
     red, blue = library.red, library.blue
     assert log.events == [f"serves {red}", f"serves {blue}", f"freed {red}", f"freed {blue}"]
@@ -77,19 +77,19 @@ def test_service_swaps_to_the_snapshot_of_the_ref(library: Library, dest: Path) 
 
 def test_move_to_the_same_snapshot_changes_only_the_number(library: Library, dest: Path) -> None:
     log = EventLog()
-    with serving(library.url, dest, with_limits(poll_seconds=0.2), log) as service:
+    with run_service(library.url, dest, make_settings(poll_seconds=0.2), log) as service:
         refs = library.store.refs
         current = refs.find_current("latest")
         assert current is not None
         refs.move("latest", library.red, current.number)
-        until(lambda: service.snapshot()["number"] == current.number + 1)
+        wait_until(lambda: service.snapshot()["number"] == current.number + 1)
         # The event is reported after the new number is visible.
-        until(lambda: log.events == [f"serves {library.red}", f"renamed {current.number + 1}"])
+        wait_until(lambda: log.events == [f"serves {library.red}", f"renamed {current.number + 1}"])
 
 
 @pytest.mark.parametrize("pinned", ["latest@1", "{red}", "{red:.12}"])
 def test_fixed_snapshot_can_be_served(library: Library, dest: Path, pinned: str) -> None:
-    with serving(library.url, dest, ref=pinned.format(red=library.red)) as service:
+    with run_service(library.url, dest, ref=pinned.format(red=library.red)) as service:
         library.move(library.blue)
         assert (service.snapshot()["snapshot"], service.snapshot()["number"]) == (library.red, None)
 
@@ -162,28 +162,28 @@ def test_bad_move_is_refused_and_the_old_snapshot_stays_current(
     make_bad_move: Callable[[Library], None], words: str, is_final: bool, library: Library, dest: Path
 ) -> None:
     log = EventLog()
-    with serving(library.url, dest, with_limits(retrievers=("hnsw",)), log) as service:
+    with run_service(library.url, dest, make_settings(retrievers=("hnsw",)), log) as service:
         make_bad_move(library)
-        refusal = service.until_refused(words)
+        refusal = service.wait_until_refused(words)
         assert (refusal["final"], "\n" in refusal["reason"]) == (is_final, False)
         assert service.client.get("/readyz").status_code == 200
         assert collect_colours(service) == {"red"}
         poll_count = len(log.problems)
-        until(lambda: len(log.problems) > poll_count + 3)
+        wait_until(lambda: len(log.problems) > poll_count + 3)
         assert (len(log.refusals) == 1) == is_final
         assert not list(dest.parent.rglob("escaped"))
         if make_bad_move is write_invalid_move:
             next(iter(sorted(Path(library.url, "refs", "latest").iterdir(), reverse=True))).unlink()
-            until(lambda: service.snapshot()["refused"] is None)
+            wait_until(lambda: service.snapshot()["refused"] is None)
     assert log.events == [f"serves {library.red}", f"freed {library.red}"]
 
 
 def test_next_move_ends_a_refusal(library: Library, dest: Path) -> None:
-    with serving(library.url, dest, with_limits(retrievers=("hnsw",))) as service:
+    with run_service(library.url, dest, make_settings(retrievers=("hnsw",))) as service:
         move_to_snapshot_without_index(library)
-        service.until_refused("no index")
+        service.wait_until_refused("no index")
         library.move(library.blue)
-        service.until_served(library.blue)
+        service.wait_until_served(library.blue)
         assert service.snapshot()["refused"] is None
 
 
@@ -191,29 +191,29 @@ def test_restored_blob_is_served_without_another_move(library: Library, dest: Pa
     content = library.store.snapshots.get(library.blue).content
     blob = Path(library.url, content.files["index/hnsw.faiss"].path)
     undamaged = blob.read_bytes()
-    with serving(library.url, dest) as service:
+    with run_service(library.url, dest) as service:
         move_to_damaged_snapshot(library)
-        service.until_refused("is damaged")
+        service.wait_until_refused("is damaged")
         blob.write_bytes(undamaged)
-        service.until_served(library.blue)
+        service.wait_until_served(library.blue)
 
 
 def test_a_model_of_another_space_refuses_the_snapshot(library: Library, dest: Path, tmp_path: Path) -> None:
     model = save_tiny_rag(tmp_path / "rag", save_bert(tmp_path / "other", seed=2))
     failures: list[BookwheelError] = []
-    with serving(library.url, dest, ready=False, on_fatal=failures.append, model=str(model)) as service:
-        until(lambda: failures)
+    with run_service(library.url, dest, ready=False, on_fatal=failures.append, model=str(model)) as service:
+        wait_until(lambda: failures)
         assert service.client.get("/readyz").status_code == 503
     assert "cannot search a snapshot" in str(failures[0])
 
 
 def test_too_large_snapshot_is_refused(library: Library, dest: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with serving(library.url, dest, with_limits(in_memory=True)) as service:
+    with run_service(library.url, dest, make_settings(in_memory=True)) as service:
         monkeypatch.setattr("rag_model.serving.answering.loaded_snapshot.get_free_bytes", lambda: 100)
         library.move(library.blue)
-        assert "--in-memory" in service.until_refused("of memory")["reason"]
+        assert "--in-memory" in service.wait_until_refused("of memory")["reason"]
         monkeypatch.undo()
-        service.until_served(library.blue)
+        service.wait_until_served(library.blue)
 
 
 def find_texts(dest: Path, colour: str) -> list[Path]:
@@ -234,11 +234,11 @@ def read_text(path: Path) -> bytes:
 
 
 def test_snapshot_that_was_taken_down_is_replaced_and_deleted(library: Library, dest: Path) -> None:
-    with serving(library.url, dest, with_limits(keep=5)) as service:
+    with run_service(library.url, dest, make_settings(keep=5)) as service:
         assert find_texts(dest, "red")
         library.store.takedowns.record_replacement(library.red, library.blue)
-        service.until_served(library.blue)
-        until(lambda: not find_texts(dest, "red"))
+        service.wait_until_served(library.blue)
+        wait_until(lambda: not find_texts(dest, "red"))
         assert find_texts(dest, "blue")
         assert not (dest / library.red).exists()
 
@@ -249,13 +249,13 @@ def test_earlier_version_that_was_taken_down_is_deleted(
     (tmp_path / "cache").mkdir()
     (tmp_path / "cache" / "ranges").write_text("a file, so the cached ranges cannot be deleted")
     monkeypatch.setenv("BOOKWHEEL_CACHE", str(tmp_path / "cache"))
-    with serving(library.url, dest, with_limits(keep=5)) as service:
+    with run_service(library.url, dest, make_settings(keep=5)) as service:
         library.move(library.blue)
-        service.until_served(library.blue)
-        until(lambda: service.service.slot.loaded_count == 1)
+        service.wait_until_served(library.blue)
+        wait_until(lambda: service.service.slot.loaded_count == 1)
         assert find_texts(dest, "red")
         library.store.takedowns.record_replacement(library.red, "")
-        until(lambda: not find_texts(dest, "red"))
+        wait_until(lambda: not find_texts(dest, "red"))
         assert collect_colours(service) == {"blue"}
 
 
@@ -265,57 +265,57 @@ def test_a_service_needs_no_home_directory(library: Library, dest: Path, monkeyp
 
     monkeypatch.delenv("BOOKWHEEL_CACHE", raising=False)
     monkeypatch.setattr(Path, "home", find_no_home)
-    with serving(library.url, dest) as service:
+    with run_service(library.url, dest) as service:
         library.store.takedowns.record_replacement(library.red, library.blue)
-        service.until_served(library.blue)
+        service.wait_until_served(library.blue)
 
 
 def test_snapshot_without_a_replacement_is_not_served_after_its_takedown(library: Library, dest: Path) -> None:
     log = EventLog()
-    with serving(library.url, dest, observer=log) as service:
+    with run_service(library.url, dest, observer=log) as service:
         library.store.takedowns.record_replacement(library.red, "")
-        until(lambda: service.client.get("/readyz").status_code == 503)
+        wait_until(lambda: service.client.get("/readyz").status_code == 503)
         assert service.client.post("/search", json={"questions": ["who?"]}).status_code == 503
-        until(lambda: not find_texts(dest, "red"))
+        wait_until(lambda: not find_texts(dest, "red"))
         assert not (dest / "current").is_symlink()
         assert f"freed {library.red}" in log.events
         library.move(library.blue)
-        service.until_served(library.blue)
+        service.wait_until_served(library.blue)
 
 
 def test_snapshot_is_not_served_after_its_takedown_if_the_replacement_is_refused(library: Library, dest: Path) -> None:
-    with serving(library.url, dest, with_limits(retrievers=("hnsw",))) as service:
+    with run_service(library.url, dest, make_settings(retrievers=("hnsw",))) as service:
         content = library.store.snapshots.get(library.blue).content
         files = {name: ref for name, ref in content.files.items() if not name.startswith("index/")}
         without_index = library.store.snapshots.publish(Manifest(replace(content, files=files, indexes={})))
         library.store.takedowns.record_replacement(library.red, without_index)
-        until(lambda: "no index 'hnsw'" in service.client.get("/readyz").text)
-        until(lambda: not find_texts(dest, "red"))
+        wait_until(lambda: "no index 'hnsw'" in service.client.get("/readyz").text)
+        wait_until(lambda: not find_texts(dest, "red"))
         library.move(library.blue)
-        service.until_served(library.blue)
+        service.wait_until_served(library.blue)
 
 
 def test_pulled_snapshot_is_not_served_after_its_takedown(library: Library, dest: Path) -> None:
     pull(library.store, library.red, dest)
     library.store.takedowns.record_replacement(library.red, "")
     log = EventLog()
-    with serving(library.url, dest, ready=False, observer=log) as service:
-        until(lambda: not find_texts(dest, "red"))
+    with run_service(library.url, dest, ready=False, observer=log) as service:
+        wait_until(lambda: not find_texts(dest, "red"))
         assert service.client.get("/readyz").status_code == 503
     assert log.events == []
 
 
 def test_missing_store_is_reported_and_followed_once_it_is_back(library: Library, dest: Path) -> None:
     log = EventLog()
-    with serving(library.url, dest, observer=log) as service:
+    with run_service(library.url, dest, observer=log) as service:
         shutil.rmtree(library.url + ".gone", ignore_errors=True)
         hidden_store = Path(library.url).rename(library.url + ".gone")
-        until(lambda: service.snapshot()["store_problem"] or service.snapshot()["refused"])
+        wait_until(lambda: service.snapshot()["store_problem"] or service.snapshot()["refused"])
         assert collect_colours(service) == {"red"}
         assert service.client.get("/readyz").status_code == 200
         hidden_store.rename(library.url)
         library.move(library.blue)
-        service.until_served(library.blue)
+        service.wait_until_served(library.blue)
         assert service.snapshot()["store_problem"] is None
 
 
@@ -334,35 +334,35 @@ def test_unreachable_s3_store_is_reported_and_followed_once_it_is_back(
             relative = path.relative_to(library.url).as_posix()
             if path.is_file() and relative.split("/")[0] in {"blobs", "snapshots", "refs"}:
                 store.files.create(relative, path.read_bytes())
-        with serving(url, dest, observer=log) as service:
+        with run_service(url, dest, observer=log) as service:
             faulty_server.fault = lambda request: "refuse"
-            until(lambda: service.snapshot()["store_problem"])
+            wait_until(lambda: service.snapshot()["store_problem"])
             poll_count = len(log.problems)
-            until(lambda: len(log.problems) > poll_count + 2)
+            wait_until(lambda: len(log.problems) > poll_count + 2)
             assert all(log.problems[poll_count:])
             assert "bookwheel-secret" not in "".join(log.problems)
             assert collect_colours(service) == {"red"}
             faulty_server.fault = lambda request: None
-            until(lambda: service.snapshot()["store_problem"] is None)
+            wait_until(lambda: service.snapshot()["store_problem"] is None)
             tag(store, library.blue, "latest")
-            service.until_served(library.blue)
+            service.wait_until_served(library.blue)
             faulty_server.fault = lambda request: None
 
 
 def test_pulled_snapshot_is_served_while_the_store_is_missing(library: Library, dest: Path) -> None:
     pull(library.store, "latest", dest)
     hidden_store = Path(library.url).rename(library.url + ".gone")
-    with serving(library.url, dest) as service:
+    with run_service(library.url, dest) as service:
         assert collect_colours(service) == {"red"}
         assert (service.snapshot()["number"], service.snapshot()["store_problem"] is None) == (None, False)
         hidden_store.rename(library.url)
-        until(lambda: service.snapshot()["number"] is not None)
+        wait_until(lambda: service.snapshot()["number"] is not None)
         library.move(library.blue)
-        service.until_served(library.blue)
+        service.wait_until_served(library.blue)
 
 
 def test_pulled_snapshot_of_another_ref_or_store_is_not_served(library: Library, dest: Path) -> None:
-    with serving(library.url, dest):
+    with run_service(library.url, dest):
         pass
     other_store = shutil.copytree(library.url, library.url + ".other")
     hidden_store = Path(library.url).rename(library.url + ".gone")
@@ -370,8 +370,8 @@ def test_pulled_snapshot_of_another_ref_or_store_is_not_served(library: Library,
     assert FollowedRef(library.url, "latest", dest).find_last_pulled() == dest / library.red
     for url, ref in ((library.url, "typo"), (str(other_store), "latest")):
         log = EventLog()
-        with serving(url, dest, observer=log, ready=False, ref=ref):
-            until(lambda log=log: len(log.problems) > 2)  # type: ignore[misc]
+        with run_service(url, dest, observer=log, ready=False, ref=ref):
+            wait_until(lambda log=log: len(log.problems) > 2)  # type: ignore[misc]
         assert log.events == []
     hidden_store.rename(library.url)
 
@@ -380,24 +380,24 @@ def test_missing_ref_is_fatal_only_at_the_start(library: Library, dest: Path) ->
     pull(library.store, "latest", dest)
     untag(library.store, "latest")
     failures: list[BookwheelError] = []
-    with serving(library.url, dest, ready=False, on_fatal=failures.append) as service:
-        until(lambda: failures)
+    with run_service(library.url, dest, ready=False, on_fatal=failures.append) as service:
+        wait_until(lambda: failures)
         assert service.service.slot.current is None
         assert "no snapshot or ref 'latest'" in str(failures[0])
         library.move(library.red)
-        service.until_served(library.red)
+        service.wait_until_served(library.red)
         failures.clear()
         untag(library.store, "latest")
-        service.until_refused("no snapshot or ref 'latest'")
+        service.wait_until_refused("no snapshot or ref 'latest'")
         assert (collect_colours(service), failures) == ({"red"}, [])
 
 
 def test_old_snapshots_are_deleted(library: Library, dest: Path) -> None:
-    with serving(library.url, dest, with_limits(keep=1)) as service:
+    with run_service(library.url, dest, make_settings(keep=1)) as service:
         for snapshot in (library.blue, library.red, library.blue):
             library.move(snapshot)
-            service.until_served(snapshot)
-            until(lambda: service.service.slot.loaded_count == 1)
+            service.wait_until_served(snapshot)
+            wait_until(lambda: service.service.slot.loaded_count == 1)
         pulled_snapshots = [path.name for path in dest.iterdir() if len(path.name) == 64]
         assert library.blue in pulled_snapshots
         assert len(pulled_snapshots) <= 2
@@ -406,13 +406,13 @@ def test_old_snapshots_are_deleted(library: Library, dest: Path) -> None:
 @pytest.mark.parametrize(("in_memory", "ref_moves"), [(True, 2), (False, 6)])
 def test_many_swaps_leave_no_mapped_files(in_memory: bool, ref_moves: int, library: Library, dest: Path) -> None:
     log = EventLog()
-    with serving(library.url, dest, with_limits(in_memory=in_memory), log) as service:
+    with run_service(library.url, dest, make_settings(in_memory=in_memory), log) as service:
         for number in range(ref_moves):
             snapshot = (library.blue, library.red)[number % 2]
             library.move(snapshot)
-            service.until_served(snapshot)
+            service.wait_until_served(snapshot)
             service.search("who?")
-        until(lambda: service.service.slot.loaded_count == 1)
+        wait_until(lambda: service.service.slot.loaded_count == 1)
         maps = Path("/proc/self/maps").read_text()
         index_maps = [line for line in maps.splitlines() if str(dest) in line and line.endswith("index/hnsw.faiss")]
         assert len(index_maps) == (0 if in_memory else 1)

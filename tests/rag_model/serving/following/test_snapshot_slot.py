@@ -18,7 +18,7 @@ from rag_model.serving.workers import WorkerLink
 from rag_model.store.pulling.pull import pull
 from rag_model.store.versions.manifest import QUESTION_ENCODER
 from rag_model.store.versions.snapshot import Snapshot
-from tests.fixtures.serving import QUICK, Library, with_limits
+from tests.fixtures.serving import QUICK, Library, make_settings
 
 
 def open_snapshot(
@@ -26,7 +26,7 @@ def open_snapshot(
 ) -> LoadedSnapshot:
     folder = pull(library.store, snapshot, dest).path
     served_ref = ServedRef("latest", 1, snapshot, "2026-11-01T00:00:00+00:00")
-    return LoadedSnapshot.open(folder, served_ref, with_limits(**bounds) if bounds else QUICK, previous=previous)
+    return LoadedSnapshot.open(folder, served_ref, make_settings(**bounds) if bounds else QUICK, previous=previous)
 
 
 def open_mapped(library: Library, dest: Path, snapshot: str, dtype: str) -> LoadedSnapshot:

@@ -14,7 +14,7 @@ from cryptography.x509.oid import NameOID
 
 from rag_model.errors import UsageError
 from rag_model.serving.http.server import CertificateFiles, ReloadingCertificate
-from tests.fixtures.serving import PATIENCE, Library, Serving, serving, until
+from tests.fixtures.serving import TIMEOUT, HttpService, Library, run_service, wait_until
 
 
 def write_certificate(folder: Path, number: int) -> CertificateFiles:
@@ -45,12 +45,12 @@ def write_certificate(folder: Path, number: int) -> CertificateFiles:
     return CertificateFiles(folder / "tls.crt", folder / "tls.key")
 
 
-def get_served_serial(service: Serving) -> int:
+def get_served_serial(service: HttpService) -> int:
     host, port = service.url.removeprefix("https://").split(":")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     with (
-        socket.create_connection((host, int(port)), timeout=PATIENCE) as plain,
+        socket.create_connection((host, int(port)), timeout=TIMEOUT) as plain,
         context.wrap_socket(plain) as tls,
     ):
         return x509.load_der_x509_certificate(tls.getpeercert(binary_form=True) or b"").serial_number
@@ -58,11 +58,11 @@ def get_served_serial(service: Serving) -> int:
 
 def test_certificate_is_served_and_renewed(shared_library: Library, dest: Path, tmp_path: Path) -> None:
     certificate = ReloadingCertificate(write_certificate(tmp_path, 1))
-    with serving(shared_library.url, dest, certificate=certificate) as service:
+    with run_service(shared_library.url, dest, certificate=certificate) as service:
         service.search("who?")  # The client trusts only this certificate.
         assert get_served_serial(service) == 1
         write_certificate(tmp_path, 2)
-        until(lambda: get_served_serial(service) == 2)
+        wait_until(lambda: get_served_serial(service) == 2)
 
 
 def test_certificate_with_another_key_is_not_loaded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -8,29 +8,29 @@ import pytest
 
 from rag_model.errors import UsageError
 from rag_model.serving.http.guard import BearerTokens, RequestGuard
-from tests.fixtures.serving import Library, Serving, serving, until, with_limits
+from tests.fixtures.serving import HttpService, Library, make_settings, run_service, wait_until
 
 FIRST, SECOND = "a" * 32, "b" * 32
 
 
 @pytest.fixture(scope="module")
-def service(shared_library: Library, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
-    with serving(shared_library.url, tmp_path_factory.mktemp("dest")) as service:
+def service(shared_library: Library, tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpService]:
+    with run_service(shared_library.url, tmp_path_factory.mktemp("dest")) as service:
         yield service
 
 
-def post_search(service: Serving, path: str = "/search", **headers: str) -> httpx.Response:
+def post_search(service: HttpService, path: str = "/search", **headers: str) -> httpx.Response:
     fields = {"Content-Type": "application/json"} | {name.replace("_", "-"): value for name, value in headers.items()}
     return service.client.post(path, content=b'{"questions": ["who?"]}', headers=fields)
 
 
 @pytest.mark.parametrize("host", ["localhost", "LOCALHOST:80", "127.0.0.1:8000", "[::1]:9", "[::1]"])
-def test_host_names_of_this_machine_are_accepted(host: str, service: Serving) -> None:
+def test_host_names_of_this_machine_are_accepted(host: str, service: HttpService) -> None:
     assert post_search(service, Host=host).status_code == 200
 
 
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:8000", "localhost.evil.example", "localhost:x"])
-def test_other_host_names_are_refused(host: str, service: Serving) -> None:
+def test_other_host_names_are_refused(host: str, service: HttpService) -> None:
     reply = post_search(service, Host=host)
     assert (reply.status_code, set(reply.json())) == (421, {"detail"})
     assert "--allow-host" in reply.json()["detail"]
@@ -50,7 +50,7 @@ def test_missing_and_repeated_host_headers_are_refused(
     hosts: tuple[str, ...], host_headers: tuple[bytes, ...], status: int, words: str
 ) -> None:
     headers = [(b"host", host) for host in host_headers]
-    rejection = RequestGuard(with_limits(allowed_hosts=hosts)).find_rejection(
+    rejection = RequestGuard(make_settings(allowed_hosts=hosts)).find_rejection(
         {"path": "/", "method": "GET", "headers": headers}
     )
     assert rejection is not None
@@ -69,7 +69,7 @@ def test_missing_and_repeated_host_headers_are_refused(
         ("http://[", 403),
     ],
 )
-def test_only_pages_of_the_same_origin_are_accepted(origin: str, status: int, service: Serving) -> None:
+def test_only_pages_of_the_same_origin_are_accepted(origin: str, status: int, service: HttpService) -> None:
     assert post_search(service, Host="localhost:8000", Origin=origin).status_code == status
 
 
@@ -100,7 +100,7 @@ def test_only_pages_of_the_same_origin_are_accepted(origin: str, status: int, se
 )
 def test_hosts_are_allowed_by_name(hosts: tuple[str, ...], host: str, origin: str | None, allowed: bool) -> None:
     headers = [(b"host", host.encode()), *([(b"origin", origin.encode())] if origin else [])]
-    rejection = RequestGuard(with_limits(allowed_hosts=hosts)).find_rejection(
+    rejection = RequestGuard(make_settings(allowed_hosts=hosts)).find_rejection(
         {"path": "/snapshot", "method": "GET", "headers": headers}
     )
     assert (rejection is None) == allowed
@@ -108,35 +108,35 @@ def test_hosts_are_allowed_by_name(hosts: tuple[str, ...], host: str, origin: st
 
 def test_programs_may_use_any_host_name_if_all_are_allowed() -> None:
     headers = [(b"host", b"any.example"), (b"content-type", b"application/json")]
-    guard = RequestGuard(with_limits(allowed_hosts=("*",)))
+    guard = RequestGuard(make_settings(allowed_hosts=("*",)))
     assert guard.find_rejection({"path": "/search", "method": "POST", "headers": headers}) is None
     assert guard.find_rejection({"path": "/readyz", "method": "GET", "headers": headers}) is None
 
 
 @pytest.mark.parametrize("name", ["rag.example", "rag-1.example:8443", "a_b", "[::1]:9", "10.0.0.7", "*"])
 def test_valid_host_name_is_accepted(name: str) -> None:
-    assert with_limits(allowed_hosts=(name,)).allowed_hosts == (name,)
+    assert make_settings(allowed_hosts=(name,)).allowed_hosts == (name,)
 
 
 @pytest.mark.parametrize("name", ["http://a.b/", "a b", "", "a.b/c", "::1", "*.a.b", "é.example", "a.b:x", "a,b"])
 def test_invalid_host_name_is_refused(name: str) -> None:
     with pytest.raises(UsageError, match="is not a host name: give --allow-host one such as"):
-        with_limits(allowed_hosts=(name,))
+        make_settings(allowed_hosts=(name,))
 
 
 @pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "application/jsonp", ""])
-def test_other_content_types_are_refused(kind: str, service: Serving) -> None:
+def test_other_content_types_are_refused(kind: str, service: HttpService) -> None:
     reply = post_search(service, Content_Type=kind)
     assert (reply.status_code, "Content-Type: application/json" in reply.json()["detail"]) == (415, True)
 
 
 @pytest.mark.parametrize("kind", ["application/json; charset=utf-8", "Application/JSON"])
-def test_json_content_type_may_have_parameters(kind: str, service: Serving) -> None:
+def test_json_content_type_may_have_parameters(kind: str, service: HttpService) -> None:
     assert post_search(service, Content_Type=kind).status_code == 200
 
 
 @pytest.mark.parametrize("path", ["/search/", "/snapshot/", "/healthz/"])
-def test_paths_with_a_trailing_slash_are_not_redirected(path: str, service: Serving) -> None:
+def test_paths_with_a_trailing_slash_are_not_redirected(path: str, service: HttpService) -> None:
     reply = post_search(service, path, Host="localhost")
     assert (reply.status_code, "location" in reply.headers) == (404, False)
     assert service.client.get(path).status_code == 404
@@ -146,7 +146,7 @@ def test_tokens_are_required_and_reloaded(shared_library: Library, tmp_path: Pat
     file = tmp_path / "tokens"
     file.write_text(f"# of the team\n\n{FIRST}\n")
     tokens = BearerTokens(file)
-    with serving(shared_library.url, tmp_path / "dest", tokens=tokens) as service:
+    with run_service(shared_library.url, tmp_path / "dest", tokens=tokens) as service:
         for headers in ({}, {"Authorization": f"Bearer {SECOND}"}, {"Authorization": f"Basic {FIRST}"}):
             reply = post_search(service, **headers)
             assert (reply.status_code, reply.headers["www-authenticate"][:6]) == (401, "Bearer")
@@ -159,7 +159,7 @@ def test_tokens_are_required_and_reloaded(shared_library: Library, tmp_path: Pat
 
         (tmp_path / "next").write_text(f"{SECOND}\r\n{'c' * 16}\n")
         (tmp_path / "next").replace(file)
-        until(lambda: post_search(service, Authorization=f"Bearer {SECOND}").status_code == 200)
+        wait_until(lambda: post_search(service, Authorization=f"Bearer {SECOND}").status_code == 200)
         assert post_search(service, Authorization=f"Bearer {FIRST}").status_code == 401
         assert post_search(service, Authorization=f"Bearer {'c' * 16}").status_code == 200
 

@@ -13,16 +13,16 @@ from playwright.sync_api import Browser, BrowserContext, Page, expect
 from rag_model.generate.transformer import CausalGenerator
 from rag_model.reading.settings import PromptSettings, ReaderSettings
 from rag_model.store.store import Store
-from tests.fixtures.browser import PATIENCE, chromium
+from tests.fixtures.browser import TIMEOUT_MS, run_chromium
 from tests.fixtures.paused_generator import PausedDecoding
-from tests.fixtures.serving import Gate, Serving, serving, until, with_limits
+from tests.fixtures.serving import HttpService, SearchGate, make_settings, run_service, wait_until
 from tests.fixtures.tiny import save_bert
 from tests.fixtures.tiny_generators import save_llama
 from tests.fixtures.tiny_rag import save_tiny_rag
 from tests.fixtures.tiny_snapshot import publish_tiny
 
 pytestmark = pytest.mark.xdist_group("page")
-expect.set_options(timeout=PATIENCE)
+expect.set_options(timeout=TIMEOUT_MS)
 ARTICLES = {
     "Denali": "Denali is the highest mountain of Alaska, in the Alaska Range.",
     "Mountains of Asia": "Many mountains of Asia are higher; none of them is in the Arctic.",
@@ -45,31 +45,31 @@ def store(encoder: Path, tmp_path_factory: pytest.TempPathFactory) -> Store:
 
 
 @pytest.fixture(scope="module")
-def service(store: Store, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
-    with serving(store.url, tmp_path_factory.mktemp("dest")) as service:
+def service(store: Store, tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpService]:
+    with run_service(store.url, tmp_path_factory.mktemp("dest")) as service:
         yield service
 
 
 @pytest.fixture(scope="module")
 def answering_service(
     request: pytest.FixtureRequest, store: Store, encoder: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Serving]:
+) -> Iterator[HttpService]:
     """A service with a RAG model of the kind that the test names."""
     model = save_tiny_rag(tmp_path_factory.mktemp("rag") / "model", encoder, request.param)
-    with serving(store.url, tmp_path_factory.mktemp("answers"), model=str(model)) as service:
+    with run_service(store.url, tmp_path_factory.mktemp("answers"), model=str(model)) as service:
         yield service
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    with chromium() as browser:
+    with run_chromium() as browser:
         yield browser
 
 
 @pytest.fixture
 def context(browser: Browser) -> Iterator[BrowserContext]:
     context = browser.new_context(viewport={"width": 1280, "height": 900})
-    context.set_default_timeout(PATIENCE)
+    context.set_default_timeout(TIMEOUT_MS)
     yield context
     context.close()
 
@@ -92,7 +92,7 @@ def ask(page: Page, question: str) -> None:
     page.keyboard.press("Enter")
 
 
-def test_question_shows_passages_with_marked_words_and_sources(page: Page, service: Serving) -> None:
+def test_question_shows_passages_with_marked_words_and_sources(page: Page, service: HttpService) -> None:
     page.goto(service.url)
     snapshot = service.snapshot()["snapshot"]
     expect(page.locator("#foot")).to_contain_text(f"snapshot {snapshot[:12]} · latest@1 · just now")
@@ -121,7 +121,7 @@ def test_question_shows_passages_with_marked_words_and_sources(page: Page, servi
     expect(page).to_have_title("Which is the highest MOUNTAIN in alaska? · bookwheel")
 
 
-def test_question_has_a_url_and_can_be_navigated_back(page: Page, service: Serving) -> None:
+def test_question_has_a_url_and_can_be_navigated_back(page: Page, service: HttpService) -> None:
     page.goto(f"{service.url}/#q=who+is+the+king%3F&k=3")
     expect(page.get_by_label("Your question")).to_have_value("who is the king?")
     expect(page.get_by_label("Passages", exact=True).first).to_be_visible()
@@ -139,8 +139,8 @@ def test_page_searches_with_the_chosen_retriever(
 ) -> None:
     store = Store.open(str(tmp_path / "store"), create=True)
     tables = {"chunk": {"structures": ["tables"]}}
-    publish_tiny(store, encoder, ARTICLES, tmp_path_factory.mktemp("work"), words=True, recipe=tables)
-    with serving(store.url, tmp_path / "dest") as service:
+    publish_tiny(store, encoder, ARTICLES, tmp_path_factory.mktemp("work"), bm25=True, recipe=tables)
+    with run_service(store.url, tmp_path / "dest") as service:
         page.goto(service.url)
         choice = page.get_by_label("Retriever")
         expect(choice.locator("option")).to_have_text(["hnsw", "bm25", "rrf(hnsw, bm25)"])
@@ -163,7 +163,7 @@ def test_page_searches_with_the_chosen_retriever(
         assert "kind=prose" in page.url
 
 
-def test_hostile_text_is_shown_and_not_executed(page: Page, service: Serving) -> None:
+def test_hostile_text_is_shown_and_not_executed(page: Page, service: HttpService) -> None:
     question = "<img src=x onerror='window.hacked=2'> \"><script>window.hacked=3</script> mountain"
     page.goto(service.url)
     ask(page, question)
@@ -178,7 +178,7 @@ def test_hostile_text_is_shown_and_not_executed(page: Page, service: Serving) ->
     assert page.evaluate("window.hacked") is None
 
 
-def test_content_security_policy_blocks_foreign_scripts(page: Page, service: Serving) -> None:
+def test_content_security_policy_blocks_foreign_scripts(page: Page, service: HttpService) -> None:
     reply = service.client.get("/")
     assert reply.headers["content-type"] == "text/html; charset=utf-8"
     assert reply.headers["x-content-type-options"] == "nosniff"
@@ -192,7 +192,7 @@ def test_content_security_policy_blocks_foreign_scripts(page: Page, service: Ser
     assert page.evaluate("fetch('http://127.0.0.1:9/').catch((error) => error.name)") == "TypeError"
 
 
-def test_errors_are_shown_as_sentences(page: Page, context: BrowserContext, service: Serving) -> None:
+def test_errors_are_shown_as_sentences(page: Page, context: BrowserContext, service: HttpService) -> None:
     page.goto(service.url)
     error = page.get_by_role("alert")
     ask(page, "long " * 1000)
@@ -208,16 +208,19 @@ def test_errors_are_shown_as_sentences(page: Page, context: BrowserContext, serv
 
 
 def test_full_queue_is_reported(page: Page, store: Store, tmp_path: Path) -> None:
-    gate = Gate()
-    with serving(store.url, tmp_path, with_limits(queue_questions=1), gate) as service, ThreadPoolExecutor(2) as pool:
+    gate = SearchGate()
+    with (
+        run_service(store.url, tmp_path, make_settings(queue_questions=1), gate) as service,
+        ThreadPoolExecutor(2) as pool,
+    ):
         page.goto(service.url)
         expect(page.locator("#foot")).to_contain_text("snapshot")
         gate.open.clear()
         try:
             first_search = pool.submit(service.search, "the first is held up")
-            until(gate.held.is_set)
+            wait_until(gate.is_waiting.is_set)
             second_search = pool.submit(service.search, "the second waits")
-            until(lambda: service.service._search_batcher.queued_questions == 1)
+            wait_until(lambda: service.service._search_batcher.queued_questions == 1)
             ask(page, "the third?")
             expect(page.get_by_role("alert")).to_contain_text("Too many questions are waiting.")
         finally:
@@ -227,7 +230,7 @@ def test_full_queue_is_reported(page: Page, store: Store, tmp_path: Path) -> Non
 
 
 def test_service_without_a_snapshot_is_reported(page: Page, store: Store, tmp_path: Path) -> None:
-    with serving(store.url, tmp_path, ready=False, ref="unknown") as service:
+    with run_service(store.url, tmp_path, ready=False, ref="unknown") as service:
         page.goto(service.url)
         expect(page.locator("#foot")).to_contain_text("The library is not ready to answer.")
         ask(page, "who?")
@@ -236,7 +239,7 @@ def test_service_without_a_snapshot_is_reported(page: Page, store: Store, tmp_pa
         )
 
 
-def test_page_fits_a_phone_and_has_a_dark_theme(browser: Browser, service: Serving) -> None:
+def test_page_fits_a_phone_and_has_a_dark_theme(browser: Browser, service: HttpService) -> None:
     context = browser.new_context(viewport={"width": 360, "height": 700}, is_mobile=True, has_touch=True)
     page = context.new_page()
     page.goto(f"{service.url}/#q=highest+mountain")
@@ -251,7 +254,7 @@ def test_page_fits_a_phone_and_has_a_dark_theme(browser: Browser, service: Servi
 
 
 @pytest.mark.parametrize("answering_service", ["token", "sequence"], indirect=True)
-def test_answer_shows_the_weights_of_its_passages(page: Page, answering_service: Serving) -> None:
+def test_answer_shows_the_weights_of_its_passages(page: Page, answering_service: HttpService) -> None:
     page.goto(answering_service.url)
     ask(page, "Which is the highest mountain?")
     expect(page.locator(".passage")).to_have_count(3)
@@ -269,7 +272,7 @@ def test_answer_shows_the_weights_of_its_passages(page: Page, answering_service:
     expect(page.locator(".passage")).to_have_count(3)
 
 
-def test_citation_links_to_the_cited_revision(page: Page, service: Serving) -> None:
+def test_citation_links_to_the_cited_revision(page: Page, service: HttpService) -> None:
     entry = {"title": "Denali", "section": "", "revision": 7, "revised": "2026-11-01T12:00:00Z"}
     entry |= {"places": [0], "text": "of Alaska", "cut": False}
     urls = ("https://en.wikipedia.org/?oldid=7", "javascript:alert()")
@@ -306,7 +309,7 @@ def check_token_notes(page: Page, answer_tokens: list[dict[str, Any]]) -> None:
 @pytest.mark.parametrize("answering_service", ["sequence"], indirect=True)
 @pytest.mark.parametrize("streams", [True, False])
 def test_passages_are_shown_before_the_answer_if_the_browser_reads_streams(
-    streams: bool, page: Page, answering_service: Serving, monkeypatch: pytest.MonkeyPatch
+    streams: bool, page: Page, answering_service: HttpService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not streams:
         page.add_init_script("delete Response.prototype.body")
@@ -314,12 +317,12 @@ def test_passages_are_shown_before_the_answer_if_the_browser_reads_streams(
     expect(page.locator("#foot")).to_contain_text("model")
     generator = PausedDecoding(monkeypatch)
     ask(page, "Which is the highest mountain?")
-    until(lambda: generator.steps)
+    wait_until(lambda: generator.steps)
     if streams:
         expect(page.locator(".passage")).to_have_count(3)
     expect(page.locator("#status")).to_have_text("Reading…")
     expect(page.locator("#answer")).to_be_hidden()
-    generator.go.set()
+    generator.resume.set()
     expect(page.locator("#status")).to_contain_text("3 passages in")
     expect(page.locator(".said")).to_have_count(1)
     expect(page.locator(".growing")).to_have_count(0)
@@ -329,7 +332,7 @@ def test_answer_that_fails_half_way_is_reported(
     page: Page, store: Store, encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = save_tiny_rag(tmp_path / "model", encoder, "sequence")
-    with serving(store.url, tmp_path / "dest", with_limits(request_seconds=0.3), model=str(model)) as service:
+    with run_service(store.url, tmp_path / "dest", make_settings(request_seconds=0.3), model=str(model)) as service:
         page.goto(service.url)
         expect(page.locator("#foot")).to_contain_text("model")
         generator = PausedDecoding(monkeypatch)
@@ -337,7 +340,7 @@ def test_answer_that_fails_half_way_is_reported(
         expect(page.get_by_role("alert")).to_contain_text(
             "That took too long. Try again in a moment. (no answer within"
         )
-        generator.go.set()
+        generator.resume.set()
 
 
 def test_text_of_an_answer_grows_word_by_word(
@@ -346,15 +349,15 @@ def test_text_of_an_answer_grows_word_by_word(
     (tmp_path / "llama").mkdir()
     model = save_llama(tmp_path / "llama", chat=True)
     settings = ReaderSettings("concat", concat=PromptSettings(instruction="", budget=60))
-    with serving(store.url, tmp_path / "dest", model=str(model), reader_settings=settings) as service:
+    with run_service(store.url, tmp_path / "dest", model=str(model), reader_settings=settings) as service:
         page.goto(service.url)
         expect(page.locator("#foot")).to_contain_text("model")
-        generator = PausedDecoding(monkeypatch, CausalGenerator, free=24)
+        generator = PausedDecoding(monkeypatch, CausalGenerator, free_steps=24)
         ask(page, "highest mountain?")
         expect(page.locator(".growing")).to_have_text(re.compile(r"\S"))
         expect(page.locator(".passage")).to_have_count(3)
-        assert not generator.go.is_set()
-        generator.go.set()
+        assert not generator.resume.is_set()
+        generator.resume.set()
         expect(page.locator("#status")).to_contain_text("3 passages in")
         expect(page.locator(".growing")).to_have_count(0)
         expect(page.locator(".said")).to_have_text(re.compile(r"\S"))

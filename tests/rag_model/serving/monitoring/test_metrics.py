@@ -20,7 +20,7 @@ from rag_model.serving.monitoring.quality import MonitorSettings, QualityMonitor
 from rag_model.serving.settings import ServiceSettings
 from rag_model.store.versions.build_history import format_history
 from rag_model.store.versions.manifest import Content, Manifest
-from tests.fixtures.serving import Library, serving, until
+from tests.fixtures.serving import Library, run_service, wait_until
 from tests.fixtures.tiny_rag import save_tiny_rag
 
 SERVED_REF = ServedRef("latest", 7, "0" * 64, "2026-11-01T00:00:00+00:00")
@@ -49,13 +49,13 @@ def metrics() -> Iterator[ServiceMetrics]:
 
 def test_metrics_follow_a_swap(library: Library, dest: Path, metrics: ServiceMetrics) -> None:
     assert not any(name.startswith("bookwheel_snapshot") for name in read_metrics(metrics))
-    with serving(library.url, dest, observer=metrics) as service:
-        until(lambda: read_metrics(metrics).get(f"bookwheel_snapshot_info hnsw latest {library.red}") == 1)
+    with run_service(library.url, dest, observer=metrics) as service:
+        wait_until(lambda: read_metrics(metrics).get(f"bookwheel_snapshot_info hnsw latest {library.red}") == 1)
         service.search("who was born?", "where is the river?")
         library.move(library.blue)
-        service.until_served(library.blue)
+        service.wait_until_served(library.blue)
         service.search("who was born?", k=2)
-        until(lambda: read_metrics(metrics)["bookwheel_editions"] == 1)
+        wait_until(lambda: read_metrics(metrics)["bookwheel_editions"] == 1)
         samples = read_metrics(metrics)
         assert samples["bookwheel_snapshot_info hnsw latest " + library.blue] == 1
         assert f"bookwheel_snapshot_info hnsw latest {library.red}" not in samples
@@ -71,7 +71,7 @@ def test_metrics_follow_a_swap(library: Library, dest: Path, metrics: ServiceMet
 
 
 def test_invalid_request_is_counted_by_its_status(library: Library, dest: Path, metrics: ServiceMetrics) -> None:
-    with serving(library.url, dest, observer=metrics) as service:
+    with run_service(library.url, dest, observer=metrics) as service:
         assert service.client.post("/search", json={"questions": []}).status_code == 422
         assert service.client.post("/search", json={"questions": ["x"], "k": 0}).status_code == 400
         assert service.client.get("/unknown/path").status_code == 404
@@ -85,7 +85,7 @@ def test_retrieval_for_answers_is_monitored(library: Library, dest: Path, tmp_pa
     """A RAG model retrieves with its own question encoder, which a training can spoil."""
     model = save_tiny_rag(tmp_path / "model", library.encoder)
     metrics = ServiceMetrics(ServiceSettings(), QualityMonitor(MonitorSettings(window=8, min_samples=4, samples=8)))
-    with serving(library.url, dest, observer=metrics, model=str(model)) as service:
+    with run_service(library.url, dest, observer=metrics, model=str(model)) as service:
         questions = [f"who was born in city {letter}?" for letter in "abcd"]
         assert service.client.post("/answer", json={"questions": questions}).status_code == 200
         samples = read_metrics(metrics)
@@ -166,7 +166,7 @@ def test_answers_are_counted_by_their_origin_and_support(library: Library, dest:
         replace(answer, text=" "),
         Answer("who?", "Huxley", -1.0, (SupportingPassage(CLOSED_BOOK, 1.0, 1.0),)),  # It has no passages to override.
     ]
-    with serving(library.url, dest, observer=metrics) as service, service.service.slot.acquire() as snapshot:
+    with run_service(library.url, dest, observer=metrics) as service, service.service.slot.acquire() as snapshot:
         metrics.on_answer(snapshot, answers)
     samples = {name: value for name, value in read_metrics(metrics).items() if name.startswith("bookwheel_answers")}
     assert {name: value for name, value in samples.items() if "created" not in name} == {

@@ -14,14 +14,14 @@ from rag_model.serving.answering.served_model import ServedModel
 from rag_model.serving.monitoring.metrics import ServiceMetrics
 from rag_model.serving.monitoring.probes import MAX_PROBES, ProbeMetrics, ProbeMonitor, choose_probes
 from tests.fixtures.alert_rules import assert_firing
-from tests.fixtures.scripted_server import event, serve_script, streams
-from tests.fixtures.serving import Library, serving, until, with_limits
+from tests.fixtures.scripted_server import make_event, send, serve_script
+from tests.fixtures.serving import Library, make_settings, run_service, wait_until
 from tests.fixtures.tiny_generators import save_llama
 from tests.rag_model.serving.monitoring.test_metrics import read_metrics
 
 PROBES = [f"who was the king of city {number}?" for number in range(12)]
 DECODING = DecodingSettings(max_new_tokens=4)
-SETTINGS = with_limits(override_every=0)
+SETTINGS = make_settings(override_every=0)
 SAME_RATIO, DIFFERENCE = "bookwheel_probe_same_ratio", "bookwheel_probe_likelihood_difference_nats"
 
 
@@ -38,9 +38,9 @@ def test_another_model_is_compared_with_the_recorded_answers(
     for model in models:
         metrics = ServiceMetrics(SETTINGS, probes=ProbeMonitor(PROBES, tmp_path / "dest"))
         serve_options = {"model": str(model), "reader_settings": settings}
-        with serving(shared_library.url, tmp_path / "dest", SETTINGS, metrics, **serve_options) as service:
+        with run_service(shared_library.url, tmp_path / "dest", SETTINGS, metrics, **serve_options) as service:
             reply = service.client.post("/answer", json={"questions": PROBES[:2], "k": 2}).json()
-            until(lambda metrics=metrics: SAME_RATIO in read_metrics(metrics))  # type: ignore[misc]
+            wait_until(lambda metrics=metrics: SAME_RATIO in read_metrics(metrics))  # type: ignore[misc]
             samples = read_metrics(metrics)
             expositions.append(metrics.render_exposition())
         if model == models[0]:
@@ -73,8 +73,8 @@ def test_another_model_is_compared_with_the_recorded_answers(
 
 
 def test_endpoint_is_probed_repeatedly(monkeypatch: pytest.MonkeyPatch) -> None:
-    replies = [streams(event("Rome"), event("", "stop"))] * 12 + [streams(event("rome."), event("", "stop"))] * 9
-    replies += [streams(event("Paris"), event("", "stop"))]
+    texts = ["Rome"] * 12 + ["rome."] * 9 + ["Paris"]
+    replies = [send(make_event(text), make_event("", "stop")) for text in texts]
     with serve_script(*replies) as server:
         for name, value in {"OPENAI_BASE_URL": server.url, "BOOKWHEEL_LLM_CONCURRENCY": "1"}.items():
             monkeypatch.setenv(name, value)
@@ -83,9 +83,9 @@ def test_endpoint_is_probed_repeatedly(monkeypatch: pytest.MonkeyPatch) -> None:
         try:
             assert monitor.compute_metrics() is None
             monitor.start_monitoring(model)
-            until(lambda: monitor.compute_metrics() == ProbeMetrics(1.0, None))
-            until(lambda: monitor.compute_metrics() == ProbeMetrics(0.75, None))
-            until(lambda: monitor.compute_metrics() == ProbeMetrics(0.0, None))
+            wait_until(lambda: monitor.compute_metrics() == ProbeMetrics(1.0, None))
+            wait_until(lambda: monitor.compute_metrics() == ProbeMetrics(0.75, None))
+            wait_until(lambda: monitor.compute_metrics() == ProbeMetrics(0.0, None))
             monitor.start_monitoring(None)
             assert monitor.compute_metrics() is None
         finally:
@@ -102,7 +102,7 @@ def test_damaged_record_is_replaced(tmp_path: Path, caplog: pytest.LogCaptureFix
             (file,) = (tmp_path / "dest").glob("probes-*.json")
             file.write_text(damage)
         monitor.start_monitoring(model)
-        until(lambda monitor=monitor: monitor.compute_metrics() is not None)  # type: ignore[misc]
+        wait_until(lambda monitor=monitor: monitor.compute_metrics() is not None)  # type: ignore[misc]
         monitor.close()
         (file,) = (tmp_path / "dest").glob("probes-*.json")
         texts.append(file.read_text())

@@ -42,7 +42,7 @@ def tiny(bert: Path) -> Encoder:
 def store(bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Store:
     store = Store.open(str(tmp_path_factory.mktemp("store")), create=True)
     articles = {f"{THINGS[i % 6]} {i}": f"the {THINGS[i % 6]} was born in {i} and {i * 7}" for i in range(N)}
-    publish_tiny(store, bert, articles, tmp_path_factory.mktemp("work"), words=True)
+    publish_tiny(store, bert, articles, tmp_path_factory.mktemp("work"), bm25=True)
     return store
 
 

@@ -15,7 +15,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 )
 
 from rag_model.serving.monitoring.tracing import RequestTracer
-from tests.fixtures.serving import Library, serving
+from tests.fixtures.serving import Library, run_service
 
 TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
 TRACEPARENT = f"00-{TRACE_ID}-b7ad6b7169203331-01"
@@ -66,7 +66,7 @@ def test_request_is_a_span_of_the_callers_trace_with_its_stages(
     shared_library: Library, model: Path, tmp_path: Path, receiver: Receiver
 ) -> None:
     tracer = RequestTracer.from_environment()
-    with serving(shared_library.url, tmp_path, tracer=tracer, model=str(model)) as service:
+    with run_service(shared_library.url, tmp_path, tracer=tracer, model=str(model)) as service:
         headers = {"traceparent": TRACEPARENT}
         assert service.client.post("/search", json={"questions": ["who?", "where?"]}, headers=headers).is_success
         assert service.client.post("/answer", json={"questions": ["who?"]}).is_success

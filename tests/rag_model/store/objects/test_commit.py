@@ -13,7 +13,7 @@ from rag_model.store.pulling.export import Layout, export_snapshot, export_store
 from rag_model.store.upkeep.verify import verify_version
 from rag_model.store.versions.models import ModelMetadata, export_model, put_model
 from rag_model.store.versions.signatures import SIGNING_KEY_VARIABLE
-from tests.fixtures.hub import OWNER, READER, AnswerError, Hub
+from tests.fixtures.hub import OWNER, READER, Hub, HubError
 
 DESTINATION = "hf://datasets/me/wiki"
 
@@ -43,7 +43,7 @@ def test_a_layout_becomes_one_commit_in_a_new_private_repository(
     repository = hub.repositories["datasets/me/wiki"]
     paths = {path.relative_to(tmp_path / "local").as_posix(): path for path in (tmp_path / "local").rglob("*")}
     files = {name: path.read_bytes() for name, path in paths.items() if path.is_file()}
-    assert repository.at("main") == {".gitattributes": b"*.bin filter=lfs\n", **files}
+    assert repository.read_at("main") == {".gitattributes": b"*.bin filter=lfs\n", **files}
     assert (repository.private, len(repository.commits), len(list_commit_requests(hub))) == (True, 2, 1)
     assert (report.path, report.bytes) == (DESTINATION, sum(map(len, files.values())))
     assert [*(tmp_path / "temporary").iterdir()] == []
@@ -53,9 +53,9 @@ def test_export_into_folder_of_a_branch(snapshot: Snapshot, hub: Hub) -> None:
     repository = hub.add("datasets/me/wiki", {"README.md": b"mine", ".gitignore": b"2026"})
     repository.branches["drafts"] = repository.branches["main"]
     export_snapshot(snapshot, f"{DESTINATION}@drafts/2026/11", "jsonl")
-    assert set(repository.at("drafts")) == {"README.md", ".gitignore", "2026/11/corpus.jsonl", "2026/11/README.md"}
-    assert set(repository.at("main")) == {"README.md", ".gitignore"}
-    assert repository.at("drafts")["README.md"] == b"mine"
+    assert set(repository.read_at("drafts")) == {"README.md", ".gitignore", "2026/11/corpus.jsonl", "2026/11/README.md"}
+    assert set(repository.read_at("main")) == {"README.md", ".gitignore"}
+    assert repository.read_at("drafts")["README.md"] == b"mine"
 
 
 @pytest.mark.parametrize("destination", [DESTINATION, f"{DESTINATION}/data", f"{DESTINATION}/data/one"])
@@ -82,10 +82,10 @@ def test_second_of_two_concurrent_exports_is_refused(snapshot: Snapshot, hub: Hu
         if "/preupload/" in request and len(repository.commits) == 1:
             repository.commit({"README.md": b"theirs"})
 
-    hub.before = commit_first
+    hub.before_request = commit_first
     with pytest.raises(StoreError, match="was changed by another writer meanwhile: inspect it, and export again"):
         export_snapshot(snapshot, DESTINATION, "jsonl")
-    assert repository.at("main") == {".gitattributes": b"", "README.md": b"theirs"}
+    assert repository.read_at("main") == {".gitattributes": b"", "README.md": b"theirs"}
 
 
 def test_repository_that_another_writer_creates_meanwhile_stays_empty(snapshot: Snapshot, hub: Hub) -> None:
@@ -93,10 +93,10 @@ def test_repository_that_another_writer_creates_meanwhile_stays_empty(snapshot: 
         if request.endswith("/repos/create"):
             hub.add("datasets/me/wiki", {})
 
-    hub.before = create_first
+    hub.before_request = create_first
     with pytest.raises(StoreError, match="was changed by another writer meanwhile"):
         export_snapshot(snapshot, DESTINATION, "jsonl")
-    assert hub.repositories["datasets/me/wiki"].at("main") == {}
+    assert hub.repositories["datasets/me/wiki"].read_at("main") == {}
 
 
 @pytest.mark.parametrize(
@@ -139,15 +139,15 @@ def test_failed_upload_publishes_nothing(snapshot: Snapshot, hub: Hub) -> None:
 
     def fail_upload(request: str) -> None:
         if request.startswith("PUT"):
-            raise AnswerError(403, message="the storage is full")
+            raise HubError(403, message="the storage is full")
 
-    hub.before = fail_upload
+    hub.before_request = fail_upload
     with pytest.raises(StoreError, match=r"cannot write to hf://datasets/me/wiki: .*storage is full"):
         export_snapshot(snapshot, DESTINATION, "datasets")
     assert (len(repository.commits), list_commit_requests(hub)) == (1, [])
-    hub.before = lambda request: None
+    hub.before_request = lambda request: None
     export_snapshot(snapshot, DESTINATION, "datasets")
-    assert len(repository.at("main")) == 4
+    assert len(repository.read_at("main")) == 4
 
 
 def test_damaged_snapshot_creates_no_repository(
@@ -166,7 +166,7 @@ def test_damaged_snapshot_creates_no_repository(
 
 def test_card_has_tags_and_a_summary(snapshot: Snapshot, hub: Hub) -> None:
     export_snapshot(snapshot, DESTINATION, "jsonl")
-    head, card = hub.repositories["datasets/me/wiki"].at("main")["README.md"].decode().split("---\n")[1:]
+    head, card = hub.repositories["datasets/me/wiki"].read_at("main")["README.md"].decode().split("---\n")[1:]
     assert head.splitlines() == ["tags:", "- bookwheel"]
     assert card.startswith("2,201 passages of bookwheel snapshot ")
 
@@ -177,7 +177,7 @@ def test_model_is_exported_to_a_model_repository(local_store: Store, hub: Hub, t
     (tmp_path / "model" / "model.safetensors").write_bytes(bytes(100))
     put_model(local_store, tmp_path / "model", ModelMetadata("rag-token", None, {}), "reader")
     report = export_model(local_store, "reader", "hf://me/reader")
-    files = hub.repositories["models/me/reader"].at("main")
+    files = hub.repositories["models/me/reader"].read_at("main")
     assert {name for name in files if name != ".gitattributes"} == {"config.json", "model.safetensors"}
     assert report.path == "hf://me/reader"
     with pytest.raises(UsageError, match="is in a repository of datasets: give hf://USER/NAME"):
@@ -204,7 +204,7 @@ def test_exported_store_is_complete(
         "store.json",
     }
     assert "--store hf://datasets/me/library/2026-11" in (
-        hub.repositories["datasets/me/library"].at("main")["2026-11/README.md"].decode()
+        hub.repositories["datasets/me/library"].read_at("main")["2026-11/README.md"].decode()
     )
     store = Store.open(str(tmp_path / "out"))
     assert store.refs.move("latest", publish(store, other=1), 1).number == 2  # later builds can publish to it

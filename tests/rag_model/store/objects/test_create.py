@@ -14,7 +14,7 @@ from rag_model.errors import StoreError
 from rag_model.store.objects import files
 from rag_model.store.objects.files import create_exclusive, probe_exclusive_creation
 from rag_model.store.store import Store
-from tests.fixtures.slow_lookup import Looking
+from tests.fixtures.slow_lookup import LookupBarrier
 
 
 class LooksThenWrites(AbstractFileSystem):
@@ -26,7 +26,7 @@ class LooksThenWrites(AbstractFileSystem):
     def __init__(self, folder: Path) -> None:
         super().__init__()
         self.inner = DirFileSystem(str(folder), LocalFileSystem())
-        self.lookup_gate = Looking()
+        self.lookup_gate = LookupBarrier()
 
     def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **kwargs: Any) -> None:
         if self.exists(path):

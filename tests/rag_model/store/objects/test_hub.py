@@ -23,7 +23,7 @@ from rag_model.store.upkeep.verify import probe_store, verify_version
 from rag_model.store.versions.moves import tag
 from rag_model.training.data.examples import read_examples
 from rag_model.training.objectives.end2end import read_statements
-from tests.fixtures.hub import OWNER, READER, AnswerError, Hub
+from tests.fixtures.hub import OWNER, READER, Hub, HubError
 
 URL = "hf://datasets/me/library"
 STORE = {"store.json": b'{"format": 1}'}
@@ -38,12 +38,12 @@ def _read_bytes(url: str) -> object:
 
 
 def _raise_rate_limit(request: str) -> Never:
-    raise AnswerError(429)
+    raise HubError(429)
 
 
 def _reply_with(body: bytes) -> Callable[[str], Never]:
     def reply(request: str) -> Never:
-        raise AnswerError(200, body=body)
+        raise HubError(200, body=body)
 
     return reply
 
@@ -150,7 +150,7 @@ def test_temporary_failures_are_retried(hub: Hub) -> None:
             lambda: files.get_size("store.json"),
             lambda: files.list_names("refs"),
         ):
-            hub.refusals.append(AnswerError(status, headers=limit))
+            hub.refusals.append(HubError(status, headers=limit))
             assert send_request()
             assert not hub.refusals
 
@@ -165,7 +165,7 @@ def test_a_request_without_a_reply_is_sent_again(path: str, hub: Hub, monkeypatc
             is_held.set()
             may_reply.wait()
 
-    hub.before = hold_first
+    hub.before_request = hold_first
     monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 0.5)
     assert files.read(path) if path == "store.json" else files.list_names(path)
     assert is_held.is_set()
@@ -177,12 +177,12 @@ def test_rate_limit_is_reported(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> No
     pauses = list[float]()
     monkeypatch.setattr("rag_model.store.objects.hub.time.sleep", pauses.append)
     limit = {"ratelimit": '"resolvers";r=0;t=211', "ratelimit-policy": '"fixed window";"resolvers";q=3000;w=300'}
-    hub.refusals.extend(AnswerError(429, headers=limit) for _ in range(7))
+    hub.refusals.extend(HubError(429, headers=limit) for _ in range(7))
     with pytest.raises(StoreError, match="limit of requests is reached: try again in 211 s; with HF_TOKEN it is"):
         Store.open(URL)
     assert len(pauses) == 6
     assert min(pauses) >= 211
-    hub.refusals.extend(AnswerError(429) for _ in range(7))
+    hub.refusals.extend(HubError(429) for _ in range(7))
     with pytest.raises(StoreError, match="limit of requests is reached: try again later"):
         Store.open(URL)
 
@@ -190,12 +190,12 @@ def test_rate_limit_is_reported(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize(
     ("code", "message"),
     [
-        (AnswerError(403, "GatedRepo"), "accept them on the repository's page, and set HF_TOKEN"),
-        (AnswerError(403, message="not yours"), "not allowed to read .*not yours.*check the permissions"),
-        (AnswerError(418, message="a teapot"), "a teapot"),
+        (HubError(403, "GatedRepo"), "accept them on the repository's page, and set HF_TOKEN"),
+        (HubError(403, message="not yours"), "not allowed to read .*not yours.*check the permissions"),
+        (HubError(418, message="a teapot"), "a teapot"),
     ],
 )
-def test_refusal_is_reported_without_retry(code: AnswerError, message: str, hub: Hub) -> None:
+def test_refusal_is_reported_without_retry(code: HubError, message: str, hub: Hub) -> None:
     hub.refusals.append(code)
     with pytest.raises(StoreError, match=message):
         Store.open(URL)
@@ -233,7 +233,7 @@ def test_reply_of_another_server_is_reported(answer: bytes, hub: Hub) -> None:
     """A network that requires a login replies with its own page."""
     hub.add("datasets/me/library", STORE)
     files = Store.open(URL).files
-    hub.before = _reply_with(answer)
+    hub.before_request = _reply_with(answer)
     with pytest.raises(StoreError, match=r"the reply is not from the Hub .*check the network") as error:
         files.list_names("refs")
     assert "\n" not in str(error.value)
@@ -292,7 +292,7 @@ def test_errors_of_fsspec_are_one_line(
         with pytest.raises(InputError, match=r"one.jsonl") as error:
             read(url)
         assert "\n" not in str(error.value)
-    hub.before = _raise_rate_limit
+    hub.before_request = _raise_rate_limit
     fsspec.filesystem("hf").invalidate_cache()
     with pytest.raises(InputError, match=r"one.jsonl.*429 Too Many Requests") as error:
         read("hf://datasets/me/files/one.jsonl")

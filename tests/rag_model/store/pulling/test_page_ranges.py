@@ -6,7 +6,7 @@ import pytest
 
 from rag_model.store.pulling.overlap import PageRanges
 from rag_model.store.versions.manifest import PartEntry
-from tests.fixtures.work_counters import lines_run
+from tests.fixtures.work_counters import count_lines
 
 
 def entries(bounds: list[tuple[int, int]]) -> list[PartEntry]:
@@ -31,4 +31,4 @@ def test_no_parts_have_no_pages() -> None:
 
 def test_work_does_not_grow_with_the_number_of_parts() -> None:
     few, many = (PageRanges(entries([(10 * n, 10 * n + 9) for n in range(count)])) for count in (100, 1000))
-    assert lines_run(lambda: list(few.find_within(505, 525))) == lines_run(lambda: list(many.find_within(505, 525)))
+    assert count_lines(lambda: list(few.find_within(505, 525))) == count_lines(lambda: list(many.find_within(505, 525)))

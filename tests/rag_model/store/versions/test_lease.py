@@ -9,7 +9,7 @@ from fsspec.asyn import get_loop
 from rag_model.store import Content, Manifest, Store
 from rag_model.store.upkeep.gc import collect_garbage
 from rag_model.store.versions.snapshot import SnapshotLease
-from tests.fixtures.serving import until
+from tests.fixtures.serving import wait_until
 
 
 def lease_snapshot(store: Store) -> SnapshotLease:
@@ -37,7 +37,7 @@ def test_lease_ends_if_it_is_dropped_in_the_request_thread(s3_store: Store) -> N
         gc.collect()
 
     asyncio.run_coroutine_threadsafe(drop(), get_loop()).result()
-    until(lambda: s3_store.files.list_names("intents") == [])
+    wait_until(lambda: s3_store.files.list_names("intents") == [])
 
 
 def test_gc_keeps_only_files_of_leased_snapshots(local_store: Store) -> None:

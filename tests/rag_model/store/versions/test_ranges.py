@@ -29,7 +29,7 @@ from rag_model.store.versions.manifest import RANGE_DIGESTS, RANGE_TABLE, Conten
 from rag_model.store.versions.moves import tag
 from rag_model.store.versions.snapshot import Snapshot
 from tests.benchmarks.far_store import Far
-from tests.fixtures.ranged_snapshot import DIM, WORDS, K, far_copy, list_questions, publish_ranged
+from tests.fixtures.ranged_snapshot import DIM, WORDS, K, copy_to_far_store, list_questions, publish_ranged
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +73,7 @@ def test_search_by_ranges_of_a_real_s3_store_equals_search_of_the_files(
 def far_store(local_store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
     """Copy the store to a file system whose requests can be counted and can fail."""
     monkeypatch.setenv("BOOKWHEEL_CACHE", str(tmp_path / "cache"))
-    with far_copy(local_store) as store:
+    with copy_to_far_store(local_store) as store:
         yield store
 
 
@@ -205,7 +205,7 @@ def test_hits_need_one_round_whatever_the_size_of_the_footers(
     tasks = list_range_tasks(content, min_bytes=1)
     content = add_range_digests(store, content, tasks, lambda each, _: [compute_once(task, store) for task in each])
     tag(store, store.snapshots.publish(Manifest(content)), "latest")
-    with far_copy(store) as far_store, Snapshot.open(far_store.url, by_ranges=True) as snapshot:
+    with copy_to_far_store(store) as far_store, Snapshot.open(far_store.url, by_ranges=True) as snapshot:
         assert snapshot.passages([7])[0].text == "text 7"
         assert snapshot.ranges is not None
         assert snapshot.ranges.cache.rounds == 1
@@ -244,7 +244,7 @@ def test_table_of_the_previous_version_is_read(
     )
     assert json.loads(local_store.blobs.read(content.files[RANGE_TABLE]))["version"] == 1
     identity = local_store.snapshots.publish(Manifest(content))
-    with far_copy(local_store) as far_store, Snapshot.open(far_store.url, identity, by_ranges=True) as ranged:
+    with copy_to_far_store(local_store) as far_store, Snapshot.open(far_store.url, identity, by_ranges=True) as ranged:
         assert search_all(ranged) == search_all(Snapshot.open(local_store.url))
 
 

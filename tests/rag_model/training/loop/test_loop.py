@@ -13,7 +13,7 @@ from rag_model.training.loop.loop import choose_frozen_dtype, resolve_precision,
 from rag_model.training.loop.loop_settings import LoopSettings
 from rag_model.training.loop.task import Goal
 from tests.fixtures.forked_processes import SHARED, check_killed
-from tests.fixtures.toy_task import LineTask, learn_until, settings
+from tests.fixtures.toy_task import LineTask, make_settings, train_line_task
 
 
 def read_losses(folder: Path) -> list[tuple[int, float]]:
@@ -23,7 +23,7 @@ def read_losses(folder: Path) -> list[tuple[int, float]]:
 def test_training_learns_and_keeps_the_best_weights(tmp_path: Path) -> None:
     messages: list[tuple[str, int, int]] = []
     task = LineTask()
-    result = train(task, settings(), tmp_path, lambda kind, step, steps, _: messages.append((kind, step, steps)))
+    result = train(task, make_settings(), tmp_path, lambda kind, step, steps, _: messages.append((kind, step, steps)))
     assert result.steps == 30
     assert result.best_measures["error"] < 0.5 * result.initial_measures["error"]
     rows = read_metrics(tmp_path)
@@ -44,7 +44,7 @@ def test_training_learns_and_keeps_the_best_weights(tmp_path: Path) -> None:
 def test_weights_that_never_improve_leave_the_initial_weights_as_best(tmp_path: Path) -> None:
     task = LineTask(goal=Goal("error", larger=True))
     initial_weights = {name: tensor.clone() for name, tensor in task.module.state_dict().items()}
-    result = train(task, settings(), tmp_path)
+    result = train(task, make_settings(), tmp_path)
     assert (result.best_step, result.best_measures) == (0, result.initial_measures)
     best_weights = load_file(result.best_folder / "model.safetensors")
     assert all(torch.equal(best_weights[name], initial_weights[name]) for name in initial_weights)
@@ -53,10 +53,10 @@ def test_weights_that_never_improve_leave_the_initial_weights_as_best(tmp_path: 
 @SHARED
 @pytest.mark.parametrize("kill_at", [1, 13])
 def test_killed_run_resumes_to_the_same_losses(tmp_path: Path, kill_at: int) -> None:
-    train(LineTask(), settings(accumulation=2), tmp_path / "whole")
-    check_killed(learn_until, kill_at, tmp_path / "killed", torch.get_num_threads())
+    train(LineTask(), make_settings(accumulation=2), tmp_path / "whole")
+    check_killed(train_line_task, kill_at, tmp_path / "killed", torch.get_num_threads())
     assert read_losses(tmp_path / "killed")[-1][0] == kill_at
-    result = train(LineTask(), settings(accumulation=2), tmp_path / "killed")
+    result = train(LineTask(), make_settings(accumulation=2), tmp_path / "killed")
     assert read_metrics(tmp_path / "killed") == read_metrics(tmp_path / "whole")
     assert len(read_losses(tmp_path / "killed")) == 30
     expected_weights = tmp_path / "whole" / result.best_folder.name / "model.safetensors"
@@ -64,17 +64,17 @@ def test_killed_run_resumes_to_the_same_losses(tmp_path: Path, kill_at: int) -> 
 
 
 def test_finished_run_returns_its_result_again(tmp_path: Path) -> None:
-    result = train(LineTask(), settings(), tmp_path)
+    result = train(LineTask(), make_settings(), tmp_path)
     task = LineTask()
-    assert train(task, settings(), tmp_path) == result
-    assert task.seen == []
+    assert train(task, make_settings(), tmp_path) == result
+    assert task.batch_ids == []
 
 
 def test_steps_take_batches_across_epochs(tmp_path: Path) -> None:
     task = LineTask(size=8)
-    train(task, settings(max_steps=4, accumulation=4, evaluate_every=100), tmp_path)
+    train(task, make_settings(max_steps=4, accumulation=4, evaluate_every=100), tmp_path)
     expected = [task.ids(batch) for epoch in range(3) for batch in task.batches(epoch)]
-    assert task.seen == expected[:16]
+    assert task.batch_ids == expected[:16]
 
 
 def test_accumulated_batches_equal_one_larger_batch(tmp_path: Path) -> None:
@@ -82,8 +82,8 @@ def test_accumulated_batches_equal_one_larger_batch(tmp_path: Path) -> None:
     for task in (small, large):
         task.module[2].p = 0.0  # type: ignore[index, union-attr]
     step_settings = {"max_steps": 6, "evaluate_every": 100}
-    train(small, settings(accumulation=2, **step_settings), tmp_path / "small")
-    train(large, settings(accumulation=1, **step_settings), tmp_path / "large")
+    train(small, make_settings(accumulation=2, **step_settings), tmp_path / "small")
+    train(large, make_settings(accumulation=1, **step_settings), tmp_path / "large")
     for first, second in zip(read_losses(tmp_path / "small"), read_losses(tmp_path / "large"), strict=True):
         assert first == pytest.approx(second, rel=1e-4)
 
@@ -93,19 +93,19 @@ def test_gradient_is_clipped_to_the_limit(tmp_path: Path) -> None:
     for limit in (0.0, 1e-6):  # with a large epsilon, Adam's step is proportional to the gradient
         task = LineTask()
         initial = torch.nn.utils.parameters_to_vector(task.module.parameters()).detach().clone()
-        limit_settings = settings(max_steps=1, max_gradient_norm=limit, adam_epsilon=1.0)
+        limit_settings = make_settings(max_steps=1, max_gradient_norm=limit, adam_epsilon=1.0)
         train(task, limit_settings, tmp_path / str(limit))
         distances.append((torch.nn.utils.parameters_to_vector(task.module.parameters()) - initial).norm().item())
         (row,) = [row for row in read_metrics(tmp_path / str(limit)) if row["kind"] == "train"]
         assert row["gradient_norm"] > 0.1  # the norm before clipping
     assert distances[0] > 1e-3
-    assert distances[1] == pytest.approx(1e-6 * settings().learning_rate, rel=0.5)
+    assert distances[1] == pytest.approx(1e-6 * make_settings().learning_rate, rel=0.5)
 
 
 @pytest.mark.parametrize("precision", ["no", "bf16"])
 def test_weights_stay_in_float32_at_every_precision(tmp_path: Path, precision: str) -> None:
     task = LineTask()
-    result = train(task, settings(precision=precision), tmp_path)
+    result = train(task, make_settings(precision=precision), tmp_path)
     assert {parameter.dtype for parameter in task.module.parameters()} == {torch.float32}
     assert result.best_measures["error"] < result.initial_measures["error"]
 
@@ -132,7 +132,7 @@ def test_precision_depends_on_the_device_unless_set(
 
 def test_auto_precision_is_float32_on_a_cpu(tmp_path: Path) -> None:
     for precision in ("auto", "no"):
-        train(LineTask(), settings(precision=precision, max_steps=4), tmp_path / precision)
+        train(LineTask(), make_settings(precision=precision, max_steps=4), tmp_path / precision)
     assert read_losses(tmp_path / "auto") == read_losses(tmp_path / "no")
     records = [(tmp_path / name / "training.json").read_text() for name in ("auto", "no")]
     assert records[0] == records[1], "the record is equal, so that a training begun by an older version resumes"
@@ -141,10 +141,10 @@ def test_auto_precision_is_float32_on_a_cpu(tmp_path: Path) -> None:
 def test_nan_loss_stops_the_training_and_names_the_examples(tmp_path: Path) -> None:
     task = LineTask(poison="p5")
     with pytest.raises(RefusedError) as error:
-        train(task, settings(evaluate_every=2, checkpoint_every=2), tmp_path)
-    step = len(task.seen)
-    assert f"the loss of step {step} is nan, of examples {', '.join(task.seen[-1])}:" in str(error.value)
-    assert "p5" in task.seen[-1]
+        train(task, make_settings(evaluate_every=2, checkpoint_every=2), tmp_path)
+    step = len(task.batch_ids)
+    assert f"the loss of step {step} is nan, of examples {', '.join(task.batch_ids[-1])}:" in str(error.value)
+    assert "p5" in task.batch_ids[-1]
     (last, *_) = list_checkpoints(tmp_path / "checkpoints")
     assert f"the last good checkpoint is {last};" in str(error.value)
     assert all(parameter.isfinite().all() for parameter in task.module.parameters())
@@ -156,36 +156,36 @@ def test_nan_gradient_stops_the_training(tmp_path: Path) -> None:
     weight = task.module[0].weight  # type: ignore[index, union-attr]
     weight.register_hook(lambda gradient: gradient * torch.nan)  # type: ignore[union-attr, operator]
     with pytest.raises(RefusedError, match=r"the gradient of step 1 is nan, of examples p\d+, p\d+"):
-        train(task, settings(), tmp_path)
+        train(task, make_settings(), tmp_path)
 
 
 def test_damaged_checkpoint_is_logged_and_the_previous_one_used(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    train(LineTask(), settings(), tmp_path / "whole")
-    train(LineTask(), settings(), tmp_path / "damaged")
+    train(LineTask(), make_settings(), tmp_path / "whole")
+    train(LineTask(), make_settings(), tmp_path / "damaged")
     newest, older = list_checkpoints(tmp_path / "damaged" / "checkpoints")
     weights = bytearray((newest / "weights.safetensors").read_bytes())
     weights[-3] ^= 1
     (newest / "weights.safetensors").write_bytes(weights)
     task = LineTask()
-    train(task, settings(), tmp_path / "damaged")
+    train(task, make_settings(), tmp_path / "damaged")
     assert "step-00000030 is corrupt (weights.safetensors is damaged)" in caplog.text
-    assert len(task.seen) == 2  # the two batches after step 28
+    assert len(task.batch_ids) == 2  # the two batches after step 28
     assert read_metrics(tmp_path / "damaged") == read_metrics(tmp_path / "whole")
     for path in (newest, older):
         (path / "state.json").write_text("{")
     with pytest.raises(InputError, match=r"every checkpoint in .* is damaged: train again in another folder"):
-        train(LineTask(), settings(), tmp_path / "damaged")
+        train(LineTask(), make_settings(), tmp_path / "damaged")
 
 
 def test_folder_of_another_training_is_refused(tmp_path: Path) -> None:
-    train(LineTask(), settings(max_steps=2), tmp_path)
+    train(LineTask(), make_settings(max_steps=2), tmp_path)
     with pytest.raises(UsageError, match=r"whose settings.learning_rate is 0.02, not 0.1: train in another folder"):
-        train(LineTask(), settings(max_steps=2, learning_rate=0.1), tmp_path)
+        train(LineTask(), make_settings(max_steps=2, learning_rate=0.1), tmp_path)
     with pytest.raises(UsageError, match=r"whose recipe.size is 4, not 8"):
-        train(LineTask(size=8), settings(max_steps=2), tmp_path)
-    train(LineTask(), settings(max_steps=2, keep=5, checkpoint_every=1), tmp_path)
+        train(LineTask(size=8), make_settings(max_steps=2), tmp_path)
+    train(LineTask(), make_settings(max_steps=2, keep=5, checkpoint_every=1), tmp_path)
 
 
 def test_training_without_batches_is_refused(tmp_path: Path) -> None:
@@ -193,11 +193,11 @@ def test_training_without_batches_is_refused(tmp_path: Path) -> None:
     task.points = []
     task.batches = lambda epoch: []  # type: ignore[method-assign]
     with pytest.raises(UsageError, match="an epoch has no batch; give more examples"):
-        train(task, settings(), tmp_path)
+        train(task, make_settings(), tmp_path)
 
 
 def test_tensorboard_shows_the_losses_of_the_metrics_file(tmp_path: Path) -> None:
-    train(LineTask(), settings(max_steps=5), tmp_path)
+    train(LineTask(), make_settings(max_steps=5), tmp_path)
     board = EventAccumulator(str(tmp_path / "tensorboard"))  # type: ignore[no-untyped-call]
     board.Reload()  # type: ignore[no-untyped-call]
     events = [(event.step, pytest.approx(event.value)) for event in board.Scalars("train/loss")]  # type: ignore[no-untyped-call]
@@ -206,11 +206,11 @@ def test_tensorboard_shows_the_losses_of_the_metrics_file(tmp_path: Path) -> Non
 
 
 def test_training_writes_no_pickle(tmp_path: Path) -> None:
-    train(LineTask(), settings(max_steps=2), tmp_path)
+    train(LineTask(), make_settings(max_steps=2), tmp_path)
     kinds = {path.suffix for path in tmp_path.rglob("*") if path.is_file() and "tensorboard" not in path.parts}
     assert kinds == {".json", ".jsonl", ".safetensors"}
 
 
 def test_fp16_is_refused_on_a_cpu(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="precision fp16 needs a GPU: use auto, bf16 or no"):
-        train(LineTask(), settings(precision="fp16"), tmp_path)
+        train(LineTask(), make_settings(precision="fp16"), tmp_path)

@@ -18,7 +18,7 @@ from rag_model.training.loop.loop import ForwardSplitter, train
 from rag_model.training.objectives.cross_encoder import CrossEncoderRecipe, CrossEncoderTask
 from rag_model.training.objectives.dpr import DprRecipe, DprTask
 from tests.fixtures.tiny_generators import save_bart, save_llama
-from tests.fixtures.toy_task import LineTask, limit_rows, settings
+from tests.fixtures.toy_task import LineTask, limit_rows, make_settings
 
 
 def build_dpr(folder: Path, kings: list[Example]) -> Any:
@@ -43,7 +43,8 @@ def test_step_without_memory_runs_in_parts_to_the_same_weights(
             if isinstance(part, nn.Dropout):
                 part.p = 0.0
         failures = limit_rows(task.module, limit)
-        train(task, settings(max_steps=3, accumulation=2, learning_rate=1e-3, adam_epsilon=1e-3), tmp_path / str(limit))
+        settings = make_settings(max_steps=3, accumulation=2, learning_rate=1e-3, adam_epsilon=1e-3)
+        train(task, settings, tmp_path / str(limit))
         assert bool(failures) == (limit == 2)
         weights.append(torch.nn.utils.parameters_to_vector(task.module.parameters()).detach())
         rows.append([row for row in read_metrics(tmp_path / str(limit)) if row["kind"] == "train"])
@@ -90,7 +91,7 @@ def test_step_that_never_fits_is_refused(tiny: Path, kings: list[Example], tmp_p
     task = build_dpr(tiny, kings)
     limit_rows(task.module, 0)
     with pytest.raises(ResourceError, match=r"the GPU's memory does not hold step 1: use a smaller batch_size"):
-        train(task, settings(max_steps=1), tmp_path)
+        train(task, make_settings(max_steps=1), tmp_path)
 
 
 def test_model_that_cannot_be_split_fails_at_once(tmp_path: Path) -> None:
@@ -99,4 +100,4 @@ def test_model_that_cannot_be_split_fails_at_once(tmp_path: Path) -> None:
             raise torch.OutOfMemoryError("CUDA out of memory.")
 
     with pytest.raises(ResourceError, match="step 1"):
-        train(FullMemoryTask(), settings(max_steps=1), tmp_path)
+        train(FullMemoryTask(), make_settings(max_steps=1), tmp_path)

@@ -23,7 +23,16 @@ from rag_model.training.loop.loop import TrainingResult
 from rag_model.training.objectives.end2end import End2EndRecipe, End2EndTask, Statement, StatementPair
 from rag_model.training.objectives.rag import QuestionAnswer, RagBatch
 from tests.fixtures.forked_processes import SHARED, check_killed
-from tests.fixtures.tiny_end2end import ARTICLES, EVERY, SETTINGS, Under, prepare, task_of, train_in, train_until
+from tests.fixtures.tiny_end2end import (
+    ARTICLES,
+    INTERVAL,
+    SETTINGS,
+    DelayedRebuilder,
+    make_task,
+    prepare,
+    train_and_kill,
+    train_in,
+)
 from tests.fixtures.tiny_snapshot import publish_tiny
 
 pytestmark = SHARED
@@ -68,9 +77,9 @@ def test_metrics_name_the_searched_snapshot_of_every_step(
     task, result, folder = uninterrupted_run
     first, second = (searched.snapshot for searched in result.searched_snapshots)
     assert first == Store.open(str(inputs / "store")).snapshots.resolve("first") != second == task.searched_snapshot
-    assert [searched.step for searched in result.searched_snapshots] == [0, EVERY + 1]
+    assert [searched.step for searched in result.searched_snapshots] == [0, INTERVAL + 1]
     for row in read_metrics(folder):
-        assert row["snapshot"] == (first if row["step"] <= EVERY else second)
+        assert row["snapshot"] == (first if row["step"] <= INTERVAL else second)
     rows = [row for row in read_metrics(folder) if row["kind"] == "train"]
     assert [row["snapshot_age"] for row in rows] == [0, 1, 2, 0, 1, 2]
     assert [row["rebuild_seconds"] for row in rows] == [0, 0, 0, 3, 3, 3]
@@ -78,11 +87,11 @@ def test_metrics_name_the_searched_snapshot_of_every_step(
     assert read_checkpoint(list_checkpoints(folder / "checkpoints")[0]).searched_snapshots == result.searched_snapshots
 
 
-@pytest.mark.parametrize("kill_at", [EVERY + 1, 5])  # the last checkpoint has one or two searched snapshots
+@pytest.mark.parametrize("kill_at", [INTERVAL + 1, 5])  # the last checkpoint has one or two searched snapshots
 def test_killed_run_resumes_with_the_searched_snapshot(
     inputs: Path, uninterrupted_run: tuple[End2EndTask, TrainingResult, Path], tmp_path: Path, kill_at: int
 ) -> None:
-    check_killed(train_until, kill_at, inputs, tmp_path / "killed", "synchronous")
+    check_killed(train_and_kill, kill_at, inputs, tmp_path / "killed", "synchronous")
     newest = read_checkpoint(list_checkpoints(tmp_path / "killed" / "checkpoints")[0])
     assert len(newest.searched_snapshots) == (2 if kill_at == 5 else 1)
     task, result = train_in(inputs, tmp_path / "killed")
@@ -95,8 +104,8 @@ def test_killed_run_resumes_with_the_searched_snapshot(
 def test_killed_asynchronous_run_searches_its_snapshot_until_the_started_rebuild_ends(
     inputs: Path, tmp_path: Path
 ) -> None:
-    folder, rebuild = tmp_path / "killed", Under(inputs)
-    check_killed(train_until, 5, inputs, folder, "asynchronous")  # the last checkpoint follows the rebuild of step 3
+    folder, rebuild = tmp_path / "killed", DelayedRebuilder(inputs)
+    check_killed(train_and_kill, 5, inputs, folder, "asynchronous")  # the last checkpoint follows the rebuild of step 3
     saved_encoders = {path: path.read_bytes() for path in (folder / "refreshes").rglob("*.safetensors")}
     assert {path.relative_to(folder / "refreshes").parts[0] for path in saved_encoders} == {"step-00000003"}
 
@@ -106,9 +115,9 @@ def test_killed_asynchronous_run_searches_its_snapshot_until_the_started_rebuild
             rebuild.finish(rebuild.orders[0])
 
     task, result = train_in(inputs, folder, "asynchronous", finish_rebuild, rebuild=lambda _: rebuild)
-    assert [order.step for order in rebuild.orders] == [EVERY]
+    assert [order.step for order in rebuild.orders] == [INTERVAL]
     first, second = (searched.snapshot for searched in result.searched_snapshots)
-    assert (second, task.searched_snapshot, result.steps) == (rebuild.ended[EVERY].snapshot, second, 6)  # type: ignore[union-attr]
+    assert (second, task.searched_snapshot, result.steps) == (rebuild.results[INTERVAL].snapshot, second, 6)  # type: ignore[union-attr]
     rows = [row for row in read_metrics(folder) if row["kind"] == "train"]
     assert [(row["step"], row["snapshot"]) for row in rows] == [*((step, first) for step in range(1, 6)), (6, second)]
     assert [row["snapshot_age"] for row in rows] == [0, 1, 2, 3, 4, 2]
@@ -119,7 +128,7 @@ def test_all_parts_learn_and_the_encoders_are_saved_as_a_pair(
 ) -> None:
     task, result, _ = uninterrupted_run
     assert task.module.passage is not None
-    initial_state = task_of(inputs, tmp_path).module.state_dict()
+    initial_state = make_task(inputs, tmp_path).module.state_dict()
     for part in ("question.", "passage.", "body."):
         final_state = {name: value for name, value in task.module.state_dict().items() if name.startswith(part)}
         assert any(not torch.equal(value, initial_state[name]) for name, value in final_state.items()), part
@@ -130,7 +139,7 @@ def test_all_parts_learn_and_the_encoders_are_saved_as_a_pair(
 
 
 def test_scores_use_the_current_passage_encoder_and_its_gradient(inputs: Path, tmp_path: Path) -> None:
-    task = task_of(inputs, tmp_path, statements=[])
+    task = make_task(inputs, tmp_path, statements=[])
     task.module.eval()
     passage = task.module.passage
     assert passage is not None
@@ -155,7 +164,7 @@ def test_scores_use_the_current_passage_encoder_and_its_gradient(inputs: Path, t
 
 
 def test_candidates_are_reranked_by_the_current_passage_encoder(inputs: Path, tmp_path: Path) -> None:
-    task = task_of(inputs, tmp_path)
+    task = make_task(inputs, tmp_path)
     task.module.eval()
     with torch.no_grad():
         for parameter in task._passage.parameters():
@@ -185,7 +194,7 @@ class RecordingTask(End2EndTask):
 
 
 def test_statement_is_reconstructed_from_other_passages(inputs: Path, tmp_path: Path) -> None:
-    task = task_of(inputs, tmp_path, kind=RecordingTask)
+    task = make_task(inputs, tmp_path, kind=RecordingTask)
     assert isinstance(task, RecordingTask)
     batches = [batch for epoch in range(6) for batch in task.batches(epoch)]
     statements = [pair for batch in batches for pair in batch if isinstance(pair, StatementPair)]
@@ -204,7 +213,7 @@ def test_statement_is_reconstructed_from_other_passages(inputs: Path, tmp_path: 
 
 def test_corpus_of_one_passage_has_no_reconstruction_loss(inputs: Path, tmp_path: Path) -> None:
     settings = replace(SETTINGS, end2end=End2EndRecipe("sequence"))
-    task = task_of(inputs, tmp_path, settings)
+    task = make_task(inputs, tmp_path, settings)
     (tmp_path / "work").mkdir()
     articles = dict(list(ARTICLES.items())[:1])
     task.switch_to(publish_tiny(Store.open(str(inputs / "store")), inputs / "encoder", articles, tmp_path / "work"))
@@ -221,7 +230,7 @@ def test_equal_likelihoods_give_the_encoders_no_gradient(inputs: Path, tmp_path:
     settings = replace(
         SETTINGS, rag=replace(SETTINGS.rag, label_smoothing=0.0), end2end=End2EndRecipe("sequence")
     )  # label smoothing would prefer probable tokens
-    task = task_of(inputs, tmp_path, settings, statements=[])
+    task = make_task(inputs, tmp_path, settings, statements=[])
     with torch.no_grad():
         for parameter in task.module.body.parameters():
             parameter.zero_()
@@ -233,24 +242,24 @@ def test_equal_likelihoods_give_the_encoders_no_gradient(inputs: Path, tmp_path:
 
 
 def test_full_disk_fails_the_rebuild_and_not_the_training(inputs: Path, tmp_path: Path) -> None:
-    task = task_of(inputs, tmp_path)
+    task = make_task(inputs, tmp_path)
     first, (soft, hard) = task.searched_snapshot, resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, hard))  # bytes; a write beyond fails, as on a full disk
     try:
-        metrics = task.move_index(EVERY + 1)
+        metrics = task.move_index(INTERVAL + 1)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert (metrics["refreshes_failed"], task.searched_snapshot) == (1, first)
     assert task.loss(task.batches(0)[0])[0].isfinite()
     assert not [*(tmp_path / "refreshes").rglob("*.safetensors")]
-    assert task.move_index(2 * EVERY + 1)["refreshes_failed"] == 1
+    assert task.move_index(2 * INTERVAL + 1)["refreshes_failed"] == 1
     assert task.searched_snapshot != first, "the next rebuild succeeds"
 
 
 def test_missing_snapshot_and_another_encoder_space_are_refused(
     inputs: Path, uninterrupted_run: tuple[End2EndTask, TrainingResult, Path], tmp_path: Path
 ) -> None:
-    task = task_of(inputs, tmp_path)
+    task = make_task(inputs, tmp_path)
     task.module.passage = None  # Passages are then not encoded again; the second snapshot has another encoder.
     second = Snapshot.open(str(inputs / "store"), uninterrupted_run[1].searched_snapshots[-1].snapshot)
     with pytest.raises(RefusedError, match="weights differ"):

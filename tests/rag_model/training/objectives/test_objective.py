@@ -8,20 +8,11 @@ import pytest
 from rag_model.errors import InputError, UsageError
 from rag_model.training.objectives.dpr import DPR
 from rag_model.training.objectives.objective import OBJECTIVES, get_objective, list_objective_names, list_objectives
+from tests.fixtures.plugin_package import install_package
 
 ROOT = Path(__file__).parents[4]
 RAG = ("rag-sequence", "rag-token", "rag-end2end", "ra-dit", "ict", "realm")
 BUILT_IN = ("dpr", "colbert", "cross-encoder", "margin-mse", "sidr", "openrag", *RAG)
-
-
-def install(folder: Path, package: str, monkeypatch: pytest.MonkeyPatch, **points: str) -> None:
-    """Put the metadata of a package with these entry points on the path."""
-    dist_info = folder / package / f"{package}-1.0.dist-info"
-    dist_info.mkdir(parents=True)
-    (dist_info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
-    lines = [f"{name.replace('_', '-')} = {value}" for name, value in points.items()]
-    (dist_info / "entry_points.txt").write_text("\n".join(["[bookwheel.objectives]", *lines, ""]))
-    monkeypatch.syspath_prepend(str(folder / package))
 
 
 @pytest.fixture(autouse=True)
@@ -34,7 +25,7 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "modules").mkdir()
     shutil.copy(ROOT / "tests" / "fixtures" / "toy_objective.py", tmp_path / "modules" / "toy_for_registry.py")
     monkeypatch.syspath_prepend(str(tmp_path / "modules"))
-    install(tmp_path, "toy", monkeypatch, toy="toy_for_registry:TOY")
+    monkeypatch.syspath_prepend(install_package(tmp_path / "toy", "objectives", "toy = toy_for_registry:TOY"))
 
 
 def test_built_in_objectives_need_no_metadata() -> None:
@@ -59,14 +50,14 @@ def test_registered_objectives_come_after_the_built_in_ones() -> None:
 
 @pytest.mark.usefixtures("toy")
 def test_package_cannot_replace_a_built_in_objective(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    install(tmp_path, "other", monkeypatch, dpr="toy_for_registry:TOY")
+    monkeypatch.syspath_prepend(install_package(tmp_path / "other", "objectives", "dpr = toy_for_registry:TOY"))
     assert list_objective_names() == (*BUILT_IN, "toy")
     assert get_objective("dpr") is DPR
 
 
 @pytest.mark.usefixtures("toy")
 def test_name_that_two_packages_register_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    install(tmp_path, "twin", monkeypatch, toy="another:TOY")
+    monkeypatch.syspath_prepend(install_package(tmp_path / "twin", "objectives", "toy = another:TOY"))
     with pytest.raises(InputError, match="registered by another:TOY and by toy_for_registry:TOY: uninstall one"):
         get_objective("toy")
 
@@ -84,7 +75,7 @@ def test_name_that_two_packages_register_is_refused(tmp_path: Path, monkeypatch:
 def test_broken_objective_is_named_and_the_others_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, value: str, reason: str
 ) -> None:
-    install(tmp_path, "broken", monkeypatch, broken=value)
+    monkeypatch.syspath_prepend(install_package(tmp_path / "broken", "objectives", f"broken = {value}"))
     with pytest.raises(InputError, match=f"objective 'broken' .*{reason}"):
         get_objective("broken")
     assert [objective.name for objective in list_objectives()] == [*BUILT_IN, "toy"]

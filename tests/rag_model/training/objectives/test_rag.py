@@ -50,7 +50,7 @@ def generators(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.fixture(scope="module")
 def snapshot(encoder: Path, tmp_path_factory: pytest.TempPathFactory) -> Snapshot:
     store = Store.open(str(tmp_path_factory.mktemp("store")), create=True)
-    return publish_tiny(store, encoder, ARTICLES, tmp_path_factory.mktemp("work"), words=True)
+    return publish_tiny(store, encoder, ARTICLES, tmp_path_factory.mktemp("work"), bm25=True)
 
 
 @pytest.fixture

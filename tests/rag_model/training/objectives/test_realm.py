@@ -37,7 +37,7 @@ from rag_model.training.objectives.realm_model import (
 )
 from rag_model.training.origins import NamedModels
 from tests.fixtures.forked_processes import SHARED, check_killed
-from tests.fixtures.tiny_realm import ARTICLES, RECIPE, STEPS, prepare, realm_of, train_realm
+from tests.fixtures.tiny_realm import ARTICLES, RECIPE, STEPS, load_realm, prepare, train_realm
 from tests.fixtures.tiny_snapshot import publish_tiny
 
 ROOT = Path(__file__).parents[4]
@@ -54,7 +54,7 @@ def snapshot(inputs: Path) -> Snapshot:
 
 
 def load_task(inputs: Path, snapshot: Snapshot, recipe: RealmRecipe = RECIPE) -> RealmTask:
-    return RealmTask(realm_of(inputs, frozen=recipe.freeze_encoders), snapshot, recipe)
+    return RealmTask(load_realm(inputs, frozen=recipe.freeze_encoders), snapshot, recipe)
 
 
 def test_null_passage_is_first_and_the_own_passage_left_out(inputs: Path, snapshot: Snapshot) -> None:
@@ -90,7 +90,7 @@ def test_passage_that_overlaps_at_the_mask_is_left_out(inputs: Path, tmp_path: P
         "Other": "the king of rome was born",
     }
     snapshot = publish_tiny(Store.open(str(tmp_path / "store"), create=True), inputs / "encoder", articles, tmp_path)
-    tokens = realm_of(inputs).reader.tokenizer
+    tokens = load_realm(inputs).reader.tokenizer
     start = articles["Left"].index("romulus")
     limits = MaskingLimits(window=60, max_masks=10, share=0.15)
     pieces = tokens.tokenize([articles["Left"]])[0]
