@@ -223,8 +223,8 @@ def _iter_strings(value: object) -> Iterator[str]:
 
 
 def _list_environment_secrets() -> list[str]:
-    secrets = {
-        value for name, value in os.environ.items() if _SECRET_NAMES.search(name) and len(value) >= _MIN_SECRET_LENGTH
-    }
+    # Another thread may unset a variable during the iteration.
+    values = [os.environ.get(name, "") for name in [*os.environ] if _SECRET_NAMES.search(name)]
+    secrets = {value for value in values if len(value) >= _MIN_SECRET_LENGTH}
     secrets.update(match for value in tuple(secrets) for match in _AZURE_SECRET.findall(value))
     return sorted(secrets, key=len, reverse=True)  # longest first: one secret may contain another

@@ -77,7 +77,7 @@ def test_workers_score_as_one_process_does(store: Store, generator: Any) -> None
     scores = score_answers(store, lambda: generator, "a", EXAMPLES, worker_runner, lambda *step: messages.append(step))
     expected = [score_example(generator, example) for example in EXAMPLES]
     for example_scores, expected_scores in zip(scores, expected, strict=True):
-        assert example_scores.tokens == expected_scores.tokens
+        assert example_scores.n_tokens == expected_scores.n_tokens
         # The last digits depend on how memory is aligned.
         assert example_scores.log_p == pytest.approx(expected_scores.log_p, 1e-5)
     assert messages[-1] == (2, 2)

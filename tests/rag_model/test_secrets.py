@@ -1,6 +1,7 @@
 """Every function that takes a URL refuses one with a secret, and no error repeats the secret."""
 
 import json
+import re
 import subprocess
 import sys
 import threading
@@ -229,3 +230,18 @@ def test_keys_of_azure_are_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", "c2VjcmV0==")
     masked_text = mask_secrets(f"{settings} | public signs with aGlkZGVu== or c2VjcmV0==")
     assert masked_text == "*** | public signs with *** or ***"
+
+
+def test_a_variable_may_be_unset_while_the_environment_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("FIRST_TOKEN", "SECOND_TOKEN"):
+        monkeypatch.setenv(name, f"value of {name}")
+    names = re.compile("FIRST_TOKEN|SECOND_TOKEN")
+
+    class UnsettingPattern:
+        def search(self, name: str) -> re.Match[str] | None:
+            if name == "FIRST_TOKEN":
+                monkeypatch.delenv("SECOND_TOKEN")
+            return names.fullmatch(name)
+
+    monkeypatch.setattr("rag_model.secrets._SECRET_NAMES", UnsettingPattern())
+    assert mask_secrets("value of FIRST_TOKEN.") == "***."
