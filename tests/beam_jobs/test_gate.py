@@ -36,7 +36,7 @@ RECIPE = GateRecipe(k=3, queries=8)
 passages, encoder, content = corpus.passages, corpus.encoder, corpus.content
 
 
-def without_times(snapshot: Snapshot, measurements: Mapping[str, IndexMeasurement]) -> object:
+def get_untimed_metrics(snapshot: Snapshot, measurements: Mapping[str, IndexMeasurement]) -> object:
     """Return all metrics that do not depend on the clock."""
     metrics = measure_snapshot(snapshot, RECIPE, measurements, {})
     curves = {name: [replace(point, milliseconds=0) for point in curve] for name, curve in metrics.curves.items()}
@@ -71,7 +71,7 @@ def test_workers_measure_what_one_process_measures(
     monkeypatch.delenv(START_VARIABLE)  # the launcher then measures itself
     shutil.rmtree(store.files.local_path("memo"))
     expected = gate.measure_indexes(store, Launch.new(store.url), None, snapshot, RECIPE)
-    assert without_times(snapshot, measurements) == without_times(snapshot, expected)
+    assert get_untimed_metrics(snapshot, measurements) == get_untimed_metrics(snapshot, expected)
     assert steps == sorted(steps)
     assert steps[-1] == (4, 4)  # two parts, then two indexes
 
@@ -80,19 +80,19 @@ def test_workers_measure_what_one_process_measures(
 def test_the_launcher_reads_neither_vectors_nor_indexes(
     store: Store, snapshot: Snapshot, launch: Launch, monkeypatch: pytest.MonkeyPatch, k: int
 ) -> None:
-    readers: list[tuple[str, int]] = []
+    reads: list[tuple[str, int]] = []
     fetch: Callable[[Blobs, BlobRef], Path] = Blobs.get_local_path
 
     def record(blobs: Blobs, ref: BlobRef) -> Path:
-        readers.append((ref.id, threading.get_ident()))
+        reads.append((ref.id, threading.get_ident()))
         return fetch(blobs, ref)
 
     monkeypatch.setattr(Blobs, "get_local_path", record)
     recipe, files = replace(RECIPE, k=k), snapshot.manifest.content.files
     assert gate.measure_indexes(store, launch, None, snapshot, recipe)
-    heavy = {ref.id for path, ref in files.items() if path.startswith(("embeddings/", "index/"))}
-    assert heavy <= {blob for blob, _ in readers}
-    assert not heavy & {blob for blob, thread in readers if thread == threading.get_ident()}
+    large_file_ids = {ref.id for path, ref in files.items() if path.startswith(("embeddings/", "index/"))}
+    assert large_file_ids <= {blob for blob, _ in reads}
+    assert not large_file_ids & {blob for blob, thread in reads if thread == threading.get_ident()}
 
 
 def test_gate_of_a_refresh_compares_only_new_rows_and_reads_only_new_passages(
@@ -116,17 +116,17 @@ def test_gate_of_a_refresh_compares_only_new_rows_and_reads_only_new_passages(
     np.save(tmp_path / "changed.npy", vectors)
     files = {**content.files, name: store.blobs.put_file(tmp_path / "changed.npy")}
     changed = Snapshot.from_manifest(store, Manifest(replace(content, files=files)))
-    compared: list[int] = []
+    comparison_counts: list[int] = []
     search_block = ExactIndex._search_block
 
     def record(index: ExactIndex, queries: Vectors, block: Vectors, k: int) -> tuple[Vectors, Rows]:
-        compared.append(len(queries) * len(block))
+        comparison_counts.append(len(queries) * len(block))
         return search_block(index, queries, block, k)
 
     monkeypatch.setattr(ExactIndex, "_search_block", record)
     measurements = measure(changed, recipe, parent=content)
     assert len(sampled_rows) == RECIPE.queries  # sentences of unchanged passages are not read again
-    assert 0 < sum(compared) < RECIPE.queries * len(vectors)
+    assert 0 < sum(comparison_counts) < RECIPE.queries * len(vectors)
     monkeypatch.undo()
     shutil.rmtree(store.files.local_path("memo"))
     expected = measure(changed, recipe)
@@ -142,11 +142,11 @@ def test_neighbors_in_an_unchanged_part_are_those_of_a_search_despite_new_querie
     neighbors = []
     for name, parent_queries in (("full", ()), ("refresh", queries[1:])):
         store = Store.open(str(tmp_path / name), create=True)
-        rows, current, former = (store.blobs.put_bytes(to_npy(array)) for array in (vectors, queries, parent_queries))
-        task = gate.NeighborTask(rows, len(vectors), current, "ip", 5)
+        rows, new, old = (store.blobs.put_bytes(to_npy(array)) for array in (vectors, queries, parent_queries))
+        task = gate.NeighborTask(rows, len(vectors), new, "ip", 5)
         if len(parent_queries):
-            gate.find_neighbors(replace(task, queries=former), store)
-            task = replace(task, parent_rows=(rows,), parent_queries=former)
+            gate.find_neighbors(replace(task, queries=old), store)
+            task = replace(task, parent_rows=(rows,), parent_queries=old)
         with np.load(io.BytesIO(store.blobs.read(BlobRef.from_json(gate.find_neighbors(task, store))))) as arrays:
             neighbors.append({key: arrays[key][:, :5].tolist() for key in ("scores", "rows")})
     assert neighbors[0] == neighbors[1]
@@ -188,24 +188,24 @@ def test_tuning_on_workers_is_recorded_as_in_one_process(
 def test_a_worker_reads_only_sampled_rows_of_a_remote_index(
     store: Store, snapshot: Snapshot, launch: Launch, s3_store_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    content, remote = snapshot.manifest.content, Store.open(s3_store_url, create=True)
+    content, remote_store = snapshot.manifest.content, Store.open(s3_store_url, create=True)
     refined_entry = {**content.indexes["ivfpq"], "refine": "vectors"}
     content = replace(content, indexes={**content.indexes, "ivfpq": refined_entry})
     snapshot = Snapshot.from_manifest(store, Manifest(content))
     expected = gate.measure_indexes(store, launch, None, snapshot, RECIPE)
     for blob in content.files.values():
-        remote.blobs.put_file(store.blobs.get_local_path(blob))
+        remote_store.blobs.put_file(store.blobs.get_local_path(blob))
     remote_snapshot, remote_launch = (
-        Snapshot.from_manifest(remote, snapshot.manifest),
+        Snapshot.from_manifest(remote_store, snapshot.manifest),
         replace(launch, store_url=s3_store_url),
     )
-    tasks = gate._create_tasks(remote, remote_snapshot, RECIPE, dict.fromkeys(content.indexes))
-    tasks = gate._add_queries(remote, remote_snapshot, tasks, remote_launch, gate._GateProgress(None, 2), None)
+    tasks = gate._create_tasks(remote_store, remote_snapshot, RECIPE, dict.fromkeys(content.indexes))
+    tasks = gate._add_queries(remote_store, remote_snapshot, tasks, remote_launch, gate._GateProgress(None, 2), None)
     fetched_ids = set[str]()
     fetch: Callable[[Blobs, BlobRef], Path] = Blobs.get_local_path
     monkeypatch.setattr(Blobs, "get_local_path", lambda blobs, ref: fetched_ids.add(ref.id) or fetch(blobs, ref))
     for task in tasks:
-        measurement = gate.read_measurement(gate.measure_one(task, remote))
+        measurement = gate.read_measurement(gate.measure_one(task, remote_store))
         assert measurement.health == expected[task.index].health
         assert measurement.recalls.tolist() == expected[task.index].recalls.tolist()
     assert fetched_ids == {content.files[content.index_file(name)].id for name in content.indexes}

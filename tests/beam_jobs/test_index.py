@@ -105,16 +105,16 @@ def test_training_reads_only_sampled_rows_of_a_remote_store(
     kind = get_kind_for_factory(factory)
     plan = kind.plan(IndexRecipe(factory, cells=4 if "HNSW" in factory else None), N, D)
     plan = replace(plan, train_sample=300) if isinstance(plan, VectorPlan) else plan
-    remote, fetched = Store.open(s3_store_url, create=True), set[str]()
+    remote, fetched_ids = Store.open(s3_store_url, create=True), set[str]()
     fetch: Callable[[Blobs, BlobRef], Path] = Blobs.get_local_path
-    monkeypatch.setattr(Blobs, "get_local_path", lambda blobs, ref: fetched.add(ref.id) or fetch(blobs, ref))
-    trained = []
+    monkeypatch.setattr(Blobs, "get_local_path", lambda blobs, ref: fetched_ids.add(ref.id) or fetch(blobs, ref))
+    trained_blobs = []
     for stage_store in (store, remote):
-        fetched.clear()
+        fetched_ids.clear()
         (build,) = start_builds(stage_store, {"built": plan}, files)
-        trained.append(index_work.train_one(build, stage_store)["blob"])
-    assert trained[0] == trained[1]
-    assert not fetched
+        trained_blobs.append(index_work.train_one(build, stage_store)["blob"])
+    assert trained_blobs[0] == trained_blobs[1]
+    assert not fetched_ids
 
 
 def test_recorded_stages_do_not_run_again(store: Store, plans: dict[str, VectorPlan], files: list[Path]) -> None:
@@ -242,8 +242,8 @@ def test_a_shard_reads_only_its_own_slices(store: Store, plans: dict[str, Vector
     for number, column in enumerate(table):
         calls.clear()
         index_work.build_shard(ShardTask(build, number, **index._read_cells(store, build)[number]), counting_store)
-        read = [end - start for path, start, end in calls if path in scattered]
-        assert read == column["size"].tolist()
+        sizes = [end - start for path, start, end in calls if path in scattered]
+        assert sizes == column["size"].tolist()
 
 
 def test_a_shard_to_be_built_alone_gets_all_cores(
@@ -254,7 +254,7 @@ def test_a_shard_to_be_built_alone_gets_all_cores(
     use_threads = index_work.engine.use_threads
 
     def record_threads(count: int) -> AbstractContextManager[None]:
-        if count > 1:  # the recall of a new graph is measured with one
+        if count > 1:  # the recall of a new graph is measured with one thread
             thread_counts.append(count)
         return use_threads(count)
 
@@ -274,8 +274,8 @@ def test_a_shard_to_be_built_alone_gets_all_cores(
 def test_a_shard_of_another_build_is_refused(store: Store, plans: dict[str, VectorPlan], files: list[Path]) -> None:
     graph = plans["hnsw"]
     other_plan = resolve(IndexRecipe("HNSW8", cells=4, seed=1), N, D)
-    (build,), (stranger,) = (build_shards(store, {"hnsw": plan}, files) for plan in (graph, other_plan))
-    mixed = replace(build, shards=stranger.shards)
+    (build,), (other_build,) = (build_shards(store, {"hnsw": plan}, files) for plan in (graph, other_plan))
+    mixed = replace(build, shards=other_build.shards)
     with pytest.raises(InputError, match="shard 0 of HNSW8 is a piece of another build"):
         index.merge([mixed], create_launch(store))
 
@@ -357,7 +357,7 @@ def test_estimates_count_the_imports_of_a_worker_and_the_compiled_functions(tmp_
     (part,) = write_parts([build_passage(f"title {number}", "A text of pigs.") for number in range(40)], [], tmp_path)
     command = [sys.executable, "-c", _MEMORY_OF_A_WORKER, str(part)]
     output = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, check=True).stdout
-    imported, scattered, estimate = map(int, output.split())
+    bytes_after_import, bytes_after_scatter, estimate = map(int, output.split())
     # Resident memory differs by a quarter between machines, with their huge pages and processors.
-    assert 0.5 * PROCESS_BYTES < imported < PROCESS_BYTES
-    assert 0.5 * estimate < scattered < estimate
+    assert 0.5 * PROCESS_BYTES < bytes_after_import < PROCESS_BYTES
+    assert 0.5 * estimate < bytes_after_scatter < estimate

@@ -252,7 +252,7 @@ def count_cells(built_index: BuiltIndex) -> list[float]:
     return [built_index.stats.get(name, -1) for name in names]
 
 
-def test_the_graph_of_a_cell_is_updated_from_update_to_update(
+def test_graphs_of_cells_are_updated_in_successive_rebuilds(
     store: Store, empty_store: Store, months: Months, third_month: list[Path], parents: Any
 ) -> None:
     first, _ = parents
@@ -366,7 +366,7 @@ def test_an_overgrown_cell_is_split(store: Store, months: Months, parents: Any, 
     assert note.startswith("trained as in snapshot 000000000000, cells split: the largest cell has grown to 1.9")
     assert third.training[0] != second.training[0]
     assert third.training[1].imbalance_now < second.training[1].imbalance_now
-    assert sum(count_cells(third)[:3]) == 3, "the parent's graphs are there to be updated"
+    assert sum(count_cells(third)[:3]) == 3, "each cell is built, updated or reused"
     assert measure_recall(store, third, files, draw_vectors(100, 21)) > 0.97
 
 

@@ -24,7 +24,7 @@ from rag_model.process import count_cpu_seconds
 from rag_model.store.store import Store
 from tests.beam_jobs import works
 
-pytestmark = pytest.mark.xdist_group("beam")  # two jobs at once would want four cores
+pytestmark = pytest.mark.xdist_group("beam")  # two jobs at once would need four cores
 
 
 @pytest.fixture
@@ -148,7 +148,7 @@ ZeroDivisionError: division by zero
 
 Driver stacktrace:
 """
-RAISED = "rag_model.errors.StoreError: no\n\nrag_model.errors.InputError: so [while running 'Cut']"
+WORKER_ERRORS = "rag_model.errors.StoreError: no\n\nrag_model.errors.InputError: so [while running 'Cut']"
 
 
 @pytest.mark.parametrize(
@@ -159,7 +159,7 @@ RAISED = "rag_model.errors.StoreError: no\n\nrag_model.errors.InputError: so [wh
         (CANCELLED, BookwheelError, "was cancelled on its engine"),
         (SPARK_STOPPED, BookwheelError, r"IllegalStateException: the context is stopped\.\)"),
         (SPARK_FAILED, BookwheelError, r"\(RuntimeError: ZeroDivisionError: division by zero\)"),
-        (RAISED, InputError, "^so$"),
+        (WORKER_ERRORS, InputError, "^so$"),
         (f"{WORKER_DIED} -9", ResourceError, "was killed, perhaps because memory ran out"),
         (f"{WORKER_DIED} 3", BookwheelError, r"ended \(exit code 3\); its log .* says why"),
     ],
@@ -223,11 +223,11 @@ def test_a_job_counts_its_tasks_for_the_runner_and_restores_what_it_changed(tmp_
     beam_logger, hook = logging.getLogger("apache_beam"), threading.excepthook
     logger_state = beam_logger.level, beam_logger.propagate, [*beam_logger.handlers]
     job = pipeline._create_pipeline("square", worker, [(0, 2), (1, 3), (2, 4)], options, tmp_path / "log")
-    with pipeline._PipelineThread(job, options) as running:
+    with pipeline._PipelineThread(job, options) as pipeline_thread:
         logging.getLogger("apache_beam.runners").info("see https://console.cloud.google.com/dataflow/jobs/1")
-        assert running.finished.wait(300)
-    assert running.failure is None
-    counters = running._result.metrics().query()["counters"]
+        assert pipeline_thread.finished.wait(300)
+    assert pipeline_thread.failure is None
+    counters = pipeline_thread._result.metrics().query()["counters"]
     counts = {(counter.key.metric.namespace, counter.key.metric.name): counter.committed for counter in counters}
     assert counts["square", "tasks_done"] == 3
     assert threading.excepthook is hook

@@ -54,8 +54,8 @@ def find_servers(flags: list[str], pid: int | None = None) -> list[psutil.Proces
 
 
 def get_command_line(process: psutil.Process) -> list[str]:
-    """Return the arguments of a process, and none if it has ended."""
-    with suppress(psutil.NoSuchProcess):  # a zombie is one as well
+    """Return the arguments of a process, or an empty list if it has ended."""
+    with suppress(psutil.NoSuchProcess):  # also raised for a zombie
         return process.cmdline()
     return []
 
@@ -63,7 +63,7 @@ def get_command_line(process: psutil.Process) -> list[str]:
 def wait_until(condition: Callable[[], object]) -> None:
     deadline = time.monotonic() + 300
     while not condition():
-        assert time.monotonic() < deadline, "not seen in five minutes"
+        assert time.monotonic() < deadline, "the condition did not become true in five minutes"
         time.sleep(0.05)
 
 
@@ -100,11 +100,11 @@ def test_the_server_ends_when_its_launcher_is_killed(flags: list[str]) -> None:
         "import signal\n"
         "from apache_beam.options.pipeline_options import PipelineOptions\n"
         "from beam_jobs.flink import set_job_server\n"
-        f"set_job_server(PipelineOptions({flags}), {flags}); print('there', flush=True); signal.pause()"
+        f"set_job_server(PipelineOptions({flags}), {flags}); print('started', flush=True); signal.pause()"
     )
     launcher = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     assert launcher.stdout is not None
-    assert launcher.stdout.readline() == "there\n"
+    assert launcher.stdout.readline() == "started\n"
     (server,) = find_servers(flags, launcher.pid)
     launcher.send_signal(signal.SIGKILL)
     launcher.communicate()
@@ -126,8 +126,8 @@ def test_spark_gets_its_server_from_any_thread(flags: list[str], runner: str, tm
 
 def test_prism_gets_its_server_from_any_thread(tmp_path: Path) -> None:
     program = tmp_path / "prism"
-    listens = LISTENING_SERVER.replace("--job-port", "--job_port")
-    program.write_text(f'#!/bin/sh\nexec {sys.executable} -c "{listens}" "$0" "$@"\n')
+    server_code = LISTENING_SERVER.replace("--job-port", "--job_port")
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -c "{server_code}" "$0" "$@"\n')
     program.chmod(0o755)
     prism_flags, endpoints = ["--runner=PrismRunner", f"--prism_location={program}"], list[str | None]()
     thread = threading.Thread(target=lambda: endpoints.append(resolve_endpoint(prism_flags)))
@@ -135,7 +135,7 @@ def test_prism_gets_its_server_from_any_thread(tmp_path: Path) -> None:
     thread.join()
     assert endpoints == [resolve_endpoint(prism_flags)] != [None]
     descendants = psutil.Process().children(recursive=True)
-    (server,) = [process for process in descendants if {str(program), listens} <= {*get_command_line(process)}]
+    (server,) = [process for process in descendants if {str(program), server_code} <= {*get_command_line(process)}]
     server.kill()
 
 
@@ -201,7 +201,7 @@ class _JobManager(BaseHTTPRequestHandler):
         self._answer(json.dumps({"jobs": jobs}).encode())
 
     def do_PATCH(self) -> None:
-        self.server.patched.append(self.path)
+        self.server.patched_paths.append(self.path)
         self._answer(b"{}")
 
     def _answer(self, body: bytes) -> None:
@@ -210,13 +210,13 @@ class _JobManager(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, *_: Any) -> None:
-        """Say nothing."""
+        """Do not print requests."""
 
 
 @pytest.fixture
 def job_manager() -> Iterator[Any]:
     with ThreadingHTTPServer(("127.0.0.1", 0), _JobManager) as server:
-        server.patched = []  # type: ignore[attr-defined]
+        server.patched_paths = []  # type: ignore[attr-defined]
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield server
         server.shutdown()
@@ -232,10 +232,10 @@ def test_only_the_running_job_of_that_name_is_cancelled(job_manager: Any) -> Non
     set_job_server(options, flags)
     cancel_job(options, "bookwheel-embed-run")
     cancel_job(options, "bookwheel-chunk-run")
-    assert job_manager.patched == ["/jobs/2?mode=cancel"]
+    assert job_manager.patched_paths == ["/jobs/2?mode=cancel"]
 
 
-def test_a_cluster_that_has_gone_needs_no_cancelling() -> None:
+def test_cancelling_a_job_of_an_unreachable_cluster_raises_no_error() -> None:
     flags = ["--runner=FlinkRunner", "--flink_master=127.0.0.1:9", "--job_endpoint=elsewhere:1"]
     options = PipelineOptions(flags)
     set_job_server(options, flags)

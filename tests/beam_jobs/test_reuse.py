@@ -65,9 +65,7 @@ def contains_page(part: Any, *pages: int) -> bool:
     return any(part.first_page <= page <= part.last_page for page in pages)
 
 
-def test_reused_passages_and_articles_equal_newly_made_ones(
-    store: Store, dumps: Dumps, tiny: Path, tmp_path: Path
-) -> None:
+def test_reused_passages_and_articles_equal_new_ones(store: Store, dumps: Dumps, tiny: Path, tmp_path: Path) -> None:
     stripped_store = Store.open(str(shutil.copytree(store.files.local_path(""), tmp_path / "bare")))
     parent = Parent.from_ref(stripped_store, "latest").manifest
     assert parent is not None
@@ -126,13 +124,13 @@ def test_a_part_without_passages_leaves_no_gap(
 ) -> None:
     """Redirects fill whole parts; the next build must number and divide the other pages as this one did."""
     store = Store.open(str(tmp_path), create=True)
-    empty = {10, 20, 30, 40, 100, 110, 120, 130, 140, 150, 160, 170, 180, 230, 240}
-    pages = [replace(page, redirect="Page 50") if page.page_id in empty else page for page in OLD]
-    small = replace(RECIPE, part_bytes=400)
-    first = build(store, write_dump(pages), tiny, small)
+    redirect_ids = {10, 20, 30, 40, 100, 110, 120, 130, 140, 150, 160, 170, 180, 230, 240}
+    pages = [replace(page, redirect="Page 50") if page.page_id in redirect_ids else page for page in OLD]
+    small_recipe = replace(RECIPE, part_bytes=400)
+    first = build(store, write_dump(pages), tiny, small_recipe)
     assert first.ranges[0][0] == 0
     assert all(previous[1] + 1 == following[0] for previous, following in pairwise(first.ranges))
-    second = build(store, write_dump(pages), tiny, small)
+    second = build(store, write_dump(pages), tiny, small_recipe)
     assert second.content == first.content
     assert second.counts["embedded"] == 0
 
@@ -181,7 +179,7 @@ def test_another_encoder_encodes_all_and_a_renamed_one_nothing(
     assert other_build.n_parsed == 5
 
 
-def test_documents_keep_their_vectors_too(tiny: Path, tmp_path: Path) -> None:
+def test_unchanged_documents_keep_their_vectors(tiny: Path, tmp_path: Path) -> None:
     store, dump = Store.open(str(tmp_path / "store"), create=True), tmp_path / "documents.jsonl"
     documents = [{"id": str(number), "title": f"T{number}", "text": f"words of {number}"} for number in range(60)]
     dump.write_text("".join(json.dumps(document) + "\n" for document in documents))
@@ -205,13 +203,13 @@ def test_a_new_ref_reuses_results_of_latest(store: Store, dumps: Dumps, tiny: Pa
 
 def test_a_damaged_file_is_named_and_not_reused(store: Store, month: BuildResult, dumps: Dumps, tiny: Path) -> None:
     blob = month.content.files[embeddings_path("part-00000")]
-    damaged = store.files.local_path(blob.path)
-    data = bytearray(damaged.read_bytes())
+    damaged_file = store.files.local_path(blob.path)
+    data = bytearray(damaged_file.read_bytes())
     data[-1] ^= 1
-    damaged.write_bytes(data)
+    damaged_file.write_bytes(data)
     with pytest.raises(StoreError, match=blob.id):
         build(store, dumps.new, tiny)
-    damaged.unlink()
+    damaged_file.unlink()
     assert build(store, dumps.new, tiny).counts["embedded"] > 0
 
 
@@ -241,14 +239,14 @@ def embed_tasks(store: Store, dumps: Dumps, tiny: Path, monkeypatch: pytest.Monk
     return tasks
 
 
-def test_vectors_of_another_device_are_not_those_of_this_one(
+def test_vectors_of_another_device_are_not_reused(
     store: Store, embed_tasks: list[EmbedTask], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     task = next(task for task in embed_tasks if task.new_passages)
     assert not embed(task, store)["is_new"]
     monkeypatch.setattr("beam_jobs.embed.describe_precision", lambda encoder: "cuda bfloat16")
-    elsewhere = replace(task, precision="cuda bfloat16")
-    assert [embed(elsewhere, store)["is_new"] for _ in range(2)] == [True, False]
+    gpu_task = replace(task, precision="cuda bfloat16")
+    assert [embed(gpu_task, store)["is_new"] for _ in range(2)] == [True, False]
     assert not embed(task, store)["is_new"]
 
 
@@ -267,10 +265,10 @@ def test_a_record_of_an_older_version_with_another_arithmetic_is_not_used(
     monkeypatch.setattr("beam_jobs.embed.describe_precision", lambda encoder: CPU_FLOAT32)
     vectors = store.blobs.put_bytes(b"old")
     for arithmetic, is_used in (("bfloat16", False), ("float32", True), ("", True)):
-        older = replace(task, digest=f"old {arithmetic}")
+        older_task = replace(task, digest=f"old {arithmetic}")
         stats = {"rows": 1, "encoded": 1, "device": "cpu", "arithmetic": arithmetic}
-        store.memo.write_record("embed", store.memo.compute_key(older.inputs()), {"embeddings": vectors}, stats)
-        assert (embed(older, store)["vectors"] == vectors.to_json()) == is_used
+        store.memo.write_record("embed", store.memo.compute_key(older_task.inputs()), {"embeddings": vectors}, stats)
+        assert (embed(older_task, store)["vectors"] == vectors.to_json()) == is_used
 
 
 def test_workers_elsewhere_start_unless_they_recorded_all_parts(
@@ -278,23 +276,23 @@ def test_workers_elsewhere_start_unless_they_recorded_all_parts(
 ) -> None:
     remote = Launch(store.url, "run", flags=("--runner=FlinkRunner", "--flink_master=nowhere:1"))
     monkeypatch.setattr("beam_jobs.embed.describe_precision", lambda encoder: "cuda bfloat16")
-    started: list[Any] = []
+    started_precisions: list[Any] = []
 
     def run_on_workers(stage: str, function: Any, tasks: Sequence[EmbedTask], *arguments: Any) -> list[Any]:
-        started.append([task.precision for task in tasks])
+        started_precisions.append([task.precision for task in tasks])
         return [embed(replace(task, precision="cuda bfloat16"), store) for task in tasks]
 
     monkeypatch.setattr("beam_jobs.pipeline.run_on_workers", run_on_workers)
     monkeypatch.setattr(Launch, "is_too_small", lambda launch, seconds: False)
     embed(replace(embed_tasks[0], precision="cuda bfloat16"), store)  # one part is recorded
-    fresh = [replace(task, digest=f"new {task.digest}") for task in embed_tasks]
-    results = run(fresh, remote)
-    assert started == [[""] * len(fresh)]  # the workers' own devices decide
-    assert run(fresh, remote) == [replace(result, is_new=False) for result in results]
-    assert len(started) == 1
+    new_tasks = [replace(task, digest=f"new {task.digest}") for task in embed_tasks]
+    results = run(new_tasks, remote)
+    assert started_precisions == [[""] * len(new_tasks)]  # the workers' own devices decide
+    assert run(new_tasks, remote) == [replace(result, is_new=False) for result in results]
+    assert len(started_precisions) == 1
 
 
-def test_the_arithmetic_is_that_of_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_detected_precision_is_the_one_that_torch_uses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if not torch.cuda.is_available():
         dtype = choose_fastest_dtype(torch.device("cpu"))
         assert detect_precision() == f"cpu {dtype}".replace("torch.", "")
@@ -317,10 +315,10 @@ def test_a_mixture_of_arithmetics_is_a_note_of_the_snapshot() -> None:
     new_result, recorded_result = EmbedResult(ref, 5, 5, arithmetic="cpu float32"), EmbedResult(ref, 5, 0)
     parent = {"arithmetic": ["cuda bfloat16"]}
     assert list_precisions({"embeddings": [new_result]}, parent) == ["cpu float32"]
-    mixed = list_precisions({"embeddings": [new_result, recorded_result]}, parent)
-    assert mixed == ["cpu float32", "cuda bfloat16"]
+    precisions = list_precisions({"embeddings": [new_result, recorded_result]}, parent)
+    assert precisions == ["cpu float32", "cuda bfloat16"]
     (note,) = arithmetic_notes = describe_mixed_precisions({"embeddings": [new_result, recorded_result]}, parent)
     assert note.startswith("vectors of embeddings were computed with cpu float32 and cuda bfloat16")
-    assert build_provenance("dump", "encoder", [], {}, mixed, arithmetic_notes)["notes"] == [note]
+    assert build_provenance("dump", "encoder", [], {}, precisions, arithmetic_notes)["notes"] == [note]
     remote_result = EmbedResult(ref, 5, 5, arithmetic="endpoint float32")
     assert describe_mixed_precisions({"embeddings": [new_result], "remote": [remote_result]}, parent) == []

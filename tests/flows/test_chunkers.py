@@ -73,5 +73,5 @@ def test_chunker_of_another_package_and_its_settings_determine_reuse(
     save_tokenizer(tokenizer, "[OTHER]")
     run(18)
     assert sorted(records.read_new()) == [(1, 0), (2, 0)], "the key depends on the content of the tokenizer file"
-    explained = {row["stage"]: row for row in run(18, tokenizer, "--explain")["stages"]}
-    assert (explained["chunk"]["recorded"], explained["chunk"]["changed"]) == (2, {})
+    stages = {row["stage"]: row for row in run(18, tokenizer, "--explain")["stages"]}
+    assert (stages["chunk"]["recorded"], stages["chunk"]["changed"]) == (2, {})

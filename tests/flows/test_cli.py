@@ -20,7 +20,7 @@ import pytest
 from flows.cli import app, handle_interrupts
 from flows.verbs.show import format_difference
 
-VERBS = ["demo", "evaluate", "log", "pull", "reindex", "search", "show", "verify"]
+VERBS = ["demo", "evaluate", "log", "pull", "reindex", "reproduce", "search", "show", "verify"]
 QUESTIONS = [
     {"question": "Who wrote What is Property?", "answers": ["Proudhon"]},
     {"question": "What is autism?", "answers": ["disorder", "developmental"]},
@@ -36,10 +36,6 @@ def test_escape_codes_are_not_printed_to_the_terminal(bookwheel: Any, library: P
     error = bookwheel("show", "\x1b[2J", "--store", library)
     assert error.code != 0
     assert "\x1b" not in result.out + error.err
-
-
-def test_all_verbs_exist() -> None:
-    assert {name for name in app if not name.startswith("-")} >= set(VERBS)
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -114,9 +110,9 @@ def test_reindex_reply_has_documented_keys(library_build: Any) -> None:
 
 
 def test_search_reply_has_documented_keys(library: Path, bookwheel: Any) -> None:
-    ran = bookwheel("search", "Who wrote it?", "What is it?", "-k", 3, "--store", library, "--json")
-    assert (ran.code, ran.err) == (0, "")
-    reply = ran.json
+    search_result = bookwheel("search", "Who wrote it?", "What is it?", "-k", 3, "--store", library, "--json")
+    assert (search_result.code, search_result.err) == (0, "")
+    reply = search_result.json
     assert {"snapshot", "results"} <= reply.keys()
     assert [result["question"] for result in reply["results"]] == ["Who wrote it?", "What is it?"]
     for result in reply["results"]:

@@ -49,8 +49,8 @@ def test_model_is_converted_and_a_malicious_one_rejected(pickled_encoder: Path, 
     converted = bookwheel("convert-weights", tmp_path / "new", tmp_path / "newer")
     assert (converted.code, "has safetensors, which need no conversion" in converted.complaint) == (2, True)
     torch.save({"a": MaliciousPickle(tmp_path / "attacked")}, pickled_encoder / "pytorch_model.bin")
-    rejected = bookwheel("convert-weights", pickled_encoder, tmp_path / "hostile")
-    assert (rejected.code, "mkdir, but only a table of tensors is accepted" in rejected.complaint) == (1, True)
+    failure = bookwheel("convert-weights", pickled_encoder, tmp_path / "hostile")
+    assert (failure.code, "mkdir, but only a table of tensors is accepted" in failure.complaint) == (1, True)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["again", "new", "pickled"]
 
 
@@ -89,9 +89,9 @@ def test_links_out_of_the_folder_are_rejected_and_file_modes_are_usual(
 ) -> None:
     (tmp_path / "secret.txt").write_text("secret")
     (pickled_encoder / "notes.txt").symlink_to(tmp_path / "secret.txt")
-    rejected = bookwheel("convert-weights", pickled_encoder, tmp_path / "new")
-    assert rejected.code == 1
-    assert f"notes.txt is a link to {tmp_path / 'secret.txt'}, outside of the folder: replace it" in rejected.complaint
+    failure = bookwheel("convert-weights", pickled_encoder, tmp_path / "new")
+    assert failure.code == 1
+    assert f"notes.txt is a link to {tmp_path / 'secret.txt'}, outside of the folder: replace it" in failure.complaint
     (pickled_encoder / "notes.txt").unlink()
     (pickled_encoder / "inside.txt").symlink_to(pickled_encoder / "config.json")
     assert bookwheel("convert-weights", pickled_encoder, tmp_path / "new").code == 0

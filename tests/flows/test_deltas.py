@@ -115,9 +115,9 @@ def test_takedown_deletes_the_deltas_that_contain_the_page(
     assert all((store / "blobs" / blob[:2] / blob).exists() for blob in blobs)
 
     assert {*list_blobs_with(store, SECRET)} & blobs, "the deltas contain the edit"
-    derived = len([*library.memo.iter_inputs("derive")])
+    n_derived = len([*library.memo.iter_inputs("derive")])
     takedown.fn(str(store), [str(EDITED)])
-    assert len([*library.memo.iter_inputs("derive")]) == derived + 2, "both inverted indexes are derived"
+    assert len([*library.memo.iter_inputs("derive")]) == n_derived + 2, "both inverted indexes are derived"
     collect_garbage(library, 0.0)
     assert list_blobs_with(store, SECRET) == []
     assert list_deltas(library) == {}

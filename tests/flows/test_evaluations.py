@@ -26,9 +26,9 @@ def store(library: Path, tmp_path: Path) -> Path:
     return copy_library(library, tmp_path / "store")
 
 
-def copy_library(library: Path, to: Path) -> Path:
+def copy_library(library: Path, target: Path) -> Path:
     """Copy the library without the evaluations that other tests left there."""
-    return Path(shutil.copytree(library, to, ignore=shutil.ignore_patterns("evaluations")))
+    return Path(shutil.copytree(library, target, ignore=shutil.ignore_patterns("evaluations")))
 
 
 @pytest.fixture(scope="module")
@@ -47,9 +47,9 @@ def test_evaluation_of_retrieval_is_recorded_once_shown_and_verified(
     first = bookwheel(*command, "--json").json
     (evaluation,) = list_evaluations(store)
     assert (first["evaluation"], first["unrecorded"]) == (evaluation, "")
-    renamed = tmp_path / "again.jsonl"
-    renamed.write_text(questions.read_text().replace('", "', '",   "'))
-    repeated = bookwheel("evaluate", "--store", store, "--questions", renamed, "--retriever", "hnsw")
+    copied_file = tmp_path / "again.jsonl"
+    copied_file.write_text(questions.read_text().replace('", "', '",   "'))
+    repeated = bookwheel("evaluate", "--store", store, "--questions", copied_file, "--retriever", "hnsw")
     assert f"evaluation   {evaluation[:12]}" in repeated.out.splitlines()
     assert list_evaluations(store) == [evaluation]
     second_id = bookwheel(*command, "-k", 5, "--retriever", "exact", "--retriever", "hnsw", "--json").json["evaluation"]

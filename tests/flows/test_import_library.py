@@ -73,9 +73,9 @@ def test_import_skips_taken_down_pages(
         assert snapshot.n == len(load_embeddings(snapshot)) == 247 - n_dropped
         assert "Anarchism" not in {passage.title for passage in snapshot.passages(range(snapshot.n))}
     store.takedowns.add("", [pages["Autism"], pages["Albedo"]], "", "me")
-    rejected = bookwheel("import", *inputs, "--store", store.url, "--encoder", tiny, "--recipe", recipe)
-    assert rejected.code == 1
-    assert "there is nothing to import" in rejected.complaint
+    failure = bookwheel("import", *inputs, "--store", store.url, "--encoder", tiny, "--recipe", recipe)
+    assert failure.code == 1
+    assert "there is nothing to import" in failure.complaint
 
 
 def list_passages(snapshot: Snapshot) -> list[tuple[str, str, str, str]]:

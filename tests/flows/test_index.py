@@ -74,8 +74,8 @@ def test_text_output_names_index_and_recall(vectors_file: Path, bookwheel: Any, 
         "index", vectors_file, tmp_path / "out", "--index", "IVF8,SQ8", "--questions", tmp_path / "questions.npy"
     )
     assert result.code == 0, result.err
-    for words in ("IVF8,SQ8 (ip)", f"{N:,} of {D} dimensions", "nprobe", "measured with 40 questions", "recall@20"):
-        assert words in result.out
+    for message in ("IVF8,SQ8 (ip)", f"{N:,} of {D} dimensions", "nprobe", "measured with 40 questions", "recall@20"):
+        assert message in result.out
 
 
 def test_default_index_is_the_best_that_fits_into_memory(vectors_file: Path, bookwheel: Any, tmp_path: Path) -> None:

@@ -124,7 +124,7 @@ def test_store_below_a_file_is_rejected(tmp_path: Path, reindex: Any) -> None:
 @pytest.mark.parametrize(
     ("argv", "code", "message"),
     [
-        (["search", "Who?", "-k", "1000"], 2, "1000"),
+        (["search", "Who?", "-k", "248"], 2, "k is 248 but the snapshot holds 247 passages"),
         (["search", "Who?", "-k", "0"], 2, "0"),
         (["search", ""], 2, "question"),
         (["search", "  \n"], 2, "question"),
@@ -148,10 +148,6 @@ def test_invalid_request_is_rejected(argv: list[str], code: int, message: str, l
     result = bookwheel(*argv, "--store", library)
     assert result.code == code, result.err
     assert message.lower() in result.complaint.lower()
-
-
-def test_error_for_a_large_k_names_the_number_of_passages(library: Path, bookwheel: Any) -> None:
-    assert "247" in bookwheel("search", "Who?", "-k", 248, "--store", library).complaint
 
 
 def test_question_encoder_of_another_space_is_rejected(library: Path, other_tiny: Path, bookwheel: Any) -> None:
@@ -178,8 +174,9 @@ def test_empty_dump_name_creates_no_store(tmp_path: Path, bookwheel: Any) -> Non
 def test_malicious_markup_drops_at_most_its_page(
     tmp_path: Path, reindex: Any, page_xml: Callable[..., str], export_xml: Callable[..., bytes]
 ) -> None:
-    deep = ["{{a|" * 40_000, "[[" * 40_000, "<div>" * 40_000, "{|\n|\n" * 20_000, "'''''" * 40_000, "<ref>" * 40_000]
-    pages = [page_xml(page, f"Page {page} says some words. {markup}") for page, markup in enumerate(["", *deep, ""], 1)]
+    markups = [text * 40_000 for text in ("{{a|", "[[", "<div>", "'''''", "<ref>")] + ["{|\n|\n" * 20_000]
+    texts = [f"Page {page} says some words. {markup}" for page, markup in enumerate(["", *markups, ""], 1)]
+    pages = [page_xml(page, text) for page, text in enumerate(texts, 1)]
     dump = tmp_path / "deep.xml"
     dump.write_bytes(export_xml(*pages))
     result = reindex(tmp_path / "store", dump=dump)

@@ -69,9 +69,9 @@ def deployment(prefect_server: None) -> Callable[..., str]:
 
 def launch_and_read_run(deployment: str, dump: Path, tiny: Path, **options: Any) -> tuple[LaunchedRun, Any]:
     """Launch a rebuild; return its report, and the run from the server."""
-    launched = launch(str(dump), str(dump.parent / "store"), str(tiny), deployment=deployment, **options)
+    report = launch(str(dump), str(dump.parent / "store"), str(tiny), deployment=deployment, **options)
     with get_client(sync_client=True) as client:
-        return launched, client.read_flow_run(launched.run)  # type: ignore[arg-type]
+        return report, client.read_flow_run(report.run)  # type: ignore[arg-type]
 
 
 def test_launched_run_has_estimated_resources_that_grow_with_dump(
@@ -257,9 +257,9 @@ def test_training_memory_grows_with_batch_size(
 
     def launch_training(batch: int) -> tuple[LaunchedRun, Any]:
         options: dict[str, Any] = {"recipe": {"rag": {"batch_size": batch}}, "generator": bart, "max_steps": 5}
-        launched = launch_finetune("rag-token", str(library), **examples, **options, deployment=name, most=LIMITS)
+        report = launch_finetune("rag-token", str(library), **examples, **options, deployment=name, most=LIMITS)
         with get_client(sync_client=True) as client:
-            return launched, client.read_flow_run(launched.run)  # type: ignore[arg-type]
+            return report, client.read_flow_run(report.run)  # type: ignore[arg-type]
 
     small, run = launch_training(2)
     assert run.parameters == {
@@ -334,9 +334,9 @@ def test_evaluation_resources_grow_with_settings(
     arguments = (str(library), str(tmp_path / "rag"), examples["dev"])
 
     def launch_evaluation(settings: EvaluationSettings | None) -> tuple[LaunchedRun, Any]:
-        launched = launch_evaluate(*arguments, settings=settings, deployment=name, most=LIMITS)
+        report = launch_evaluate(*arguments, settings=settings, deployment=name, most=LIMITS)
         with get_client(sync_client=True) as client:
-            return launched, client.read_flow_run(launched.run)  # type: ignore[arg-type]
+            return report, client.read_flow_run(report.run)  # type: ignore[arg-type]
 
     plain, run = launch_evaluation(None)
     assert "settings" not in run.parameters

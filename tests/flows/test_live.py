@@ -1,4 +1,4 @@
-"""A streamed answer on a terminal, which then has the complete reply once."""
+"""A terminal shows an answer while it is generated, and the reply continues it without repeating it."""
 
 import io
 from contextlib import redirect_stdout

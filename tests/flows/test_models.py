@@ -48,8 +48,8 @@ def store(library: Path, tiny: Path, s3_store_url: str, tmp_path_factory: pytest
 def run_json(bookwheel: Callable[..., Any], store: str) -> Callable[..., Any]:
     """Run a verb that succeeds, by default on the S3 store, and return its JSON."""
 
-    def run(*words: object) -> Any:
-        result = bookwheel(*words, *([] if "--store" in words else ["--store", store]), "--json")
+    def run(*arguments: object) -> Any:
+        result = bookwheel(*arguments, *([] if "--store" in arguments else ["--store", store]), "--json")
         assert result.code == 0, result.err
         return result.json
 
@@ -78,8 +78,8 @@ class TestOnS3:
     def test_model_answers_from_store_pull_and_export(
         self, run_json: Callable[..., Any], bookwheel: Callable[..., Any], store: str, tmp_path: Path
     ) -> None:
-        answered = run_json("answer", QUESTION, "--model", "reader")
-        model = answered["model"]
+        reply = run_json("answer", QUESTION, "--model", "reader")
+        model = reply["model"]
         pulled = run_json("pull", "model:reader", tmp_path / "pulled")
         assert set(pulled) == {"model", "path", "fetched_bytes", "reused_bytes", "pruned", "taken_down"}
         assert (pulled["model"], pulled["path"], pulled["reused_bytes"]) == (model, str(tmp_path / "pulled" / model), 0)
@@ -88,12 +88,12 @@ class TestOnS3:
         exported = run_json("export", "model:reader", tmp_path / "plain")
         assert (exported["model"], exported["kind"], exported["bytes"]) == (model, "rag-token", pulled["fetched_bytes"])
         for folder in (tmp_path / "pulled" / "current", tmp_path / "plain"):
-            assert run_json("answer", QUESTION, "--model", folder)["answers"] == answered["answers"]
+            assert run_json("answer", QUESTION, "--model", folder)["answers"] == reply["answers"]
             AutoModel.from_pretrained(folder / "question")
             AutoModelForSeq2SeqLM.from_pretrained(folder / "generator")
-        for words in (["pull", "--no-embeddings"], ["pull", "--index", "hnsw"], ["export", "--layout", "dpr"]):
-            refused = bookwheel(words[0], "model:reader", tmp_path / "no", *words[1:], "--store", store)
-            assert (refused.code, "is a model" in refused.complaint) == (2, True)
+        for arguments in (["pull", "--no-embeddings"], ["pull", "--index", "hnsw"], ["export", "--layout", "dpr"]):
+            failure = bookwheel(arguments[0], "model:reader", tmp_path / "no", *arguments[1:], "--store", store)
+            assert (failure.code, "is a model" in failure.complaint) == (2, True)
         result = bookwheel("pull", "latest", tmp_path / "pulled", "--store", store)
         assert (result.code, "is a folder of models" in result.complaint) == (2, True)
 
@@ -113,7 +113,7 @@ class TestOnS3:
 
 
 @pytest.fixture(scope="module")
-def foreign(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def foreign_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder like facebook/rag-sequence-nq, which does not declare its passage encoder."""
     folder = tmp_path_factory.mktemp("foreign")
     torch.manual_seed(3)
@@ -128,34 +128,34 @@ def foreign(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_foreign_model_answers_with_declared_passage_encoder(
-    foreign: Path, library: Path, tiny: Path, other_tiny: Path, bookwheel: Callable[..., Any], tmp_path: Path
+    foreign_model: Path, library: Path, tiny: Path, other_tiny: Path, bookwheel: Callable[..., Any], tmp_path: Path
 ) -> None:
-    command = ["answer", QUESTION, "--store", library, "--model", foreign]
+    command = ["answer", QUESTION, "--store", library, "--model", foreign_model]
     result = bookwheel(*command)
     assert (result.code, "does not declare its passage encoder" in result.complaint) == (1, True)
     assert "--asks" in result.complaint
     accepted = bookwheel(*command, "--asks", tiny, "--json")
     assert accepted.code == 0, accepted.err
     assert len(accepted.json["answers"][0]["passages"]) == 2
-    other_space = bookwheel(*command, "--asks", other_tiny)
-    assert (other_space.code, "weights differ" in other_space.complaint) == (3, True)
+    failure = bookwheel(*command, "--asks", other_tiny)
+    assert (failure.code, "weights differ" in failure.complaint) == (3, True)
 
     snapshot = bookwheel("show", "latest", "--store", library, "--json").json
     space = snapshot["content"]["representations"]["embeddings"]["space"]
-    declared = Path(shutil.copytree(foreign, tmp_path / "declared"))
+    declared = Path(shutil.copytree(foreign_model, tmp_path / "declared"))
     (declared / "question_encoder_tokenizer" / "bookwheel.json").write_text(json.dumps({"asks": space}))
     command[-1] = declared
     assert bookwheel(*command, "--json").json["answers"] == accepted.json["answers"]
-    contradicted = bookwheel(*command, "--asks", other_tiny)
-    assert (contradicted.code, "weights differ" in contradicted.complaint) == (3, True)
+    mismatch = bookwheel(*command, "--asks", other_tiny)
+    assert (mismatch.code, "weights differ" in mismatch.complaint) == (3, True)
 
 
 def test_foreign_model_is_evaluated_with_declared_passage_encoder(
-    foreign: Path, library: Path, tiny: Path, bookwheel: Callable[..., Any], tmp_path: Path
+    foreign_model: Path, library: Path, tiny: Path, bookwheel: Callable[..., Any], tmp_path: Path
 ) -> None:
     store, questions = shutil.copytree(library, tmp_path / "store"), tmp_path / "questions.jsonl"
     questions.write_text(json.dumps({"question": QUESTION, "answers": ["Proudhon"]}) + "\n")
     command = ["evaluate", "--store", store, "--questions", questions, "--asks", tiny]
-    result = bookwheel(*command, "--model", foreign, "--json")
+    result = bookwheel(*command, "--model", foreign_model, "--json")
     assert (result.json["n"], result.json["k"]) == (1, 2)
     assert bookwheel(*command).code == 2, "--asks needs --model"

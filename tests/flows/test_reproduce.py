@@ -18,7 +18,6 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from flows import cli
 from flows.reproduction import list_built_in, read_reproduction
 from rag_model.encoders.encoder import Encoder
 from rag_model.evaluation.reports.reproduction import (
@@ -118,15 +117,15 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def write_table(folder: Path, encoder: Path, dev: str = 'path = "questions.jsonl"', more: str = "") -> Path:
+def write_table(folder: Path, encoder: Path, dev: str = 'path = "questions.jsonl"', rows: str = "") -> Path:
     path = folder / "small.toml"
-    path.write_text(TABLE.format(encoder=encoder, dev=dev) + more)
+    path.write_text(TABLE.format(encoder=encoder, dev=dev) + rows)
     return path
 
 
 def test_table_has_values_of_evaluate_and_is_reused(folder: Path, tiny: Path, bookwheel: Any, tmp_path: Path) -> None:
     model = save_tiny_rag(tmp_path / "models", tiny)
-    table, store = write_table(folder, tiny, more=ANSWER.format(model=model)), folder / "store"
+    table, store = write_table(folder, tiny, rows=ANSWER.format(model=model)), folder / "store"
     result = bookwheel("reproduce", table, "--store", store, "--json")
     assert result.code == 3  # Every first hit of BM25 has the answer, but the table says that 40 % have it.
     assert "1 value of 5 differ from the published ones" in result.err
@@ -137,8 +136,8 @@ def test_table_has_values_of_evaluate_and_is_reused(folder: Path, tiny: Path, bo
     assert lines["BM25", "Success@1"]["difference"] == 60.0
     assert lines["hnsw", "Success@5"]["value"] == lines["exact", "Success@5"]["value"]
     for line in result.json["lines"]:  # The printed command returns the recorded evaluation with the value.
-        evaluated = bookwheel(*shlex.split(line["command"])[1:], "--json").json
-        value, evaluation = evaluated["metrics"][line["measure"]], evaluated["evaluation"]
+        reply = bookwheel(*shlex.split(line["command"])[1:], "--json").json
+        value, evaluation = reply["metrics"][line["measure"]], reply["evaluation"]
         assert (100 * value, evaluation) == (pytest.approx(line["value"]), line["evaluation"])
     second = bookwheel("reproduce", table, "--store", store, "--json")
     assert (second.json["new"], second.json["evaluation"]) == (0, result.json["evaluation"])
@@ -215,8 +214,8 @@ def test_failed_row_is_reported_and_others_continue(folder: Path, tiny: Path, bo
     }
     second = bookwheel("reproduce", table, "--store", store, "--json")
     assert (second.code, second.json["new"], second.json["evaluation"]) == (1, 0, result.json["evaluation"])
-    only = bookwheel("reproduce", table, "--store", store, "--rows", "cells", "--json")
-    assert (only.code, [line["verdict"] for line in only.json["lines"]]) == (1, ["failed"])
+    second = bookwheel("reproduce", table, "--store", store, "--rows", "cells", "--json")
+    assert (second.code, [line["verdict"] for line in second.json["lines"]]) == (1, ["failed"])
     damaged = bookwheel("reproduce", table, "--store", store, "--rows", "damaged", "--json")
     assert (damaged.code, damaged.json["error"]) == (1, reasons["damaged"])
 
@@ -227,9 +226,9 @@ def test_sample_runs_every_row_without_comparison(folder: Path, tiny: Path, book
     arguments = "reproduce", table, "--store", folder / "store", "--fraction", ".5"
     declared = table.read_text().replace('path = "documents.jsonl"', 'path = "documents.jsonl"\nrecords = 21015324')
     table.write_text(declared)
-    planned = bookwheel(*arguments, "--dry-run", "--json")
-    assert planned.code == 0
-    assert planned.json["passages"]["small"] <= 1_000, "a fraction of the local file, not of the declared records"
+    plan = bookwheel(*arguments, "--dry-run", "--json")
+    assert plan.code == 0
+    assert plan.json["passages"]["small"] <= 1_000, "a fraction of the local file, not of the declared records"
     assert not (folder / "store").exists()
     result = bookwheel(*arguments, "--json")
     assert result.code == 0
@@ -255,8 +254,8 @@ def test_missing_data_is_downloaded_and_verified(folder: Path, tiny: Path, bookw
     dev = f'url = "{server_url}/questions.jsonl"\nbytes = 5000\nlicence = "CC BY"\nchecksum = "sha256:%s"'
     arguments = "reproduce", write_table(folder, tiny, dev % digits), "--store", folder / "store", "--data", data
     arguments += ("--rows", "exact")
-    planned = bookwheel(*arguments, "--dry-run", "--json").json
-    assert (planned["download"], planned["licences"]) == ({"dev": 5000}, {"CC BY": ["dev"]})
+    plan = bookwheel(*arguments, "--dry-run", "--json").json
+    assert (plan["download"], plan["licences"]) == ({"dev": 5000}, {"CC BY": ["dev"]})
     assert bookwheel(*arguments).code == 0
     assert (data / "questions.jsonl").read_bytes() == (folder / "questions.jsonl").read_bytes()
     (data / "questions.jsonl").write_text("{}")
@@ -374,13 +373,13 @@ def test_file_name_becomes_ref_name(folder: Path, tiny: Path) -> None:
 def test_killed_run_continues(folder: Path, tiny: Path, bookwheel: Any) -> None:
     table, store = write_table(folder, tiny), folder / "store"
     arguments = ["reproduce", str(table), "--store", str(store)]
-    running = ForkedCommand(arguments, folder)
+    process = ForkedCommand(arguments, folder)
     try:
-        while running.poll() is None and not list(store.glob("evaluations/*.json")):
+        while process.poll() is None and not list(store.glob("evaluations/*.json")):
             time.sleep(0.02)
     finally:
-        running.kill()
-        running.wait()
+        process.kill()
+        process.wait()
     finished = {path.name: path.read_bytes() for path in store.glob("evaluations/*.json")}
     assert 1 <= len(finished) <= 4
     result = bookwheel(*arguments, "--json")
@@ -396,17 +395,17 @@ def test_built_in_table_is_planned_without_data(name: str, bookwheel: Any, folde
     for row in reproduction.row:
         indexes = set(reproduction.select_indexes(row.library, [row]))
         assert indexes or row.retriever == "exact"
-    planned = bookwheel("reproduce", name, "--dry-run", "--data", folder / "data", "--json").json
-    assert planned["hours"] > 1
-    assert planned["disk_bytes"] > 50e9
-    total = sum([*planned["row_hours"].values(), *planned["library_hours"].values()])
-    assert planned["hours"] == pytest.approx(total, abs=0.2)
-    assert planned["row_hours"].keys() == {row.name for row in reproduction.row}
+    plan = bookwheel("reproduce", name, "--dry-run", "--data", folder / "data", "--json").json
+    assert plan["hours"] > 1
+    assert plan["disk_bytes"] > 50e9
+    total = sum([*plan["row_hours"].values(), *plan["library_hours"].values()])
+    assert plan["hours"] == pytest.approx(total, abs=0.2)
+    assert plan["row_hours"].keys() == {row.name for row in reproduction.row}
     if name == "dpr":
-        hours = planned["row_hours"]
+        hours = plan["row_hours"]
         assert hours["DPR multi, exact, against the paper"] == 0 < hours["DPR multi, exact"], "one evaluation for both"
         assert 0 < hours["ColBERTv2 reranks BM25"] < hours["DPR multi, exact"]
-        assert planned["disk_bytes"] > 2 * 128 * 120 * 21_015_324, "the token vectors are stored"
+        assert plan["disk_bytes"] > 2 * 128 * 120 * 21_015_324, "the token vectors are stored"
     printed = bookwheel("reproduce", name, "--print-file").out
     (folder / "mine.toml").write_text(printed)
     assert read_reproduction(str(folder / "mine.toml")) == reproduction
@@ -502,9 +501,9 @@ def test_built_in_rows_are_measured_from_local_copies(
             for data in row.list_data()
             for measure in row.list_measures(data)
         ]
-        measured = {(line["row"], line["data"], line["measure"]): line["value"] for line in result.json["lines"]}
-        assert list(measured) == expected
-        values.update(measured)
+        row_values = {(line["row"], line["data"], line["measure"]): line["value"] for line in result.json["lines"]}
+        assert list(row_values) == expected
+        values.update(row_values)
     assert values["BM25", "nq", "Success@5"] == 100.0
     assert values["BM25, with tables and lists", "trivia", "Success@20"] == 100.0
     dataset = folder / "facebook-wiki_dpr-main-data-psgs_w100-nq"
@@ -549,7 +548,3 @@ def test_reproduce_and_serve_import_neither_training_nor_transformers() -> None:
     program = "import sys, flows.reproduce, flows.verbs.serve, rag_model.serving.run, flows.compare;"
     program += "print({'flows.finetune', 'transformers'} & {*sys.modules})"
     assert subprocess.check_output([sys.executable, "-c", program], text=True) == "set()\n"
-
-
-def test_reproduce_has_help(bookwheel: Any) -> None:
-    assert cli.run(["reproduce", "--help"]) == 0

@@ -102,8 +102,8 @@ def test_question_encoder_searches_only_its_own_space(
     command = ("search", "political philosophy", "--store", two_spaces.store, "--json", "--question-encoder")
     default_results = bookwheel(*command[:-1], "--index", "small").json["results"]
     assert bookwheel(*command, other_tiny, "--index", "small").json["results"] == default_results
-    wrong = bookwheel(*command, tiny, "--index", "small")
-    assert (wrong.code, "weights differ" in wrong.complaint) == (3, True)
+    failure = bookwheel(*command, tiny, "--index", "small")
+    assert (failure.code, "weights differ" in failure.complaint) == (3, True)
     assert bookwheel(*command, "/nowhere", "--index", "small").code == 1
     assert bookwheel(*command, tiny, "--retriever", "rrf(hnsw, small)").code == 0
 

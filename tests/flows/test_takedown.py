@@ -47,10 +47,10 @@ def check_shard(store: Store, snapshot_id: str) -> None:
     with Snapshot.open(store.url, snapshot_id) as snapshot:
         vectors = np.concatenate([snapshot.embeddings(part.name) for part in snapshot.parts])
     with PieceReader.open(path_opener(store.blobs.get_local_path(shard.blob)), stamp, 8, "the shard") as piece:
-        links, out, _, into, _, _, members, sources = map(piece.read, range(8))
+        links, out_links, _, in_links, _, _, members, sources = map(piece.read, range(8))
     digests = [blake2b(vector.tobytes(), digest_size=8).digest() for vector in vectors]
     assert members.tobytes() == b"".join(digests)
-    assert (len(out), len(into), len(sources)) == (0, 0, 0)
+    assert (len(out_links), len(in_links), len(sources)) == (0, 0, 0)
     rows, slots = np.nonzero(links != np.uint64(2**64 - 1))
     keys = links[rows, slots]
     similarity = ((~(keys >> np.uint64(32))).astype(np.uint32) ^ np.uint32(1 << 31)).view(np.float32)
@@ -78,9 +78,9 @@ def test_takedown_removes_every_byte_of_page(
     assert evaluation in dry_run["evaluations"]
     assert dry_run["dry_run"]
     assert dry_run["wiki"] == "enwiki"
-    (holder,) = dry_run["snapshots"]
-    assert (holder["snapshot"], holder["refs"], holder["pages"]) == (old_id, ["latest"], [PAGE])
-    assert 0 < holder["passages"] < 247
+    (entry,) = dry_run["snapshots"]
+    assert (entry["snapshot"], entry["refs"], entry["pages"]) == (old_id, ["latest"], [PAGE])
+    assert 0 < entry["passages"] < 247
     output = bookwheel("takedown", PAGE, "--store", store).out
     assert f"page      {PAGE}: {TITLE}\n" in output
     assert "nothing was changed" in output
@@ -102,7 +102,7 @@ def test_takedown_removes_every_byte_of_page(
     with Snapshot.open(str(store)) as snapshot:
         assert snapshot.id == new_id
         assert list_page_ids(snapshot) == pages - {PAGE}
-        assert snapshot.n == 247 - holder["passages"]
+        assert snapshot.n == 247 - entry["passages"]
         assert snapshot.manifest.provenance["takedown"] == {"of": old_id, "pages": [PAGE]}
         index = faiss.read_index(str(snapshot.path("index/hnsw.faiss")))
         assert index.ntotal == snapshot.n
@@ -158,16 +158,16 @@ def test_recorded_takedown_is_finished(store: Path, bookwheel: Any, trust_file: 
 
 @pytest.mark.slow
 @pytest.mark.xdist_group("processes")
-@pytest.mark.parametrize("moment", ["takedowns/*.json", "memo/merge/*.json", "snapshots/*.json"])
-def test_killed_takedown_is_finished(moment: str, store: Path, bookwheel: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("pattern", ["takedowns/*.json", "memo/merge/*.json", "snapshots/*.json"])
+def test_killed_takedown_is_finished(pattern: str, store: Path, bookwheel: Any, tmp_path: Path) -> None:
     opened_store = Store.open(str(store))
-    old_id, files_before = opened_store.snapshots.resolve("latest"), set(store.glob(moment))
-    running = ForkedCommand(["takedown", PAGE, "--store", str(store), "--yes"], tmp_path)
-    while set(store.glob(moment)) <= files_before:
-        assert running.poll() is None, "the process ended before the moment to kill it"
+    old_id, files_before = opened_store.snapshots.resolve("latest"), set(store.glob(pattern))
+    process = ForkedCommand(["takedown", PAGE, "--store", str(store), "--yes"], tmp_path)
+    while set(store.glob(pattern)) <= files_before:
+        assert process.poll() is None, "the process ended before the moment to kill it"
         time.sleep(0.001)
-    running.kill()
-    running.communicate()
+    process.kill()
+    process.communicate()
     assert verify_version(opened_store, opened_store.snapshots.resolve("latest")) == []
     assert bookwheel("takedown", "--store", store, "--yes").code == 0
     (record,) = opened_store.takedowns.list_records()
@@ -235,10 +235,10 @@ def test_build_whose_parent_is_deleted_publishes_complete_snapshot_or_none(
     module, name = (flow, "chunk_parts") if stage == "chunk" else (finish, "train_indexes")
     run_stage = getattr(module, name)
 
-    def lose_parent(*arguments: Any, **options: Any) -> Any:
+    def delete_parent(*arguments: Any, **options: Any) -> Any:
         if event == "takedown":
-            running = ForkedCommand(["takedown", PAGE, "--store", str(store), "--yes"], tmp_path)
-            assert running.wait(300) in {0, 3}
+            process = ForkedCommand(["takedown", PAGE, "--store", str(store), "--yes"], tmp_path)
+            assert process.wait(300) in {0, 3}
         else:
             delete_files_of(store, parent)
         return run_stage(*arguments, **options)
@@ -247,7 +247,7 @@ def test_build_whose_parent_is_deleted_publishes_complete_snapshot_or_none(
     head, end, tail = bz2.decompress(mini_dump.read_bytes()).rpartition(b". The ")
     dump.write_bytes(head + b". Edited since" + end + tail)
     with monkeypatch.context() as patched:
-        patched.setattr(module, name, lose_parent)
+        patched.setattr(module, name, delete_parent)
         result = reindex(store, dump=dump)
     assert result.code == code, result.err
     if code:

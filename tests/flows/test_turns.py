@@ -1,4 +1,4 @@
-"""Runs of deployments take turns in one store, even if a Prefect server takes a live run for crashed."""
+"""Runs of deployments take turns in one store, even if a Prefect server marks a live run as crashed."""
 
 import os
 import threading
@@ -24,21 +24,21 @@ DEADLINE = 300.0  # seconds
 
 
 @dataclass
-class Gate:
-    """Events of a run: it has started, and it may end."""
+class RunEvents:
+    """Events that tell when a run has started and when it may end."""
 
     started: threading.Event = field(default_factory=threading.Event)
     may_end: threading.Event = field(default_factory=threading.Event)
 
 
-gates: dict[str, Gate] = {}
+events: dict[str, RunEvents] = {}
 
 
 @deployment_flow("first-builder", takes_turns=True)
 def build(store: str, name: str, dry_run: bool = False) -> None:
     """Run until the test lets it end."""
-    gates[name].started.set()
-    assert gates[name].may_end.wait(DEADLINE)
+    events[name].started.set()
+    assert events[name].may_end.wait(DEADLINE)
 
 
 @deployment_flow("other-builder", takes_turns=True)
@@ -54,7 +54,7 @@ class Runs:
     threads: list[threading.Thread] = field(default_factory=list)
 
     def start(self, flow: object, store: Path, name: str, *, dry_run: bool = False) -> UUID:
-        gates[name] = Gate()
+        events[name] = RunEvents()
         parameters = {"store": str(store), "name": name, "dry_run": dry_run}
         with get_client(sync_client=True) as client:
             schema = parameter_schema(flow.fn).model_dump_for_openapi()  # type: ignore[attr-defined]
@@ -72,8 +72,8 @@ class Runs:
 def runs(prefect_server: None) -> Iterator[Runs]:
     flow_runs = Runs()
     yield flow_runs
-    for gate in gates.values():
-        gate.may_end.set()
+    for run_events in events.values():
+        run_events.may_end.set()
     for thread in flow_runs.threads:
         thread.join(DEADLINE)
     assert not any(thread.is_alive() for thread in flow_runs.threads)
@@ -93,31 +93,31 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 
 def test_run_waits_for_live_process_of_crashed_run(runs: Runs, store: Path) -> None:
-    zombie = runs.start(build, store, "zombie")
-    assert gates["zombie"].started.wait(DEADLINE)
+    crashed_run = runs.start(build, store, "crashed")
+    assert events["crashed"].started.wait(DEADLINE)
     with get_client(sync_client=True) as client:
-        client.set_flow_run_state(zombie, Crashed(message="no heartbeat"), force=True)
-        assert client.read_flow_run(zombie).state_type == StateType.CRASHED
+        client.set_flow_run_state(crashed_run, Crashed(message="no heartbeat"), force=True)
+        assert client.read_flow_run(crashed_run).state_type == StateType.CRASHED
     runs.start(release, store, "scheduled")
     wait_until(lambda: len([*(store / "intents").glob("turn-*.json")]) == 2)
-    assert not gates["scheduled"].started.wait(3)
-    gates["zombie"].may_end.set()
-    assert gates["scheduled"].started.wait(DEADLINE)
+    assert not events["scheduled"].started.wait(3)
+    events["crashed"].may_end.set()
+    assert events["scheduled"].started.wait(DEADLINE)
 
 
 def test_dry_runs_and_runs_in_other_stores_do_not_wait(runs: Runs, store: Path, tmp_path: Path) -> None:
     Store.open(str(tmp_path / "other"), create=True)
     runs.start(build, store, "long")
-    assert gates["long"].started.wait(DEADLINE)
+    assert events["long"].started.wait(DEADLINE)
     runs.start(build, tmp_path / "other", "elsewhere")
     runs.start(build, store, "rehearsal", dry_run=True)
-    assert gates["elsewhere"].started.wait(DEADLINE)
-    assert gates["rehearsal"].started.wait(DEADLINE)
+    assert events["elsewhere"].started.wait(DEADLINE)
+    assert events["rehearsal"].started.wait(DEADLINE)
 
 
 def test_command_does_not_wait(store: Path) -> None:
-    gates["command"] = Gate()
-    gates["command"].may_end.set()
+    events["command"] = RunEvents()
+    events["command"].may_end.set()
     with Store.open(str(store)).intents.hold_turn("somebody", print):
         build.fn(str(store), "command")
 
