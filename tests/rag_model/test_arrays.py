@@ -1,4 +1,4 @@
-"""Array files are read by several threads, and damaged ones are refused in one line."""
+"""Headers of array files are read by several threads, and damaged headers are refused in one line."""
 
 import gc
 import sys
@@ -60,7 +60,7 @@ def test_threads_read_headers_at_the_same_time() -> None:
 
 
 @given(st.lists(st.integers(0, 5), max_size=8), st.data())
-def test_rows_are_found_in_their_parts(lengths: list[int], data: st.DataObject) -> None:
+def test_row_partition_splits_rows_by_part(lengths: list[int], data: st.DataObject) -> None:
     parts = RowPartition(lengths)
     locations = [(part, row) for part, length in enumerate(lengths) for row in range(length)]
     assert parts.n == len(locations)

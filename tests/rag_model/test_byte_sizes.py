@@ -18,7 +18,7 @@ from rag_model.process import check_disk, format_bytes, parse_bytes
         ("7B", 7),
     ],
 )
-def test_parse_bytes(text: str, count: int) -> None:
+def test_sizes_with_decimal_and_binary_units_are_parsed(text: str, count: int) -> None:
     assert parse_bytes(text) == count
 
 
@@ -28,7 +28,7 @@ def test_invalid_amount_is_refused(text: str) -> None:
         parse_bytes(text)
 
 
-def test_format_bytes() -> None:
+def test_sizes_are_formatted_with_decimal_units() -> None:
     assert [format_bytes(count) for count in (512e6, 16e9, 1234.5e9)] == ["512 MB", "16.0 GB", "1,234.5 GB"]
 
 

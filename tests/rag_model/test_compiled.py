@@ -9,7 +9,7 @@ print(write_varint(np.zeros(9, np.uint8), 0, 300))
 """
 
 
-def test_without_a_folder_for_machine_code_each_process_compiles() -> None:
+def test_numba_compiles_without_a_cache_folder() -> None:
     """A container may have a disk that cannot be written."""
     environment = {**os.environ, "NUMBA_CACHE_DIR": "/proc/no-such-folder"}
     process = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=False, env=environment)

@@ -1,4 +1,4 @@
-"""The delay before a request is repeated, and the end of the thread that sends requests."""
+"""`Retry-After` is parsed, and the thread that sends requests can be closed from any thread."""
 
 import asyncio
 from datetime import UTC, datetime
@@ -26,7 +26,7 @@ def test_retry_after_is_seconds_or_a_date(header: str | None, seconds: float | N
     assert parse_retry_after(header, NOW) == seconds
 
 
-def test_the_thread_of_requests_is_closed_by_a_thread_that_runs_another_loop() -> None:
+def test_event_loop_thread_is_closed_inside_another_event_loop() -> None:
     requests, finished = EventLoopThread(), list[bool]()
 
     async def finish() -> None:

@@ -67,5 +67,5 @@ def test_modules_are_hidden_from_one_thread_only(tmp_path: Path, monkeypatch: py
     with hide_modules("needed_elsewhere"):
         with pytest.raises(ModuleNotFoundError, match="needed_elsewhere"):
             import_module("needed_elsewhere")
-        with ThreadPoolExecutor(1) as pool:  # like a thread of a server while another one compiles the search
+        with ThreadPoolExecutor(1) as pool:  # a server imports modules while another thread compiles the search
             assert pool.submit(import_module, "needed_elsewhere").result().VALUE == 1

@@ -1,4 +1,4 @@
-"""Clients follow the proxies and certificates in the environment, and wrong ones give one error sentence."""
+"""Clients use the proxies and certificates in the environment, and unusable ones give an error of one line."""
 
 import os
 import ssl
@@ -25,9 +25,9 @@ def test_unusable_proxies_and_certificates_are_named(
 ) -> None:
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
     monkeypatch.setenv(variable, value)
-    for kind in (httpx.Client, httpx.AsyncClient):
+    for client_class in (httpx.Client, httpx.AsyncClient):
         with pytest.raises(UsageError, match=r"^the proxy or the certificates [^\n]+ or SSL_CERT_DIR$") as error:
-            create_http_client(kind)
+            create_http_client(client_class)
         assert "hush" not in str(error.value)
 
 
@@ -39,7 +39,7 @@ def test_a_name_that_cannot_be_looked_up_is_refused(host: str) -> None:
 
 def test_replaced_certificate_file_is_loaded_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trust_file = write_certificate(tmp_path, 1).certificate.rename(tmp_path / "trusted.pem")
-    os.utime(trust_file, (1, 1))  # otherwise the two files could have one time
+    os.utime(trust_file, (1, 1))  # so that the times of the two files differ
     monkeypatch.setenv("SSL_CERT_FILE", str(trust_file))
     server_files = write_certificate(tmp_path, 2)
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)

@@ -15,27 +15,27 @@ _CHILD = """
 import resource, sys, threading
 from rag_model.process import trim_memory, release_freed_memory, keep_freed_memory
 
-def resident():
+def get_resident_mib():
     return int(open("/proc/self/statm").read().split()[1]) * resource.getpagesize() >> 20
 
-def layers():
+def allocate_layers():
     blocks = [bytearray(b"x") * (8 << 20) for _ in range(6)]
 
-def faults():
-    layers(), layers()
+def print_faults():
+    allocate_layers(), allocate_layers()
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     for _ in range(5):
-        layers()
-    print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before, resident())
+        allocate_layers()
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before, get_resident_mib())
 
-reused = None
-for word in sys.argv[1].split("-"):
-    reused = {"plain": lambda: None, "reuse": keep_freed_memory, "release": release_freed_memory}[word]()
-work = threading.Thread(target=faults)
+is_applied = None
+for setting in sys.argv[1].split("-"):
+    is_applied = {"plain": lambda: None, "reuse": keep_freed_memory, "release": release_freed_memory}[setting]()
+work = threading.Thread(target=print_faults)
 work.start() if sys.argv[2] == "thread" else work.run()
 work.join() if sys.argv[2] == "thread" else None
 trim_memory()
-print(reused, resident())
+print(is_applied, get_resident_mib())
 """
 _ALLOCATE_BESIDE_SMALL_BLOCKS = """
 import resource, sys
@@ -53,16 +53,14 @@ print(result, int(open("/proc/self/statm").read().split()[1]) * resource.getpage
 """
 _GLIBC = "CS_GNU_LIBC_VERSION" in getattr(os, "confstr_names", {}) and bool(os.confstr("CS_GNU_LIBC_VERSION"))
 _LAYERS_MIB, _HEAP_MIB = 48, 64  # memory of six blocks, and of a thread's heap
+_ENVIRONMENT = {name: value for name, value in os.environ.items() if not is_allocator_configured({name: value})}
 
 
-def run_allocations(*words: str, **environment: str) -> tuple[int, int, str, int]:
-    """Return the page faults of five rounds, the MiB after them, the result of the last call, and the final MiB."""
-    environment_without_allocator = {
-        name: value for name, value in os.environ.items() if not is_allocator_configured({name: value})
-    }
+def run_allocations(settings: str, thread: str, **environment: str) -> tuple[int, int, str, int]:
+    """Return the page faults of five rounds, the MiB after them, the result of the last setting, and the final MiB."""
     process = subprocess.run(
-        [sys.executable, "-c", _CHILD, *words],
-        env=environment_without_allocator | environment,
+        [sys.executable, "-c", _CHILD, settings, thread],
+        env=_ENVIRONMENT | environment,
         capture_output=True,
         text=True,
         check=True,
@@ -72,13 +70,13 @@ def run_allocations(*words: str, **environment: str) -> tuple[int, int, str, int
 
 
 @pytest.mark.skipif(not _GLIBC, reason="the C library is not glibc")
-@pytest.mark.parametrize("where", ["main", "thread"])
-def test_freed_memory_is_reused_and_released_on_request(where: str) -> None:
-    plain, plain_mib, _, _ = run_allocations("plain", where)
-    faults, used_mib, result, final_mib = run_allocations("reuse", where)
+@pytest.mark.parametrize("thread", ["main", "thread"])
+def test_freed_memory_is_reused_and_released_on_request(thread: str) -> None:
+    plain, plain_mib, _, _ = run_allocations("plain", thread)
+    faults, used_mib, result, final_mib = run_allocations("reuse", thread)
     assert result == "True"
     assert 10 * faults < plain
-    assert final_mib <= used_mib - _LAYERS_MIB / 2 if where == "main" else final_mib <= plain_mib + _HEAP_MIB
+    assert final_mib <= used_mib - _LAYERS_MIB / 2 if thread == "main" else final_mib <= plain_mib + _HEAP_MIB
 
 
 @pytest.mark.skipif(not _GLIBC, reason="the C library is not glibc")
@@ -90,16 +88,15 @@ def test_the_last_of_two_settings_applies() -> None:
 
 @pytest.mark.skipif(not _GLIBC, reason="the C library is not glibc")
 def test_released_blocks_leave_no_holes_between_live_blocks() -> None:
-    environment = {name: value for name, value in os.environ.items() if not is_allocator_configured({name: value})}
     outputs = [
         subprocess.run(
-            [sys.executable, "-c", _ALLOCATE_BESIDE_SMALL_BLOCKS, word],
-            env=environment,
+            [sys.executable, "-c", _ALLOCATE_BESIDE_SMALL_BLOCKS, setting],
+            env=_ENVIRONMENT,
             capture_output=True,
             text=True,
             check=True,
         ).stdout.split()
-        for word in ("plain", "release")
+        for setting in ("plain", "release")
     ]
     (_, plain), (result, released) = outputs
     assert result == "True"
@@ -131,21 +128,19 @@ def test_arrow_and_openblas_are_configured_unless_the_environment_says_otherwise
     environment_without_choice = {name: value for name, value in os.environ.items() if name not in names}
     environment = environment_without_choice | ({"ARROW_DEFAULT_MEMORY_POOL": choice} if choice else {})
     process = subprocess.run([sys.executable, "-c", child], env=environment, capture_output=True, text=True, check=True)
-    assert process.stdout.split() == [expected, "4", expected, "4"], "of the process, and of one that it starts"
+    assert process.stdout.split() == [expected, "4"] * 2  # of the child process and of its parent
 
 
 MIB = 1 << 20
 
 
 def test_the_result_of_a_child_is_returned() -> None:
-    assert run_in_child("tests.fixtures.crashing_child", {"é": [1]}, seconds=60, memory=64 * MIB) == [
-        {"é": [1]},
-        "lives",
-    ]
+    result = run_in_child("tests.fixtures.crashing_child", {"é": [1]}, seconds=60, memory=64 * MIB)
+    assert result == [{"é": [1]}, "lives"]
 
 
 @pytest.mark.parametrize(
-    ("how", "seconds", "sentence"),
+    ("action", "seconds", "sentence"),
     [
         ("segfault", 60, "was ended by SIGSEGV"),
         ("memory", 60, "needed more than 64 MiB of memory"),
@@ -156,12 +151,12 @@ def test_the_result_of_a_child_is_returned() -> None:
     ],
 )
 def test_the_death_of_a_child_is_explained(
-    how: str, seconds: float, sentence: str, monkeypatch: pytest.MonkeyPatch
+    action: str, seconds: float, sentence: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if how == "loop":  # on a busy machine, one CPU second may take longer than 10 seconds
+    if action == "loop":  # on a busy machine, one CPU second may take longer than 10 seconds
         monkeypatch.setattr("rag_model.process._ELAPSED_FACTOR", 300)
     with pytest.raises(ChildDiedError, match=sentence):
-        run_in_child("tests.fixtures.crashing_child", how, seconds=seconds, memory=64 * MIB)
+        run_in_child("tests.fixtures.crashing_child", action, seconds=seconds, memory=64 * MIB)
 
 
 _CALLS_UNDER_A_CPU_LIMIT = """
@@ -182,7 +177,7 @@ def test_the_cpu_seconds_of_many_calls_do_not_add_up_to_the_users_limit() -> Non
 def test_a_signal_to_stop_is_not_reported_as_a_death(name: str) -> None:
     with pytest.raises(BookwheelError, match=f"{name}, a request to stop: run it again") as raised:
         run_in_child("tests.fixtures.crashing_child", name, seconds=60, memory=64 * MIB)
-    assert not isinstance(raised.value, ChildDiedError), "its cause would be recorded"
+    assert not isinstance(raised.value, ChildDiedError), "a file or model that was being read would be refused for it"
 
 
 def test_errors_of_a_child_are_raised_in_the_parent() -> None:
@@ -205,7 +200,7 @@ def test_a_child_ends_although_its_parent_was_killed() -> None:
     child.wait(300)  # raises if it is still there
 
 
-_HOLDS_A_FOLDER = """
+_HOLD_A_FOLDER = """
 import sys
 from rag_model.process import temporary_folder
 with temporary_folder("test") as folder:
@@ -216,22 +211,22 @@ with temporary_folder("test") as folder:
 
 def test_only_the_temporary_folder_of_a_killed_process_is_removed(tmp_path: Path) -> None:
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
-    command = [sys.executable, "-c", _HOLDS_A_FOLDER]
+    command = [sys.executable, "-c", _HOLD_A_FOLDER]
 
     def start() -> tuple[subprocess.Popen[str], Path]:
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
         assert process.stdout is not None
         return process, Path(process.stdout.readline().strip())
 
-    (killed, abandoned), (living, expected) = start(), start()
-    killed.kill()
-    killed.communicate()
-    for folder in (abandoned, expected):
+    (killed_process, killed_folder), (old_process, old_folder) = start(), start()
+    killed_process.kill()
+    killed_process.communicate()
+    for folder in (killed_folder, old_folder):
         (folder / "file").write_text("x")
         os.utime(folder, (0, 0))
-    later, young = start()
-    assert [folder.exists() for folder in (abandoned, expected, young)] == [False, True, True]
-    for process, folder in ((living, expected), (later, young)):
+    new_process, new_folder = start()
+    assert [folder.exists() for folder in (killed_folder, old_folder, new_folder)] == [False, True, True]
+    for process, folder in ((old_process, old_folder), (new_process, new_folder)):
         process.communicate()  # its input ends
         assert not folder.exists()
 
@@ -245,25 +240,25 @@ sys.stdin.read()
 """
 
 
-def start_worker(folder: Path, visible: str = "") -> tuple[subprocess.Popen[str], list[int]]:
+def start_worker(folder: Path, visible_gpus: str = "") -> tuple[subprocess.Popen[str], list[int]]:
     """Start a process that claims one of two GPUs twice and then waits; return it and its claims."""
-    environment = {**os.environ, "TMPDIR": str(folder), "CUDA_VISIBLE_DEVICES": visible}
+    environment = {**os.environ, "TMPDIR": str(folder), "CUDA_VISIBLE_DEVICES": visible_gpus}
     command = [sys.executable, "-c", _CLAIM, "2"]
     worker = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
     assert worker.stdout is not None
     return worker, [int(word) for word in worker.stdout.readline().split()]
 
 
-@pytest.mark.parametrize("visible", ["", "GPU-8f1a,GPU-02c3"])
-def test_no_two_processes_share_a_gpu_while_one_is_free(tmp_path: Path, visible: str) -> None:
-    workers = [start_worker(tmp_path, visible) for _ in range(4)]
+@pytest.mark.parametrize("visible_gpus", ["", "GPU-8f1a,GPU-02c3"])
+def test_no_two_processes_share_a_gpu_while_one_is_free(tmp_path: Path, visible_gpus: str) -> None:
+    workers = [start_worker(tmp_path, visible_gpus) for _ in range(4)]
     try:
         assert all(claims[0] == claims[1] for _, claims in workers)
         numbers = [claims[0] for _, claims in workers]
         assert sorted(numbers[:2]) == sorted(numbers[2:]) == [0, 1]
         workers[1][0].kill()  # the kernel releases its claim
         workers[1][0].wait()
-        workers.append(start_worker(tmp_path, visible))
+        workers.append(start_worker(tmp_path, visible_gpus))
         assert workers[4][1][0] == numbers[1]
     finally:
         for worker, _ in workers:
@@ -272,7 +267,7 @@ def test_no_two_processes_share_a_gpu_while_one_is_free(tmp_path: Path, visible:
 
 
 def test_a_gpu_has_the_same_name_in_all_processes(tmp_path: Path) -> None:
-    workers = [start_worker(tmp_path, visible) for visible in ("5,3", "3,5")]
+    workers = [start_worker(tmp_path, visible_gpus) for visible_gpus in ("5,3", "3,5")]
     try:
         assert [claims[0] for _, claims in workers] == [0, 0]  # GPU 5, and then the first that is free: GPU 3
     finally:

@@ -1,4 +1,4 @@
-"""The cache of ranges for blocks that do not end at page boundaries, so that they share pages of the disk."""
+"""The range cache stores blocks that share pages of the disk, evicts them one by one, and closes without delay."""
 
 import gc
 import os
@@ -160,17 +160,17 @@ def test_a_read_that_fails_leaves_no_cycle_of_objects(tmp_path: Path) -> None:
 
 def test_a_cache_closes_while_the_store_holds_a_response(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rag_model.ranges._MAX_SILENT_SECONDS", 0.01)
-    is_held, may_answer = threading.Event(), threading.Event()
+    is_requested, may_answer = threading.Event(), threading.Event()
 
-    def hold(start: int, end: int) -> bytes:
-        is_held.set()
+    def answer_late(start: int, end: int) -> bytes:
+        is_requested.set()
         may_answer.wait()
         return b""
 
     cache = RangeCache(tmp_path, 1 << 20)
-    file = cache.open("lists", "lists", BlockLayout(_PAGE, _PAGE), bytes(16), hold)
+    file = cache.open("lists", "lists", BlockLayout(_PAGE, _PAGE), bytes(16), answer_late)
     cache.load_later([(file, np.array([0]), np.array([_PAGE]))])
-    assert is_held.wait(300)
+    assert is_requested.wait(300)
     cache.close()  # A cache that waited for the response would never return.
     may_answer.set()
 

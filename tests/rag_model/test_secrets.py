@@ -118,10 +118,6 @@ HARMLESS_URLS = [
 ]
 
 
-def open_store(url: str) -> Store:
-    return Store.open(url)
-
-
 @pytest.mark.parametrize("url", URLS_WITH_USERS + URLS_WITH_QUERIES)
 def test_a_url_that_may_contain_a_secret_is_refused_and_not_repeated(url: str) -> None:
     with pytest.raises(
@@ -139,7 +135,7 @@ def test_harmless_urls_and_paths_are_accepted(url: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "function", [open_store, expand_pattern, read_questions, read_examples, resolve_folder, find_newest_dump]
+    "function", [Store.open, expand_pattern, read_questions, read_examples, resolve_folder, find_newest_dump]
 )
 @pytest.mark.parametrize("url", [URLS_WITH_USERS[1], URLS_WITH_QUERIES[4], f"zip://a::https://u:{S}@h"])
 def test_every_function_that_reads_a_url_refuses(function: Callable[[str], object], url: str) -> None:
@@ -179,7 +175,7 @@ def test_a_url_inside_of_other_values_is_found(value: object) -> None:
         refuse_secrets(value)
 
 
-def test_the_variable_with_http_headers_is_used(tmp_path: Path) -> None:
+def test_http_headers_of_the_environment_are_sent(tmp_path: Path) -> None:
     calls: list[str | None] = []
 
     class AnswerHandler(BaseHTTPRequestHandler):
@@ -193,7 +189,7 @@ def test_the_variable_with_http_headers_is_used(tmp_path: Path) -> None:
         do_HEAD = do_GET  # noqa: N815 - the name that the server calls
 
         def log_message(self, *args: object) -> None:
-            """Say nothing."""
+            """Log no requests."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), AnswerHandler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -213,7 +209,7 @@ def test_the_variable_with_http_headers_is_used(tmp_path: Path) -> None:
     assert set(calls) == {f"Bearer {S}"}
 
 
-def test_a_tokenizer_is_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_values_of_tokenizer_variables_are_not_masked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BOOKWHEEL_LLM_TOKENIZER", "models/tokenizer.json")
     monkeypatch.setenv("SOME_TOKENS", "hush-hush")
     assert mask_secrets("models/tokenizer.json and hush-hush") == "models/tokenizer.json and ***"

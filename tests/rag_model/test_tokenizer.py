@@ -27,8 +27,8 @@ def tokenizer(tmp_path: Path) -> dict[str, Any]:
     return dict(json.loads((tmp_path / "tokenizer.json").read_bytes()))
 
 
-def write_tokenizer(folder: Path, rules: dict[str, Any], **changed: Any) -> Path:
-    (folder / "tokenizer.json").write_text(json.dumps({**rules, **changed}))
+def write_tokenizer(folder: Path, fields: dict[str, Any], **changed_fields: Any) -> Path:
+    (folder / "tokenizer.json").write_text(json.dumps({**fields, **changed_fields}))
     return folder / "tokenizer.json"
 
 
@@ -148,10 +148,10 @@ def test_growth_stays_within_its_bound(tmp_path: Path, tokenizer: dict[str, Any]
     ]
     rule = {"type": "Sequence", "normalizers": chain}
     loaded = load_tokenizer_file(write_tokenizer(tmp_path, tokenizer, normalizer=rule))
-    factor, added = _bound_growth(iter(chain))
+    growth_factor, added_characters = _bound_growth(iter(chain))
     for text in ("#", "#" * 500, "a" * 500, ""):
-        assert len(loaded.normalizer.normalize_str(text)) <= factor * len(text) + added
-    assert (factor, added) == (18, 3)
+        assert len(loaded.normalizer.normalize_str(text)) <= growth_factor * len(text) + added_characters
+    assert (growth_factor, added_characters) == (18, 3)
 
 
 @pytest.mark.parametrize("pattern", ["#+#+[!?]", r"(\$+)+;", "(-|-)*~"])
@@ -175,15 +175,15 @@ def test_an_unknown_pattern_runs_in_a_child_with_the_same_results(tmp_path: Path
         assert len(actual.overflowing) == len(reference.overflowing)
     assert guarded.encode("a king").ids == plain.encode("a king").ids
     assert guarded.get_vocab() == plain.get_vocab()
-    for copied in (copy.deepcopy(guarded), pickle.loads(pickle.dumps(guarded))):
-        assert type(copied) is GuardedTokenizer
-        assert copied.encode("a king").ids == plain.encode("a king").ids
+    for tokenizer_copy in (copy.deepcopy(guarded), pickle.loads(pickle.dumps(guarded))):
+        assert type(tokenizer_copy) is GuardedTokenizer
+        assert tokenizer_copy.encode("a king").ids == plain.encode("a king").ids
     guarded.no_truncation()
     assert len(guarded.encode("king " * 99, add_special_tokens=False).ids) >= 99
 
 
 UNTRIED_PATTERN = r"(?:\x{7A}+\x{7A}+)+\x{79}\b"  # no trial writes a run of z
-HOSTILE = "z" * 20_000 + " "
+HOSTILE_TEXT = "z" * 20_000 + " "
 
 
 def test_a_hostile_text_that_passes_the_trial_is_refused_and_the_next_text_is_split(
@@ -194,7 +194,7 @@ def test_a_hostile_text_that_passes_the_trial_is_refused_and_the_next_text_is_sp
     write_tokenizer(tmp_path, tokenizer, pre_tokenizer=build_split(UNTRIED_PATTERN))
     loaded = load_tokenizer(tmp_path, 64)
     with pytest.raises(InputError, match=r"^the model's tokenizer [^\n]+$"):
-        tokenize(loaded, [HOSTILE])
+        tokenize(loaded, [HOSTILE_TEXT])
     assert len(tokenize(loaded, ["a king"])) == 1
 
 
@@ -205,10 +205,10 @@ def test_a_model_of_transformers_runs_an_unknown_pattern_in_a_child(
     """The results are those of the same tokenizer in this process."""
     monkeypatch.setattr("rag_model.tokenizer._CALL_SECONDS", 1.0)
     folder = save_llama(tmp_path / "model") if kind == "generator" else save_span_model(tmp_path / "model", "bert")
-    rules = json.loads((folder / "tokenizer.json").read_bytes())
-    (folder / "tokenizer.json").unlink()  # a link to that of all tiny models
-    steps = {"type": "Sequence", "pretokenizers": [build_split(UNTRIED_PATTERN), rules["pre_tokenizer"]]}
-    write_tokenizer(folder, rules, pre_tokenizer=steps, model={**rules["model"], "max_input_chars_per_word": 100})
+    fields = json.loads((folder / "tokenizer.json").read_bytes())
+    (folder / "tokenizer.json").unlink()  # all tiny models link to one file
+    steps = {"type": "Sequence", "pretokenizers": [build_split(UNTRIED_PATTERN), fields["pre_tokenizer"]]}
+    write_tokenizer(folder, fields, pre_tokenizer=steps, model={**fields["model"], "max_input_chars_per_word": 100})
     settings = json.loads((folder / "tokenizer_config.json").read_bytes())
     # A class of one model, such as BertTokenizer, would replace the patterns by its own.
     (folder / "tokenizer_config.json").unlink()
@@ -231,7 +231,7 @@ def test_a_model_of_transformers_runs_an_unknown_pattern_in_a_child(
         ]
     assert guarded.decode(actual["input_ids"][0]) == plain.decode(actual["input_ids"][0])
     with pytest.raises(InputError, match=r"^the model's tokenizer [^\n]+$"):
-        model.encode_targets([HOSTILE]) if kind == "generator" else model.score(HOSTILE, ["a text"])
+        model.encode_targets([HOSTILE_TEXT]) if kind == "generator" else model.score(HOSTILE_TEXT, ["a text"])
     guarded.save_pretrained(tmp_path / "saved")
     assert json.loads((tmp_path / "saved" / "tokenizer.json").read_bytes())["pre_tokenizer"] == steps
 
