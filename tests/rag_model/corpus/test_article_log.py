@@ -88,11 +88,16 @@ def part(request: pytest.FixtureRequest, tmp_path: Path, page_xml: Any, export_x
 
 def chunk_with_reuse(
     part: tuple[Part, Siteinfo], folder: Path, *earlier: tuple[Path, Path], recipe: ChunkRecipe = DEFAULT
-) -> tuple[ChunkStats, Path, Path]:
+) -> tuple[ChunkStats, tuple[Path, Path]]:
+    """Chunk a part with earlier passages and article logs, and return its statistics, passages and article log."""
     folder.mkdir()
-    out, log = folder / "passages.parquet", folder / "articles.parquet"
+    files = folder / "passages.parquet", folder / "articles.parquet"
     with ReusableArticles(earlier) as reusable:
-        return chunk_part(*part, recipe, out, log, reusable), out, log
+        return chunk_part(*part, recipe, *files, reusable), files
+
+
+def read_bytes(files: tuple[Path, Path]) -> list[bytes]:
+    return [path.read_bytes() for path in files]
 
 
 def test_other_chunker_settings_reuse_nothing(
@@ -108,37 +113,36 @@ def test_other_chunker_settings_reuse_nothing(
         return chunk_with_reuse(part, tmp_path / name, earlier, recipe=recipe)[0].inherited
 
     recipe = ChunkRecipe("overlapping", settings={"tokenizer": str(tokenizer), "overlap": 8})
-    first, *files = chunk_with_reuse(part, tmp_path / "1", recipe=recipe)
-    earlier = (files[0], files[1])
+    first, earlier = chunk_with_reuse(part, tmp_path / "1", recipe=recipe)
     assert count_reused("same", earlier) == first.articles > 0
     assert count_reused("explicit default", earlier, tokens=32) == first.articles
     assert count_reused("overlap", earlier, overlap=4) == 0
-    renamed = shutil.copy(tokenizer, tmp_path / "renamed.json")
-    assert count_reused("renamed", earlier, tokenizer=str(renamed)) == first.articles
+    tokenizer_copy = shutil.copy(tokenizer, tmp_path / "renamed.json")
+    assert count_reused("renamed", earlier, tokenizer=str(tokenizer_copy)) == first.articles
     save_tokenizer(tokenizer, "[OTHER]")
     assert count_reused("tokenizer", earlier) == 0
     monkeypatch.setattr(OverlappingWindows, "version", "2")
-    assert count_reused("version", earlier, tokenizer=str(renamed)) == 0
+    assert count_reused("version", earlier, tokenizer=str(tokenizer_copy)) == 0
 
 
 @pytest.mark.parametrize("part", [200], indirect=True)
 def test_reused_passages_equal_those_of_a_full_build(part: tuple[Part, Siteinfo], tmp_path: Path) -> None:
     """The part has several row groups of passages, an article without text, and one that cannot be parsed."""
-    first, *files = chunk_with_reuse(part, tmp_path / "1")
+    first, files = chunk_with_reuse(part, tmp_path / "1")
     assert (first.rows > 1024, first.dropped) == (True, {"no_text": 1, "unparsable": 1})
-    second, *second_files = chunk_with_reuse(part, tmp_path / "2", (files[0], files[1]))
+    second, second_files = chunk_with_reuse(part, tmp_path / "2", files)
     assert (first.inherited, second.inherited) == (0, second.articles)
     assert replace(second, inherited=0) == first
-    assert [path.read_bytes() for path in second_files] == [path.read_bytes() for path in files]
+    assert read_bytes(second_files) == read_bytes(files)
 
 
 def test_log_without_digests_is_reused(part: tuple[Part, Siteinfo], tmp_path: Path) -> None:
-    first, out, log = chunk_with_reuse(part, tmp_path / "1")
+    first, (out, log) = chunk_with_reuse(part, tmp_path / "1")
     earlier = tmp_path / "earlier.parquet"
     pq.write_table(pq.read_table(log).drop_columns("digest"), earlier, store_schema=False)
-    second, *second_files = chunk_with_reuse(part, tmp_path / "2", (out, earlier))
+    second, second_files = chunk_with_reuse(part, tmp_path / "2", (out, earlier))
     assert second == replace(first, inherited=first.articles)
-    assert [path.read_bytes() for path in second_files] == [out.read_bytes(), log.read_bytes()]
+    assert read_bytes(second_files) == read_bytes((out, log))
 
 
 @pytest.mark.parametrize("part", [200], indirect=True)
@@ -146,25 +150,25 @@ def test_runs_of_reused_and_changed_articles_give_the_same_file(
     part: tuple[Part, Siteinfo], tmp_path: Path, page_xml: Any, export_xml: Any
 ) -> None:
     """Every seventh article is edited and one is deleted, over several row groups."""
-    _, *earlier = chunk_with_reuse(part, tmp_path / "1")
+    _, earlier = chunk_with_reuse(part, tmp_path / "1")
     long = " ".join(f"word{number}" for number in range(600))
     texts = {page: f"{long} {page} {'edited' if page % 7 == 0 else ''}".strip() for page in range(200) if page != 50}
     pages = [page_xml(page + 4, text) for page, text in texts.items()]
     (tmp_path / "dump.xml").write_bytes(export_xml(*pages))
     plan = plan_dump(str(tmp_path / "dump.xml"), workdir=tmp_path, stage=str, part_bytes=1 << 30)
-    fresh, *expected = chunk_with_reuse((plan.parts[0], plan.siteinfo), tmp_path / "fresh")
-    second, *files = chunk_with_reuse((plan.parts[0], plan.siteinfo), tmp_path / "again", (earlier[0], earlier[1]))
+    fresh, expected = chunk_with_reuse((plan.parts[0], plan.siteinfo), tmp_path / "fresh")
+    second, files = chunk_with_reuse((plan.parts[0], plan.siteinfo), tmp_path / "again", earlier)
     assert 100 < second.inherited < 180
     assert replace(second, inherited=0) == fresh
-    assert [path.read_bytes() for path in files] == [path.read_bytes() for path in expected]
+    assert read_bytes(files) == read_bytes(expected)
 
 
 def test_passages_of_the_previous_default_are_not_reused(part: tuple[Part, Siteinfo], tmp_path: Path) -> None:
-    _, *files = chunk_with_reuse(part, tmp_path / "before", recipe=SECTIONS)
-    fresh, *expected = chunk_with_reuse(part, tmp_path / "fresh")
-    second, *second_files = chunk_with_reuse(part, tmp_path / "again", (files[0], files[1]))
+    _, files = chunk_with_reuse(part, tmp_path / "before", recipe=SECTIONS)
+    fresh, expected = chunk_with_reuse(part, tmp_path / "fresh")
+    second, second_files = chunk_with_reuse(part, tmp_path / "again", files)
     assert (second.inherited, second) == (0, fresh)
-    assert [path.read_bytes() for path in second_files] == [path.read_bytes() for path in expected]
+    assert read_bytes(second_files) == read_bytes(expected)
 
 
 def test_passages_of_another_version_are_not_reused(
@@ -172,18 +176,18 @@ def test_passages_of_another_version_are_not_reused(
 ) -> None:
     with monkeypatch.context() as context:
         context.setattr(chunk, "VERSION", chunk.VERSION - 1)
-        _, *files = chunk_with_reuse(part, tmp_path / "before")
-    assert chunk_with_reuse(part, tmp_path / "again", (files[0], files[1]))[0].inherited == 0
+        _, files = chunk_with_reuse(part, tmp_path / "before")
+    assert chunk_with_reuse(part, tmp_path / "again", files)[0].inherited == 0
 
 
 def test_passages_without_dates_are_not_reused(part: tuple[Part, Siteinfo], tmp_path: Path) -> None:
     """A takedown by an earlier version rewrites the other passages without dates."""
-    fresh, out, log = chunk_with_reuse(part, tmp_path / "fresh")
+    fresh, (out, log) = chunk_with_reuse(part, tmp_path / "fresh")
     earlier = tmp_path / "earlier.parquet"
     with PassageFile(out) as file, PassageWriter(earlier, UNDATED_SCHEMA) as writer:
         for passage in file.iter_passages():
             writer.write(passage)
-    second, passages, _ = chunk_with_reuse(part, tmp_path / "again", (earlier, log))
+    second, (passages, _) = chunk_with_reuse(part, tmp_path / "again", (earlier, log))
     assert second == fresh
     assert passages.read_bytes() == out.read_bytes()
     with PassageFile(passages) as file:
@@ -191,29 +195,29 @@ def test_passages_without_dates_are_not_reused(part: tuple[Part, Siteinfo], tmp_
 
 
 def test_log_that_does_not_match_the_passages_is_ignored(part: tuple[Part, Siteinfo], tmp_path: Path) -> None:
-    first, out, log = chunk_with_reuse(part, tmp_path / "1")
+    first, (out, log) = chunk_with_reuse(part, tmp_path / "1")
     without_first = tmp_path / "fewer.parquet"
     with PassageFile(out) as file, PassageWriter(without_first) as writer:
         for passage in list(file.iter_passages())[1:]:
             writer.write(passage)
-    second, *_ = chunk_with_reuse(part, tmp_path / "2", (without_first, log))
+    second, _ = chunk_with_reuse(part, tmp_path / "2", (without_first, log))
     assert second == first
 
 
 def test_rows_of_another_page_are_not_reused(part: tuple[Part, Siteinfo], tmp_path: Path) -> None:
-    first, out, log = chunk_with_reuse(part, tmp_path / "1")
+    first, (out, log) = chunk_with_reuse(part, tmp_path / "1")
     shifted = tmp_path / "shifted.parquet"
     with PassageFile(out) as file, PassageWriter(shifted) as writer:
         rows = list(file.iter_passages())
         for passage in [*rows[1:], rows[0]]:
             writer.write(passage)
-    second, passages, _ = chunk_with_reuse(part, tmp_path / "2", (shifted, log))
+    second, (passages, _) = chunk_with_reuse(part, tmp_path / "2", (shifted, log))
     assert replace(second, inherited=0) == first
     assert passages.read_bytes() == out.read_bytes()
 
 
 def test_unreadable_log_is_reported(part: tuple[Part, Siteinfo], tmp_path: Path) -> None:
-    _, out, log = chunk_with_reuse(part, tmp_path / "1")
+    _, (out, log) = chunk_with_reuse(part, tmp_path / "1")
     log.write_bytes(log.read_bytes()[:-10])
     with pytest.raises(InputError, match=r"articles\.parquet is not a readable article log"):
         ReusableArticles([(out, log)])
@@ -232,18 +236,18 @@ def test_pages_in_the_log_are_not_parsed(
     """Among articles, a redirect and a page without text, only the changed page is parsed as XML."""
     texts = ["One.", "#REDIRECT [[A]]", "{{stub}}", "Four.", "Five."]
     pages = [page_xml(number, text) for number, text in enumerate(texts, start=1)]
-    first, *earlier = chunk_with_reuse(_plan_wiki(tmp_path / "old", pages, export_xml), tmp_path / "1")
+    first, earlier = chunk_with_reuse(_plan_wiki(tmp_path / "old", pages, export_xml), tmp_path / "1")
     assert (first.articles, first.dropped) == (3, {"no_text": 1, "redirect": 1})
     pages[3] = page_xml(4, "Four, edited.")
     part = _plan_wiki(tmp_path / "new", pages, export_xml)
     parsed_pages: list[int] = []
     build_page = PageParser._build_page
     monkeypatch.setattr(PageParser, "_build_page", lambda self: (parsed_pages.append(1), build_page(self))[1])
-    second, *files = chunk_with_reuse(part, tmp_path / "2", (earlier[0], earlier[1]))
+    second, files = chunk_with_reuse(part, tmp_path / "2", earlier)
     assert (len(parsed_pages), second.inherited) == (1, 2)
-    fresh, *expected = chunk_with_reuse(part, tmp_path / "3")
+    fresh, expected = chunk_with_reuse(part, tmp_path / "3")
     assert replace(second, inherited=0) == fresh
-    assert [path.read_bytes() for path in files] == [path.read_bytes() for path in expected]
+    assert read_bytes(files) == read_bytes(expected)
 
 
 HIDDEN = [
@@ -261,10 +265,10 @@ def test_logged_page_is_reused_only_as_a_page_element(
 ) -> None:
     """A logged page inside another element is not reused: the result is that of a full build."""
     pages = [page_xml(number, f"Text of {number}.") for number in (1, 20, 30)]
-    _, *earlier = chunk_with_reuse(_plan_wiki(tmp_path / "old", pages, export_xml), tmp_path / "1")
+    _, earlier = chunk_with_reuse(_plan_wiki(tmp_path / "old", pages, export_xml), tmp_path / "1")
     part = _plan_wiki(tmp_path / "new", [pages[0], hidden.format(pages[1]), pages[2]], export_xml)
-    second, out, _ = chunk_with_reuse(part, tmp_path / "2", (earlier[0], earlier[1]))
-    fresh, expected, _ = chunk_with_reuse(part, tmp_path / "3")
+    second, (out, _) = chunk_with_reuse(part, tmp_path / "2", earlier)
+    fresh, (expected, _) = chunk_with_reuse(part, tmp_path / "3")
     assert replace(second, inherited=0) == fresh
     assert out.read_bytes() == expected.read_bytes()
 
@@ -277,9 +281,9 @@ def test_only_page_elements_outside_a_part_are_skipped(
     hidden = hidden.replace("<id>9</id>", "<ns>0</ns><id>9</id>")
     dump, siteinfo = _plan_wiki(tmp_path, [pages[0], hidden.format(pages[1]), pages[2]], export_xml)
     part = replace(dump, first_page=30), siteinfo
-    skimmed_stats, out, _ = chunk_with_reuse(part, tmp_path / "1")
+    skimmed_stats, (out, _) = chunk_with_reuse(part, tmp_path / "1")
     monkeypatch.setattr(chunk, "_skim_outside_page", lambda element, part: None)
-    parsed_stats, expected, _ = chunk_with_reuse(part, tmp_path / "2")
+    parsed_stats, (expected, _) = chunk_with_reuse(part, tmp_path / "2")
     assert (skimmed_stats, skimmed_stats.articles) == (parsed_stats, 1)
     assert out.read_bytes() == expected.read_bytes()
 
@@ -287,28 +291,28 @@ def test_only_page_elements_outside_a_part_are_skipped(
 def test_documents_are_reused(tmp_path: Path) -> None:
     texts = {f"d{number}": f"Text of document {number}." for number in range(50)}
 
-    def plan(name: str) -> tuple[Part, Siteinfo]:
+    def plan_texts(name: str) -> tuple[Part, Siteinfo]:
         folder = tmp_path / name
         folder.mkdir()
-        lines = (json.dumps({"id": name, "title": "T", "text": text}) for name, text in texts.items())
+        lines = (json.dumps({"id": document_id, "title": "T", "text": text}) for document_id, text in texts.items())
         (folder / "corpus.jsonl").write_text("\n".join(lines))
         plan = plan_dump(str(folder / "corpus.jsonl"), workdir=folder, stage=str)
         return plan.parts[0], plan.siteinfo
 
-    first, *earlier = chunk_with_reuse(plan("old"), tmp_path / "1")
+    first, earlier = chunk_with_reuse(plan_texts("old"), tmp_path / "1")
     texts |= {"d7": "Edited.", "d50": "New."}
     del texts["d9"]
-    part = plan("new")
-    second, *files = chunk_with_reuse(part, tmp_path / "2", (earlier[0], earlier[1]))
-    fresh, *expected = chunk_with_reuse(part, tmp_path / "3")
+    part = plan_texts("new")
+    second, files = chunk_with_reuse(part, tmp_path / "2", earlier)
+    fresh, expected = chunk_with_reuse(part, tmp_path / "3")
     assert (first.inherited, second.inherited) == (0, 48)
     assert replace(second, inherited=0) == fresh
-    assert [path.read_bytes() for path in files] == [path.read_bytes() for path in expected]
+    assert read_bytes(files) == read_bytes(expected)
 
 
 def test_log_of_version_2_is_reused(part: tuple[Part, Siteinfo], tmp_path: Path) -> None:
-    """This log has numeric page ids, keys of parsed pages, and no dropped pages."""
-    first, out, log = chunk_with_reuse(part, tmp_path / "1")
+    """Version 2 has numeric page ids, keys of parsed pages, and no dropped pages."""
+    first, (out, log) = chunk_with_reuse(part, tmp_path / "1")
     basis = compute_key_basis(part[1], DEFAULT.get_identity(), chunk.VERSION)
     keys = {str(page.page_id): compute_article_key(basis, page) for page in FORMAT.read(part[0])}
     table = pq.read_table(log).drop_columns(["dropped", "revised"])
@@ -316,9 +320,9 @@ def test_log_of_version_2_is_reused(part: tuple[Part, Siteinfo], tmp_path: Path)
     table = table.set_column(0, "page_id", pa.array(map(int, pages), pa.int64()))
     table = table.set_column(1, "key", pa.array([keys[page] for page in pages], pa.binary(16)))
     pq.write_table(table, tmp_path / "earlier.parquet", store_schema=False)
-    second, *second_files = chunk_with_reuse(part, tmp_path / "2", (out, tmp_path / "earlier.parquet"))
+    second, second_files = chunk_with_reuse(part, tmp_path / "2", (out, tmp_path / "earlier.parquet"))
     assert second == replace(first, inherited=first.articles)
-    assert [path.read_bytes() for path in second_files] == [out.read_bytes(), log.read_bytes()]
+    assert read_bytes(second_files) == read_bytes((out, log))
 
 
 @given(data=st.data())
@@ -347,9 +351,9 @@ def test_refreshes_over_random_edits_equal_full_builds(
         results: list[tuple[Path, Path]] = []
         for part in plan.parts:
             part_folder = folder / f"{generation}-{part.name}"
-            stats, *files = chunk_with_reuse((part, plan.siteinfo), part_folder, *earlier)
-            fresh, *expected = chunk_with_reuse((part, plan.siteinfo), part_folder / "full")
+            stats, files = chunk_with_reuse((part, plan.siteinfo), part_folder, *earlier)
+            fresh, expected = chunk_with_reuse((part, plan.siteinfo), part_folder / "full")
             assert replace(stats, inherited=0) == fresh
-            assert [path.read_bytes() for path in files] == [path.read_bytes() for path in expected]
-            results.append((files[0], files[1]))
+            assert read_bytes(files) == read_bytes(expected)
+            results.append(files)
         earlier = results

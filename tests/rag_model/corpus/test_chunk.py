@@ -1,7 +1,7 @@
 """A part becomes a passage file, and every dropped page is counted with its reason."""
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -24,7 +24,7 @@ HOSTILE = "x" * (MAX_CHARS + 1)
 
 
 @pytest.fixture(autouse=True)
-def short_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+def lower_page_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rag_model.corpus.wikitext.MAX_CHARS", MAX_CHARS)
 
 
@@ -88,9 +88,8 @@ def test_edit_changes_only_the_passages_of_its_section(tmp_path: Path) -> None:
 
 def test_same_part_gives_the_same_file(demo_dump: Path, tmp_path: Path) -> None:
     plan = plan_dump(str(demo_dump), workdir=tmp_path, stage=str)
-    part = replace(plan.parts[0])
     outs = [tmp_path / "a.parquet", tmp_path / "b.parquet"]
-    stats = [chunk_part(part, plan.siteinfo, ChunkRecipe(), out) for out in outs]
+    stats = [chunk_part(plan.parts[0], plan.siteinfo, ChunkRecipe(), out) for out in outs]
     assert stats[0] == stats[1]
     assert outs[0].read_bytes() == outs[1].read_bytes()
     assert stats[0].rows > 500
@@ -107,5 +106,5 @@ def test_documents_are_chunked_and_passages_are_not(tmp_path: Path) -> None:
         plan = plan_dump(str(tmp_path / name), workdir=tmp_path, stage=str)
         out = tmp_path / "out.parquet"
         stats = [chunk_part(part, plan.siteinfo, ChunkRecipe(words=2), out) for part in plan.parts]
-        results.append((sum(f.rows for f in stats), [p.text for p in PassageFile(out).iter_passages()]))
+        results.append((sum(part.rows for part in stats), [p.text for p in PassageFile(out).iter_passages()]))
     assert results == [(2, ["a b", "c"]), (1, ['a "b"'])]

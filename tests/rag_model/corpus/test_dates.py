@@ -31,5 +31,5 @@ def test_dates_of_passages_equal_those_of_another_parser(small_dump: Path, tmp_p
             for passage in file.iter_passages():
                 assert (passage.rev_id, format_iso(passage.revised)) == revisions[passage.page_id]
                 dates.add(passage.revised)
-    assert len(dates) > 15, "of 22 articles"
+    assert len(dates) > 15  # the dump has 22 articles
     assert newest == format_iso(max(date for date in dates if date is not None))

@@ -17,7 +17,7 @@ NAMES = ("testwiki-{}-pages-articles-multistream.xml.bz2", "testwiki-{}-pages-ar
 
 
 def publish_dump(site: DumpSite, date: str, status: str = "done", size: int = 300_000) -> None:
-    names = [name.format(date) for name in NAMES]
+    names = [pattern.format(date) for pattern in NAMES]
     site.publish_run(date, {name: hashlib.shake_128(name.encode()).digest(size) for name in names}, status)
 
 
@@ -39,7 +39,7 @@ def test_complete_dump_is_found_and_fetched(site: DumpSite, tmp_path: Path) -> N
     progress: list[tuple[int, int]] = []
     glob = fetch_dump(dump, tmp_path / "20261001", lambda done, total: progress.append((done, total)))
     assert Path(glob).name == NAMES[0].format("20261001")
-    for name in (name.format("20261001") for name in NAMES):
+    for name in (pattern.format("20261001") for pattern in NAMES):
         assert (tmp_path / "20261001" / name).read_bytes() == site.pages[f"/testwiki/20261001/{name}"]
     assert progress[-1] == (600_000, 600_000)
     assert progress == sorted(progress)
@@ -55,7 +55,8 @@ def test_requested_table_is_part_of_the_dump(site: DumpSite, tmp_path: Path) -> 
     glob = fetch_dump(dump, tmp_path)
     assert Path(glob).name == NAMES[0].format("20261001")
     assert (tmp_path / name).read_bytes() == b"rows"
-    assert [file.name for file in find_newest_dump(site.url).files] == sorted(each.format("20261001") for each in NAMES)  # type: ignore[union-attr]
+    expected = sorted(pattern.format("20261001") for pattern in NAMES)
+    assert [file.name for file in find_newest_dump(site.url).files] == expected  # type: ignore[union-attr]
 
 
 def test_check_without_a_new_dump_costs_one_request(site: DumpSite) -> None:
@@ -116,8 +117,8 @@ def test_redirect_to_another_server_is_not_followed(site: DumpSite, tmp_path: Pa
     dump = find_dump(site)
     with serve_dumps() as other_site:
         other_site.pages = site.pages
-        (file, *_) = (file.name for file in dump.files)
-        for path in ("/testwiki/", "/testwiki/20261001/dumpstatus.json", f"/testwiki/20261001/{file}"):
+        file_name = dump.files[0].name
+        for path in ("/testwiki/", "/testwiki/20261001/dumpstatus.json", f"/testwiki/20261001/{file_name}"):
             site.redirects = {path: other_site.url.replace("/testwiki/", path)}
             with pytest.raises(InputError, match="redirects to another server"):
                 find_newest_dump(site.url) and fetch_dump(dump, tmp_path)

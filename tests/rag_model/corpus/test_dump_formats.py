@@ -140,7 +140,7 @@ def write_7z(path: Path, files: dict[str, bytes], **options: Any) -> None:
             archive.writestr(data, name)
 
 
-def to_lines(rows: list[dict[str, Any]]) -> bytes:
+def encode_lines(rows: list[dict[str, Any]]) -> bytes:
     return "\n".join(map(json.dumps, rows)).encode()
 
 
@@ -193,36 +193,32 @@ def write_documents(path: Path, ending: str, build: Callable[[str], bytes]) -> N
 
 # The format, the file name, and a function that writes the file.
 DUMPS: list[tuple[str, str, Callable[[Path], object]]] = [
-    ("jsonl", "a.jsonl", lambda path: path.write_text("\n".join(map(json.dumps, DOCUMENTS)))),
-    (
-        "jsonl",
-        "a.ndjson.gz",
-        lambda path: path.write_bytes(gzip.compress("\n".join(map(json.dumps, DOCUMENTS)).encode())),
-    ),
-    ("kilt", "kilt.jsonl", lambda path: path.write_text("\n".join(map(json.dumps, KILT_PAGES)))),
+    ("jsonl", "a.jsonl", lambda path: path.write_bytes(encode_lines(DOCUMENTS))),
+    ("jsonl", "a.ndjson.gz", lambda path: path.write_bytes(gzip.compress(encode_lines(DOCUMENTS)))),
+    ("kilt", "kilt.jsonl", lambda path: path.write_bytes(encode_lines(KILT_PAGES))),
     ("parquet", "a.parquet", write_parquet),
     ("parquet", "nameless-parquet", write_parquet),
-    ("kilt", "kilt_knowledgesource.json", lambda path: path.write_bytes(to_lines(KILT_PAGES))),
+    ("kilt", "kilt_knowledgesource.json", lambda path: path.write_bytes(encode_lines(KILT_PAGES))),
     (
         "hotpot",
         "pages.tar.bz2",
         lambda path: write_tar(
             path,
-            {f"en/A{i}/wiki_00.bz2": bz2.compress(to_lines(HOTPOT_PAGES[i::3])) for i in range(3)},
+            {f"en/A{i}/wiki_00.bz2": bz2.compress(encode_lines(HOTPOT_PAGES[i::3])) for i in range(3)},
             "w:bz2",
         ),
     ),
-    ("enterprise", "enwiki_namespace_0.ndjson", lambda path: path.write_bytes(to_lines(ENTERPRISE_PAGES))),
-    ("enterprise", "a.json.gz", lambda path: path.write_bytes(gzip.compress(to_lines(ENTERPRISE_PAGES)))),
+    ("enterprise", "enwiki_namespace_0.ndjson", lambda path: path.write_bytes(encode_lines(ENTERPRISE_PAGES))),
+    ("enterprise", "a.json.gz", lambda path: path.write_bytes(gzip.compress(encode_lines(ENTERPRISE_PAGES)))),
     (
         "enterprise",
         "enwiki-NS0-ENTERPRISE-HTML.json.tar.gz",
-        lambda path: write_tar(path, {f"enwiki_{i}.ndjson": to_lines(ENTERPRISE_PAGES[i::2]) for i in range(2)}),
+        lambda path: write_tar(path, {f"enwiki_{i}.ndjson": encode_lines(ENTERPRISE_PAGES[i::2]) for i in range(2)}),
     ),
     (
         "cirrus",
         "enwiki-20261101-cirrussearch-content.json.gz",
-        lambda path: path.write_bytes(gzip.compress(to_lines(CIRRUS_LINES))),
+        lambda path: path.write_bytes(gzip.compress(encode_lines(CIRRUS_LINES))),
     ),
     ("finewiki", "000_00000.parquet", write_finewiki),
     ("wiki_dpr", "train-00000.parquet", write_wiki_dpr),
@@ -232,11 +228,7 @@ DUMPS: list[tuple[str, str, Callable[[Path], object]]] = [
     ("mediawiki", "a.gz", lambda path: path.write_bytes(gzip.compress(XML.encode()))),
     ("mediawiki", "a.xml.xz", lambda path: path.write_bytes(lzma.compress(XML.encode()))),
     ("mediawiki", "a.xml.zst", lambda path: path.write_bytes(compress_zstd(XML.encode()))),
-    (
-        "jsonl",
-        "a.jsonl.xz",
-        lambda path: path.write_bytes(lzma.compress("\n".join(map(json.dumps, DOCUMENTS)).encode())),
-    ),
+    ("jsonl", "a.jsonl.xz", lambda path: path.write_bytes(lzma.compress(encode_lines(DOCUMENTS)))),
     ("mediawiki", "a.xml.7z", lambda path: write_7z(path, {"a.xml": XML.encode()})),
     ("tsv", "a.tsv.7z", lambda path: write_7z(path, {"a.tsv": TABLE.encode()})),
     ("tsv", "a.tsv.zst", lambda path: path.write_bytes(compress_zstd(TABLE.encode()))),
@@ -309,7 +301,7 @@ def get_id(item: Page | Article | Passage) -> str:
     return item.id if isinstance(item, Passage) else str(item.page_id)
 
 
-def test_every_built_in_format_has_a_dump_in_this_test() -> None:
+def test_dumps_cover_every_built_in_format() -> None:
     file_formats = {*BUILT_IN_FORMATS} - {"wiki_site"}  # its dumps are in test_wiki_site.py
     assert {name for name, _, _ in DUMPS} == {*file_formats, "mail", "pages"}
 
@@ -354,7 +346,7 @@ def test_every_format_is_chunked_with_and_without_a_limit(dump: tuple[str, Path]
     assert rows == COUNT
 
 
-def test_format_of_a_package_is_part_of_the_keys(tmp_path: Path) -> None:
+def test_identity_of_a_part_has_the_format_of_a_package(tmp_path: Path) -> None:
     (tmp_path / "a.wikipages").write_text(XML)
     (part,) = plan_file(tmp_path / "a.wikipages", tmp_path / "work").parts
     assert get_format_identity(part) == {"dump_formats": {"pages": "7"}}
@@ -388,20 +380,20 @@ def test_help_and_docs_list_all_formats() -> None:
     assert "mail (of an installed package)" in describe_formats()
 
 
-def test_listed_kinds_are_those_of_the_formats() -> None:
+def test_listed_kinds_agree_with_the_formats() -> None:
     assert {name: entry.kind for name, entry in BUILT_IN_FORMATS.items()} == {
         name: get_format(name).kind for name in BUILT_IN_FORMATS
     }
     assert MAIL.kind == "documents"
 
 
-class OwnFormat(PlainPages):
+class CustomFormat(PlainPages):
     """A page format whose members a test replaces."""
 
     kind: Any = "wiki"
 
     def recognize(self, name: str, read_head: Callable[[], bytes]) -> bool:
-        return name.endswith(".own")
+        return name.endswith(".custom")
 
 
 BROKEN_NAME = f"dump format 'aaa' ({__name__}:BROKEN of the package broken_package 1.0)"
@@ -420,23 +412,23 @@ def raise_error(*_: object) -> Any:
 
 BROKEN_FORMATS: dict[str, tuple[object, str]] = {
     "number": (3, r"is 3, without `recognize`: register an instance of a subclass of RecordFormat or"),
-    "class": (OwnFormat, r"is the class OwnFormat: register an instance of it"),
-    "kind": (type("A", (OwnFormat,), {"kind": "films"})(), r"has the kind 'films': give it one of 'wiki', "),
-    "version": (type("A", (OwnFormat,), {"version": 2})(), r"has the version 2: give it a string"),
+    "class": (CustomFormat, r"is the class CustomFormat: register an instance of it"),
+    "kind": (type("A", (CustomFormat,), {"kind": "films"})(), r"has the kind 'films': give it one of 'wiki', "),
+    "version": (type("A", (CustomFormat,), {"version": 2})(), r"has the version 2: give it a string"),
     "recognize None": (
-        type("A", (OwnFormat,), {"recognize": lambda *_: None})(),
+        type("A", (CustomFormat,), {"recognize": lambda *_: None})(),
         r"returns None from `recognize` instead of bool: repair",
     ),
     "recognize raises": (
-        type("A", (OwnFormat,), {"recognize": raise_error})(),
+        type("A", (CustomFormat,), {"recognize": raise_error})(),
         r"raises ZeroDivisionError in `recognize` \(division by zero\): repair",
     ),
     "companion": (
-        type("A", (OwnFormat,), {"is_companion": raise_error, "recognize": raise_error})(),
+        type("A", (CustomFormat,), {"is_companion": raise_error, "recognize": raise_error})(),
         r"raises ZeroDivisionError in `recognize`",
     ),
-    "plan": (type("A", (OwnFormat,), {"plan": lambda *_: None})(), r"returns None from `plan` instead of Plan"),
-    "split": (type("A", (OwnFormat,), {"split": raise_error})(), r"raises ZeroDivisionError in `plan`"),
+    "plan": (type("A", (CustomFormat,), {"plan": lambda *_: None})(), r"returns None from `plan` instead of Plan"),
+    "split": (type("A", (CustomFormat,), {"split": raise_error})(), r"raises ZeroDivisionError in `plan`"),
 }
 
 
@@ -454,9 +446,9 @@ def test_broken_format_fails_only_for_its_own_dumps(
     value: object, message: str, all_dumps: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     break_format(monkeypatch, tmp_path, value)
-    (tmp_path / "a.own").write_text(XML)
+    (tmp_path / "a.custom").write_text(XML)
     with pytest.raises(InputError, match=rf"^{re.escape(BROKEN_NAME)} {message}"):
-        plan_file(tmp_path / "a.own", tmp_path / "work")
+        plan_file(tmp_path / "a.custom", tmp_path / "work")
     for format_name, file_name, _ in DUMPS:
         assert detect_format(find_dump_files(str(all_dumps / file_name)).urls[0]) == format_name
     plan_file(all_dumps / "a.xml", tmp_path / "work")
@@ -472,19 +464,19 @@ def test_format_that_cannot_be_imported_fails_only_for_its_own_dumps(
     (tmp_path / "a.xml").write_text(XML)
     assert len(read_content(plan_file(tmp_path / "a.xml", tmp_path / "work"))) == COUNT
     (tmp_path / "a.gz").write_bytes(gzip.compress(b"Not a MediaWiki export."))
-    for file_name in ("a.own", "a.gz"):
-        (tmp_path / "a.own").touch()
+    (tmp_path / "a.custom").touch()
+    for file_name in ("a.custom", "a.gz"):
         with pytest.raises(InputError, match=r"dump format 'aaa' .* cannot be imported"):
             plan_file(tmp_path / file_name, tmp_path / "work")
     with pytest.raises(InputError, match="'bbb' is registered by no_such_module:FIRST and by"):
         get_format("bbb")
 
 
-class OwnRecords(MailArchive):
+class CustomRecords(MailArchive):
     """A record format whose records a test replaces."""
 
     def recognize(self, name: str, read_head: Callable[[], bytes]) -> bool:
-        return name.endswith(".own")
+        return name.endswith(".custom")
 
 
 @pytest.mark.parametrize(
@@ -504,20 +496,20 @@ class OwnRecords(MailArchive):
 def test_invalid_records_are_an_error_of_the_format(
     read_records: object, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    break_format(monkeypatch, tmp_path, type("A", (OwnRecords,), {"read_records": read_records})())
-    (tmp_path / "a.own").touch()
+    break_format(monkeypatch, tmp_path, type("A", (CustomRecords,), {"read_records": read_records})())
+    (tmp_path / "a.custom").touch()
     with pytest.raises(InputError, match=rf"^{re.escape(BROKEN_NAME)} {message}"):
-        plan_file(tmp_path / "a.own", tmp_path / "work")
+        plan_file(tmp_path / "a.custom", tmp_path / "work")
 
 
 @pytest.mark.parametrize("member", ["parse_slice", "classify"])
 def test_page_format_that_fails_on_a_worker_is_reported(
     member: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "a.own").write_text(XML)
-    break_format(monkeypatch, tmp_path, OwnFormat())
-    plan = plan_file(tmp_path / "a.own", tmp_path / "work")
-    monkeypatch.setattr(OwnFormat, member, raise_error)
+    (tmp_path / "a.custom").write_text(XML)
+    break_format(monkeypatch, tmp_path, CustomFormat())
+    plan = plan_file(tmp_path / "a.custom", tmp_path / "work")
+    monkeypatch.setattr(CustomFormat, member, raise_error)
     with pytest.raises(InputError, match=r"^dump format 'aaa' .* raises ZeroDivisionError in"):
         chunk_part(plan.parts[0], plan.siteinfo, ChunkRecipe(), tmp_path / "out.parquet")
 
@@ -578,7 +570,7 @@ def test_kilt_page_without_paragraphs_is_reported(text: object, tmp_path: Path) 
 @pytest.mark.parametrize("damage", ["cut", "changed", "followed"])
 def test_damaged_compressed_file_is_reported(compress: Callable[[bytes], bytes], damage: str, tmp_path: Path) -> None:
     name = "a.jsonl.xz" if compress is lzma.compress else "a.jsonl.zst"
-    data = compress("\n".join(map(json.dumps, DOCUMENTS)).encode())
+    data = compress(encode_lines(DOCUMENTS))
     damaged = {"cut": data[:-9], "changed": data[:40] + b"\xff" * 40 + data[80:], "followed": data + b"more"}
     (tmp_path / name).write_bytes(damaged[damage])
     state = "truncated" if damage == "cut" else "corrupt"

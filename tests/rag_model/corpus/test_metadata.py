@@ -36,7 +36,7 @@ XML = (
 )
 
 
-def chunk(path: Path, metadata: tuple[Any, ...]) -> list[Passage]:
+def chunk_file(path: Path, metadata: tuple[Any, ...]) -> list[Passage]:
     work = path.parent / "work"
     work.mkdir(exist_ok=True)
     plan = plan_dump(str(path), workdir=work, stage=str)
@@ -48,7 +48,7 @@ def chunk(path: Path, metadata: tuple[Any, ...]) -> list[Passage]:
 
 def test_language_and_categories_of_an_export_are_read(tmp_path: Path) -> None:
     (tmp_path / "a.xml").write_text(XML)
-    (passage,) = chunk(tmp_path / "a.xml", ("language", "categories", "wikidata"))
+    (passage,) = chunk_file(tmp_path / "a.xml", ("language", "categories", "wikidata"))
     assert (passage.language, passage.categories) == ("de", "Frau|Geboren 1815")
     assert passage.wikidata == ""
 
@@ -57,9 +57,8 @@ def test_metadata_of_documents_are_read(tmp_path: Path) -> None:
     row = {"id": "1", "title": "Ada", "text": "She wrote.", "language": "en", "categories": "Women"}
     rows = [row, row | {"id": "2", "language": 7, "wikidata": "42", "aliases": ["Lady \ud800 Ada"]}]
     (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    first, second = sorted(
-        chunk(tmp_path / "a.jsonl", ("language", "categories", "aliases", "wikidata")), key=lambda passage: passage.id
-    )
+    passages = chunk_file(tmp_path / "a.jsonl", ("language", "categories", "aliases", "wikidata"))
+    first, second = sorted(passages, key=lambda passage: passage.id)
     assert (first.language, first.categories, first.text) == ("en", "Women", "She wrote.")
     assert (second.language, second.wikidata) == ("", "")
     assert second.text == "Lady \ufffd Ada. She wrote."
@@ -88,9 +87,9 @@ def test_aliases_and_categories_are_limited() -> None:
     assert len(section.text.split()) == MAX_ALIAS_WORDS + 1
     passage = Passage("1:0", "1", 0, "T", "", "x", 0, 1, "")
     metadata = build_metadata({"categories": [f"Category {i}" for i in range(10_000)]})
-    (labelled,) = set_passage_metadata([passage], metadata, ("categories",))
-    assert len(labelled.categories) <= MAX_CATEGORIES
-    assert labelled.categories.split("|")[-1].startswith("Category ")
+    (passage,) = set_passage_metadata([passage], metadata, ("categories",))
+    assert len(passage.categories) <= MAX_CATEGORIES
+    assert passage.categories.split("|")[-1].startswith("Category ")
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", "3", "[" * 100_000, '{"language": ["de"]}'])
@@ -108,14 +107,14 @@ def test_unknown_metadata_in_a_recipe_are_reported() -> None:
         ChunkRecipe(metadata=("lang",))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("size", [1, 7, 1_000_000])
-def test_items_are_read_from_the_page_properties(tmp_path: Path, size: int) -> None:
+@pytest.mark.parametrize("chunk_bytes", [1, 7, 1_000_000])
+def test_items_are_read_from_the_page_properties(tmp_path: Path, chunk_bytes: int) -> None:
     # Page 3 has a title that looks like an item, and page 7 an invalid item.
     rows = "(1,'wikibase_item','Q42',NULL),(3,'displaytitle','(3,\\'wikibase_item\\',\\'Q9\\',',NULL)"
     rows += ",(7,'wikibase_item','42',NULL)," + ",".join(f"({i},'wikibase_item','Q{i}',NULL)" for i in range(8, 500))
     data = f"CREATE TABLE `page_props` (\n);\nINSERT INTO `page_props` VALUES {rows};\n".encode()
     path = tmp_path / "items.arrow"
-    assert write_items((data[i : i + size] for i in range(0, len(data), size)), "x.sql", path) == 493
+    assert write_items((data[i : i + chunk_bytes] for i in range(0, len(data), chunk_bytes)), "x.sql", path) == 493
     table = PageTable(items=path, first_page=0, last_page=400)
     items = {i: table.find(i, "A").wikidata for i in (1, 3, 7, 8, 400, 401)}
     assert items == {1: "Q42", 3: "", 7: "", 8: "Q8", 400: "Q400", 401: ""}

@@ -42,14 +42,14 @@ def test_index_is_found_by_its_name(tmp_path: Path, dump: str, index: str) -> No
 def make_dump(tmp_path, make_multistream) -> Callable[[Callable[[Lines], Lines]], Path]:
     """Return a function that writes a dump and rewrites the lines of its index."""
 
-    def change(rewrite: Callable[[Lines], Lines]) -> Path:
+    def write_dump(rewrite: Callable[[Lines], Lines]) -> Path:
         dump = Path(make_multistream(tmp_path))
         index = tmp_path / dump.name.replace(".xml", "-index.txt")
         lines = bz2.decompress(index.read_bytes()).decode().splitlines()
         index.write_bytes(bz2.compress("".join(f"{line}\n" for line in rewrite(lines)).encode()))
         return dump
 
-    return change
+    return write_dump
 
 
 def shift_offsets(lines: Lines, by: int) -> Lines:

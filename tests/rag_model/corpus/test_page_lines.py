@@ -1,7 +1,6 @@
 """Dumps with one page per line may have any order; other pages are dropped, and hostile files are refused."""
 
 import gzip
-import io
 import json
 import random
 import tarfile
@@ -14,12 +13,12 @@ import pytest
 from rag_model.corpus import source
 from rag_model.corpus.chunk import ChunkRecipe, ChunkStats, chunk_part
 from rag_model.corpus.dump_formats import page_lines
-from rag_model.corpus.dump_formats.dump_format import get_part_format
 from rag_model.corpus.passages import PassageFile
 from rag_model.corpus.plan import compute_source_digest, plan_dump
 from rag_model.corpus.records import Article, Page, Passage, Plan, Section
 from rag_model.errors import InputError
 from rag_model.retrieve.attribution import find_licence
+from tests.rag_model.corpus.test_dump_formats import read_content, write_tar
 
 HTML = (
     '<html><body><section><p>Ada <b>Lovelace</b> wrote notes.<sup typeof="mw:Extension/ref">[1]</sup></p></section>'
@@ -61,22 +60,10 @@ def write_lines(path: Path, rows: list[Any]) -> Path:
     return path
 
 
-def write_tar(path: Path, files: dict[str, bytes]) -> None:
-    with tarfile.open(path, "w:gz") as archive:
-        for name, data in files.items():
-            header = tarfile.TarInfo(name)
-            header.size = len(data)
-            archive.addfile(header, io.BytesIO(data))
-
-
 def plan_file(path: Path, **settings: Any) -> Plan:
     workdir = path.parent / "work"
     workdir.mkdir(exist_ok=True)
     return plan_dump(str(path), workdir=workdir, stage=str, **settings)
-
-
-def read_content(plan: Plan) -> list[Page | Article | Passage]:
-    return [item for part in plan.parts for item in get_part_format(part).read(part)]
 
 
 def chunk(plan: Plan, out: Path) -> tuple[ChunkStats, list[Passage]]:
@@ -150,7 +137,7 @@ def truncate(path: Path) -> None:
 
 
 def truncate_tar(path: Path) -> None:
-    path.write_bytes(gzip.compress(gzip.decompress(path.read_bytes())[:1000]))
+    path.write_bytes(gzip.compress(gzip.decompress(path.read_bytes())[:1500]))
 
 
 def damage_second_header(path: Path) -> None:
@@ -280,13 +267,9 @@ def test_hotpot_page_has_a_paragraph_per_list_of_sentences(tmp_path: Path) -> No
     row = {"id": "12", "url": ["https://en.wikipedia.org/wiki?curid=12"], "title": "Ada"}
     for text in (["Ada wrote notes.", " She was born in 1815."], [["Ada"], ["Ada wrote.", " It was 1843."], ["End."]]):
         plan = plan_file(write_lines(tmp_path / "a.jsonl", [row | {"text": text}]))
-        (read_article,) = read_content(plan)
-        assert isinstance(read_article, Article)
+        (article,) = read_content(plan)
+        assert isinstance(article, Article)
         expected = "".join(text) if isinstance(text[0], str) else "Ada wrote. It was 1843.\nEnd."
-        assert (read_article.page_id, read_article.title, read_article.sections) == (
-            "12",
-            "Ada",
-            (Section("", expected),),
-        )
+        assert (article.page_id, article.title, article.sections) == ("12", "Ada", (Section("", expected),))
     with pytest.raises(InputError, match=r"line 1 of a\.jsonl has no list of sentences as its `text`"):
         plan_file(write_lines(tmp_path / "a.jsonl", [row | {"text": [["a"], 3]}]))

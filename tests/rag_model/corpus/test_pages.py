@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from rag_model.corpus.dump_formats.mediawiki import FORMAT as MEDIAWIKI
 from rag_model.corpus.dump_formats.mediawiki import MAX_DEPTH, PageParser, parse_pages
 from rag_model.corpus.plan import compute_source_digest
-from rag_model.corpus.records import Page, Part, Plan, parse_seconds
+from rag_model.corpus.records import Page, Plan, parse_seconds
 from rag_model.corpus.wikitext import clean_wikitext
 from rag_model.errors import InputError
 from tests.fixtures.work_counters import measure_peaks
@@ -70,14 +70,13 @@ def test_only_the_main_slot_is_text(page_xml) -> None:
 def test_newest_revision_is_used(page_xml, old_id: int, old_time: str, *, new_first: bool) -> None:
     page = page_xml(1, "new", rev_id=9)
     new_revision, old_revision = (
-        each.partition("<revision>")[2].partition("</revision>")[0]
-        for each in (page, page_xml(1, "old", rev_id=old_id))
+        xml.partition("<revision>")[2].partition("</revision>")[0] for xml in (page, page_xml(1, "old", rev_id=old_id))
     )
     time = f"<timestamp>{old_time}-01T12:00:00Z</timestamp>" if old_time else ""
     old_revision = re.sub("<timestamp>.*</timestamp>", time, old_revision)
     revisions = [new_revision, old_revision] if new_first else [old_revision, new_revision]
-    both = page.replace(new_revision, "</revision><revision>".join(revisions))
-    assert [(page.rev_id, page.text, page.revised) for page in parse_in_chunks(both.encode())] == [(9, "new", NOON)]
+    xml = page.replace(new_revision, "</revision><revision>".join(revisions))
+    assert [(page.rev_id, page.text, page.revised) for page in parse_in_chunks(xml.encode())] == [(9, "new", NOON)]
 
 
 @pytest.mark.parametrize(
@@ -193,7 +192,7 @@ def iter_endless(opening: bytes, filling: bytes) -> Iterator[bytes]:
         yield filling
 
 
-def parse_endless(opening: bytes, message: str) -> None:
+def check_endless_element_is_refused(opening: bytes, message: str) -> None:
     with pytest.raises(InputError, match=message):
         list(parse_pages(iter_endless(opening, b"x" * (1 << 20)), "x.xml"))
 
@@ -206,7 +205,7 @@ def test_endless_elements_are_refused_in_little_memory() -> None:
         (b" " * (1 << 20), "XML tag of more than"),
         (b"<page", "XML tag of more than"),
     ]
-    peaks = measure_peaks(*(partial(parse_endless, *case) for case in cases))
+    peaks = measure_peaks(*(partial(check_endless_element_is_refused, *case) for case in cases))
     assert max(peaks) < 200 << 20, peaks
 
 
@@ -273,11 +272,6 @@ def test_worker_reads_only_the_streams_of_its_part(tmp_path, make_multistream, p
         list(MEDIAWIKI.read(parts[1]))
 
 
-def test_part_round_trips_through_json(tmp_path, make_multistream, plan) -> None:
-    for part in plan(make_multistream(tmp_path)).parts:
-        assert Part.from_json(part.to_json()) == part
-
-
 # Page id, time and id of each revision: an imported old revision has a high id.
 revisions = st.lists(st.tuples(st.integers(1, 12), st.integers(1, 3), st.integers(1, 3)), min_size=1, max_size=30)
 
@@ -306,15 +300,15 @@ def test_newest_revision_of_a_duplicate_page_is_read(
         make_multistream(folder, source, pages_a_stream=pages_a_stream, files=files)
         source.unlink()
     dump_plan = plan(f"{folder}/*.*", part_bytes=1 + 200 * files, limit=limit)
-    read = [(page.page_id, page.rev_id) for page in read_pages(dump_plan)]
+    read_revisions = [(page.page_id, page.rev_id) for page in read_pages(dump_plan)]
     newest = {
         page_id: max((time, rev) for other_id, time, rev in revisions if other_id == page_id)[1]
         for page_id, _, _ in revisions
     }
-    assert len(read) == min(len(newest), limit or len(newest))
-    assert len(dict(read)) == len(read)
+    assert len(read_revisions) == min(len(newest), limit or len(newest))
+    assert len(dict(read_revisions)) == len(read_revisions)
     if limit is None:  # a limit leaves newer revisions unread
-        assert dict(read) == newest
+        assert dict(read_revisions) == newest
 
 
 def test_plan_records_whether_ids_are_ordered(tmp_path, page_xml, export_xml, plan) -> None:

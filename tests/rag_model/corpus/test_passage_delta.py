@@ -20,12 +20,12 @@ BASE = [
     Passage(f"{row}:0", str(row), row, f"Title {row}", "", f"text {row}", 0, 2, f"hash {row}", row if row % 3 else None)
     for row in range(ROWS)
 ]
-EDITED = replace(BASE[7], text="edited", hash="hash of it")
+EDITED = replace(BASE[7], text="edited", hash="other hash")
 REVISED = replace(BASE[900], rev_id=1)  # only the revision changed
 TARGET = [*BASE[:7], EDITED, *BASE[8:900], REVISED, *BASE[903:], replace(BASE[0], id="new:0", page_id="new")]
 
 
-def write(path: Path, rows: Sequence[Passage], *, dated: bool = True) -> Path:
+def write_rows(path: Path, rows: Sequence[Passage], *, dated: bool = True) -> Path:
     with PassageWriter(path, PASSAGE_SCHEMA if dated else UNDATED_SCHEMA) as writer:
         for row in rows:
             writer.write(row)
@@ -39,10 +39,11 @@ def read_rows(path: Path) -> list[Passage]:
 
 @pytest.mark.parametrize("dated", [True, False])
 def test_delta_has_only_new_rows_and_gives_an_equal_file(dated: bool, tmp_path: Path) -> None:
-    base, target = (write(tmp_path / name, rows, dated=dated) for name, rows in (("base", BASE), ("target", TARGET)))
+    base = write_rows(tmp_path / "base", BASE, dated=dated)
+    target = write_rows(tmp_path / "target", TARGET, dated=dated)
     write_delta(base, target, tmp_path / "delta")
-    apply_delta(base, tmp_path / "delta", len(TARGET), tmp_path / "made")
-    assert (tmp_path / "made").read_bytes() == target.read_bytes()
+    apply_delta(base, tmp_path / "delta", len(TARGET), tmp_path / "rebuilt")
+    assert (tmp_path / "rebuilt").read_bytes() == target.read_bytes()
     assert [passage.id for passage in read_rows(tmp_path / "delta")] == [EDITED.id, REVISED.id, "new:0"]
 
 
@@ -50,16 +51,16 @@ def test_delta_has_only_new_rows_and_gives_an_equal_file(dated: bool, tmp_path: 
 @given(base_rows=st.lists(st.integers(0, 9), max_size=9), target_rows=st.lists(st.integers(0, 12), max_size=9))
 def test_delta_rebuilds_any_file_from_any_other(base_rows: list[int], target_rows: list[int], tmp_path: Path) -> None:
     """Rows may be in another order or be repeated."""
-    base = write(tmp_path / "base", [BASE[row] for row in base_rows])
-    target = write(tmp_path / "target", [BASE[row] for row in target_rows])
+    base = write_rows(tmp_path / "base", [BASE[row] for row in base_rows])
+    target = write_rows(tmp_path / "target", [BASE[row] for row in target_rows])
     write_delta(base, target, tmp_path / "delta")
-    apply_delta(base, tmp_path / "delta", len(target_rows), tmp_path / "made")
-    assert (tmp_path / "made").read_bytes() == target.read_bytes()
+    apply_delta(base, tmp_path / "delta", len(target_rows), tmp_path / "rebuilt")
+    assert (tmp_path / "rebuilt").read_bytes() == target.read_bytes()
 
 
 def write_custom_delta(path: Path, runs: object, rows: Sequence[Passage]) -> Path:
     """Write a delta with the given runs."""
-    write(path, rows)
+    write_rows(path, rows)
     table = pq.read_table(path)
     with pq.ParquetWriter(path, table.schema, store_schema=False) as file:
         file.write_table(table)
@@ -87,15 +88,15 @@ def write_custom_delta(path: Path, runs: object, rows: Sequence[Passage]) -> Pat
     ],
 )
 def test_invalid_delta_is_refused(runs: object, tmp_path: Path) -> None:
-    base, delta = write(tmp_path / "last", BASE), write_custom_delta(tmp_path / "delta", runs, [EDITED])
+    base, delta = write_rows(tmp_path / "base", BASE), write_custom_delta(tmp_path / "delta", runs, [EDITED])
     with pytest.raises(InputError, match="not a delta"):
-        apply_delta(base, delta, 11, tmp_path / "made")
-    assert not (tmp_path / "made").exists()
+        apply_delta(base, delta, 11, tmp_path / "rebuilt")
+    assert not (tmp_path / "rebuilt").exists()
 
 
 def test_delta_of_files_with_other_columns_is_refused(tmp_path: Path) -> None:
-    base, target = write(tmp_path / "last", BASE[:9], dated=False), write(tmp_path / "now", BASE[:9])
+    base, target = write_rows(tmp_path / "base", BASE[:9], dated=False), write_rows(tmp_path / "target", BASE[:9])
     write_delta(base, target, tmp_path / "delta")
     assert len(read_rows(tmp_path / "delta")) == 9
     with pytest.raises(InputError, match="other columns"):
-        apply_delta(base, tmp_path / "delta", 9, tmp_path / "made")
+        apply_delta(base, tmp_path / "delta", 9, tmp_path / "rebuilt")

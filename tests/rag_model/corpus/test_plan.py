@@ -43,7 +43,7 @@ def test_consecutive_streams_are_one_slice(tmp_path, make_multistream, plan) -> 
 
 def test_part_may_span_files(tmp_path, make_multistream, small_dump, plan) -> None:
     (part,) = plan(make_multistream(tmp_path, small_dump, files=3), part_bytes=1 << 30).parts
-    assert [piece.url[-6:] for piece in part.slices] == ["61.bz2", "83.bz2", "75.bz2"] or len(part.slices) == 3
+    assert len(part.slices) == 3
     check_tiling(plan(make_multistream(tmp_path, small_dump, files=3), part_bytes=90_000))
 
 
@@ -74,8 +74,8 @@ def test_limit_is_exact_for_unordered_ids(tmp_path, page_xml, export_xml, plan, 
     ids = [50, 3, 7, 1, 9, 2, 8, 4, 6, 5, 10, 11]
     redirect = page_xml(12, "#REDIRECT [[A]]")
     (tmp_path / "dump.xml").write_bytes(export_xml(*(page_xml(page_id, "Words.") for page_id in ids), redirect))
-    read = read_articles(plan(tmp_path / "dump.xml", limit=limit))
-    assert sorted(article.page_id for article in read) == sorted(ids)[:limit]
+    articles = read_articles(plan(tmp_path / "dump.xml", limit=limit))
+    assert sorted(article.page_id for article in articles) == sorted(ids)[:limit]
 
 
 def test_limit_leaves_the_rest_of_the_dump_unread(tmp_path, make_multistream, small_dump, plan) -> None:

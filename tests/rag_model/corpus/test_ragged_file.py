@@ -152,7 +152,7 @@ def build_token_vectors(rows: int, seed: int = 0) -> TokenVectors:
 
 
 @pytest.fixture
-def file(tmp_path: Path) -> Path:
+def token_path(tmp_path: Path) -> Path:
     """Write a file of several record batches."""
     path = tmp_path / "part.arrow"
     with TokenWriter(path, 8, "float16") as writer:
@@ -160,17 +160,17 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def test_token_rows_are_read_in_batches_and_by_row(file: Path) -> None:
-    expected, read = build_token_vectors(2 * BATCH_ROWS + 5), TokenFile(file)
-    assert (read.n, read.tokens, read.dim, read.dtype) == (2 * BATCH_ROWS + 5, len(expected.vectors), 8, np.float16)
-    all_rows = TokenVectors.concatenate(list(read.iter_batches()))
+def test_token_rows_are_read_in_batches_and_by_row(token_path: Path) -> None:
+    expected, file = build_token_vectors(2 * BATCH_ROWS + 5), TokenFile(token_path)
+    assert (file.n, file.tokens, file.dim, file.dtype) == (2 * BATCH_ROWS + 5, len(expected.vectors), 8, np.float16)
+    all_rows = TokenVectors.concatenate(list(file.iter_batches()))
     assert (all_rows.vectors == expected.vectors).all()
     assert (all_rows.offsets == expected.offsets).all()
     rows = np.array([0, BATCH_ROWS - 1, BATCH_ROWS, 2 * BATCH_ROWS + 4])
-    selected = read.take(rows)
+    selected = file.take(rows)
     assert (selected.vectors == expected.take(rows).vectors).all()
-    assert read.take(np.empty(0, np.int64)).offsets.tolist() == [0]
-    assert is_token_file(file)
+    assert file.take(np.empty(0, np.int64)).offsets.tolist() == [0]
+    assert is_token_file(token_path)
 
 
 def test_rows_of_a_remote_file_are_read_by_range(tmp_path: Path) -> None:
@@ -193,13 +193,13 @@ def test_rows_of_a_remote_file_are_read_by_range(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_damaged_remote_file_is_refused_or_gives_rows(seed: int, file: Path) -> None:
-    data, rng = bytearray(file.read_bytes()), np.random.default_rng(seed)
+def test_damaged_remote_file_is_refused_or_gives_rows(seed: int, token_path: Path) -> None:
+    data, rng = bytearray(token_path.read_bytes()), np.random.default_rng(seed)
     offsets = [*rng.integers(0, len(data), 40 * (seed % 2)), *rng.integers(len(data) - 600, len(data), 3)]
     for offset in offsets:
         data[offset] = int(rng.integers(0, 256))
-    file.write_bytes(data)
-    with RangeReader(file) as source, suppress(InputError):
+    token_path.write_bytes(data)
+    with RangeReader(token_path) as source, suppress(InputError):
         TokenFile(source).take(np.array([0, 5, BATCH_ROWS + 3]))
 
 
@@ -211,8 +211,8 @@ def test_part_without_passages_is_a_file_without_rows(tmp_path: Path) -> None:
             assert (file.n, list(file.iter_batches())) == (0, [])
 
 
-def test_damaged_token_file_is_refused(file: Path, tmp_path: Path) -> None:
-    data = file.read_bytes()
+def test_damaged_token_file_is_refused(token_path: Path, tmp_path: Path) -> None:
+    data = token_path.read_bytes()
     np.save(tmp_path / "other.npy", np.ones((2, 2)))
     for broken in (b"", data[:-100], data[: len(data) // 2], (tmp_path / "other.npy").read_bytes()):
         (tmp_path / "broken").write_bytes(broken)

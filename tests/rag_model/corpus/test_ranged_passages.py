@@ -99,8 +99,9 @@ def test_changed_file_is_refused(tmp_path: Path) -> None:
         start, end = outline["ranges"][0]
         changed = bytearray(data)
         for _ in range(1 + number % 3):
-            at_text = start + outline["cuts"][0][0][1]
-            changed[rng.choice([rng.randrange(start, start + 2000), rng.randrange(end - 30_000, end), at_text])] ^= 255
+            text_start = start + outline["cuts"][0][0][1]
+            offsets = [rng.randrange(start, start + 2000), rng.randrange(end - 30_000, end), text_start]
+            changed[rng.choice(offsets)] ^= 255
         path.write_bytes(changed)
         cache = RangeCache(tmp_path / f"cache{number}", 1 << 30)
         try:

@@ -90,8 +90,8 @@ def test_documents_and_passages_are_left_out(name: str, tmp_path: Path) -> None:
         (tmp_path / name).write_text("\n".join(DOCUMENTS))
     else:
         (tmp_path / name).write_text("id\ttext\ttitle\n" + "\n".join(f"{i}\tText {i}\tdoc-{i}" for i in range(9)))
-    (planned,) = plan_dump(str(tmp_path / name), workdir=tmp_path, stage=str, part_bytes=1 << 30).parts
-    stats, files = chunk_without(planned, Siteinfo("", "", ""), tmp_path / "out", "doc-4", "doc-8")
+    (part,) = plan_dump(str(tmp_path / name), workdir=tmp_path, stage=str, part_bytes=1 << 30).parts
+    stats, files = chunk_without(part, Siteinfo("", "", ""), tmp_path / "out", "doc-4", "doc-8")
     with PassageFile(files.passages) as file:
         remaining = {passage.page_id for passage in file.iter_passages()}
     assert remaining == {f"doc-{i}" for i in range(9)} - {"doc-4", "doc-8"}

@@ -1,6 +1,5 @@
 import bz2
 import errno
-import functools
 import gzip
 import random
 import socket
@@ -39,7 +38,7 @@ from tests.fixtures.work_counters import measure_peaks
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """Serves the files of a folder; `ranges` turns byte ranges and sizes on."""
+    """Serve the files of a folder; with `ranges`, sizes and byte ranges are sent."""
 
     def __init__(self, folder: Path, ranges: bool, *args: object) -> None:
         self.folder, self.ranges = folder, ranges
@@ -79,7 +78,7 @@ def serve(tmp_path: Path) -> Iterator[Callable[..., str]]:
     servers = []
 
     def start(*, ranges: bool) -> str:
-        handler = functools.partial(_Handler, tmp_path, ranges)
+        handler = partial(_Handler, tmp_path, ranges)
         servers.append(server := ThreadingHTTPServer(("127.0.0.1", 0), handler))
         threading.Thread(target=server.serve_forever, daemon=True).start()
         return f"http://127.0.0.1:{server.server_port}"
@@ -126,13 +125,12 @@ def test_unreachable_host_is_not_reported_as_a_missing_file(file_name: str) -> N
         expand_pattern(url)
 
 
-class TestS3:
-    def test_dumps_are_read_from_a_bucket(self, tmp_path, make_multistream, small_dump, plan, s3_store_url) -> None:
-        make_multistream(tmp_path, small_dump, files=2)
-        bucket, _ = fsspec.url_to_fs(s3_store_url)
-        for path in tmp_path.glob("*.bz2"):
-            bucket.put_file(str(path), f"{s3_store_url}/{path.name}")
-        assert read_titles(plan(f"{s3_store_url}/*.bz2")) == read_titles(plan(small_dump))
+def test_dumps_are_read_from_a_bucket(tmp_path, make_multistream, small_dump, plan, s3_store_url) -> None:
+    make_multistream(tmp_path, small_dump, files=2)
+    bucket, _ = fsspec.url_to_fs(s3_store_url)
+    for path in tmp_path.glob("*.bz2"):
+        bucket.put_file(str(path), f"{s3_store_url}/{path.name}")
+    assert read_titles(plan(f"{s3_store_url}/*.bz2")) == read_titles(plan(small_dump))
 
 
 def test_files_are_ordered_by_number(tmp_path) -> None:
@@ -236,17 +234,14 @@ def test_compiled_decoder_agrees_with_the_standard_library(level: int) -> None:
 def test_compiled_decoder_detects_damage() -> None:
     text = random.Random(0).randbytes(20) + b"some words of a page " * 9
     packed = bz2.compress(text)
-    flipped = (packed[:byte] + bytes([packed[byte] ^ 1 << bit]) + packed[byte + 1 :] for byte, bit in iter_bits(packed))
-    for damaged in (*flipped, *(packed[:size] for size in range(1, len(packed)))):
+    bits = product(range(len(packed)), range(8))
+    with_flipped_bit = (packed[:byte] + bytes([packed[byte] ^ 1 << bit]) + packed[byte + 1 :] for byte, bit in bits)
+    for damaged in (*with_flipped_bit, *(packed[:size] for size in range(1, len(packed)))):
         try:
             decoded = b"".join(decode_streams(damaged))
         except UnusualStreamError:
             continue
         assert decoded == bz2.decompress(damaged)
-
-
-def iter_bits(packed: bytes) -> Iterator[tuple[int, int]]:
-    return product(range(len(packed)), range(8))
 
 
 def test_slice_of_a_large_dump_is_decoded_by_compiled_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,16 +17,10 @@ from rag_model.corpus.rendered_html import clean_html
 from rag_model.corpus.wikitext import clean_wikitext
 from rag_model.errors import UsageError
 from rag_model.store.versions.mapped import MappedPassages, write_mapped_copy
+from tests.rag_model.corpus.test_chunk import PAGE, XML
 
 ALL_STRUCTURES = ("infobox", "lists", "tables")
 SITE = Siteinfo("testwiki", "en", "", {"": 0})
-XML = """<mediawiki xmlns="http://www.mediawiki.org/xml/export-0.10/" version="0.10" xml:lang="en">
-<siteinfo><dbname>testwiki</dbname><base>https://t.org/wiki/Main</base>
-<namespaces><namespace key="0" /><namespace key="6">File</namespace></namespaces></siteinfo>
-{}</mediawiki>"""
-PAGE = """<page><title>{title}</title><ns>{ns}</ns><id>{id}</id><revision><id>{id}0</id>
-<timestamp>2026-01-0{id}T00:00:00Z</timestamp><model>wikitext</model><text>{text}</text></revision></page>
-"""
 ITEMS = "".join(f"* Item {i} is one of the many things that are in this list of long lines.\n" for i in range(9))
 TEXT = f"""{{{{Infobox person
 | name = Ada
@@ -53,8 +47,8 @@ def read_structures(text: str, names: tuple[str, ...] = ALL_STRUCTURES) -> list[
     return [structure for section in clean_wikitext(text, SITE, structures=names) for structure in section.structures]  # type: ignore[arg-type]
 
 
-def chunk(tmp_path: Path, recipe: ChunkRecipe) -> tuple[ChunkStats, list[Passage]]:
-    (tmp_path / "dump.xml").write_text(XML.format(PAGE.format(id=1, ns=0, title="Ada", text=TEXT)))
+def chunk(tmp_path: Path, recipe: ChunkRecipe, text: str = TEXT) -> tuple[ChunkStats, list[Passage]]:
+    (tmp_path / "dump.xml").write_text(XML.format(PAGE.format(id=1, ns=0, title="Ada", text=text)))
     plan = plan_dump(str(tmp_path / "dump.xml"), workdir=tmp_path, stage=str)
     stats = chunk_part(plan.parts[0], plan.siteinfo, recipe, tmp_path / "out.parquet", spans=tmp_path / "spans.npy")
     return stats, list(PassageFile(tmp_path / "out.parquet").iter_passages())
@@ -164,10 +158,8 @@ def test_table_passage_repeats_the_head_within_the_limit(tmp_path: Path) -> None
     notes = {year: "word " * (70 if year == 1955 else 3) for year in range(1950, 1960)}
     rows = "".join(f"|-\n| {year} || Film number {year} || {note}\n" for year, note in notes.items())
     text = f"Text.\n== Films ==\n{{|\n|+ All films\n! Year !! Title !! Notes\n{rows}|}}"
-    (tmp_path / "dump.xml").write_text(XML.format(PAGE.format(id=1, ns=0, title="Ada", text=text)))
-    plan = plan_dump(str(tmp_path / "dump.xml"), workdir=tmp_path, stage=str)
-    chunk_part(plan.parts[0], plan.siteinfo, ChunkRecipe(words=40, structures=("tables",)), tmp_path / "out.parquet")
-    tables = [p for p in PassageFile(tmp_path / "out.parquet").iter_passages() if p.kind == "table"]
+    _, passages = chunk(tmp_path, ChunkRecipe(words=40, structures=("tables",)), text)
+    tables = [p for p in passages if p.kind == "table"]
     assert len(tables) > 3
     for passage in tables:
         assert passage.text.startswith("Films\nAll films\nYear | Title | Notes\n")
@@ -269,7 +261,7 @@ def test_portable_infobox_becomes_fields_with_labels(call: str, rows: list[str])
         for names in ((), ALL_STRUCTURES):
             (section,) = clean_wikitext(f"{call}\nA cow is here.", SITE, "Cow", structures=names)
             assert section.text == "A cow is here."
-            assert [each.rows for each in section.structures] == ([tuple(rows)] if names else [])
+            assert [structure.rows for structure in section.structures] == ([tuple(rows)] if names else [])
     assert "monster" in use.names, "the article is chunked again if the infobox changes"
 
 

@@ -42,12 +42,12 @@ TEMPLATES = {
 }
 
 
-def make_table(templates: Mapping[str, str]) -> TemplateTable:
+def build_table(templates: Mapping[str, str]) -> TemplateTable:
     pages = [Page(i, 1, None, 10, title, False, "wikitext", text) for i, (title, text) in enumerate(templates.items())]
     return TemplateTable.from_bytes(merge_templates([read_templates(pages, SITE.language, SITE.namespaces)]).to_bytes())
 
 
-TABLE = make_table(TEMPLATES)
+TABLE = build_table(TEMPLATES)
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_page_without_templates_of_the_dump_is_unchanged() -> None:
     assert use.names == {"unknown"}
 
 
-def make_chain(n: int, body: str) -> dict[str, str]:
+def build_chain(n: int, body: str) -> dict[str, str]:
     return {f"n{i}": body.format(f"{{{{n{i + 1}|{{{{{{1}}}}}}}}}}") for i in range(n)}
 
 
@@ -88,9 +88,9 @@ def make_chain(n: int, body: str) -> dict[str, str]:
     [
         {"a": "x {{a|{{{1}}}}} {{a}}"},
         {"a": "{{b|{{{1}}}}}", "b": "{{a|{{{1}}}}}"},
-        {"a": "{{n0|{{{1}}}}}", **make_chain(30, "{0}" * 20)},
+        {"a": "{{n0|{{{1}}}}}", **build_chain(30, "{0}" * 20)},
         {"a": "{{{1}}}" * 500},
-        {"a": "{{n0|{{{1}}}}}", **make_chain(5_000, "{0}")},
+        {"a": "{{n0|{{{1}}}}}", **build_chain(5_000, "{0}")},
         {"a": "{{a" * 600},
         {"a": "{{#if:{{{1}}}|" * 300},
     ],
@@ -119,10 +119,10 @@ def write_dump(
     return path
 
 
-class Build:
-    """One part, chunked with the templates of its dump."""
+class ChunkedPart:
+    """The files of a part that was chunked with the templates of its dump."""
 
-    def __init__(self, folder: Path, templates: Mapping[str, str], parent: "Build | None" = None) -> None:
+    def __init__(self, folder: Path, templates: Mapping[str, str], parent: "ChunkedPart | None" = None) -> None:
         articles = {1: "Augi ({{vol-en|plants}}) aug.", 2: "Cyts {{count|teksts}}.", 3: "{{dab2}}\n* [[A]]\n* [[B]]"}
         folder.mkdir()
         plan = plan_dump(str(write_dump(folder / "x.xml", articles, templates)), workdir=folder, stage=str)
@@ -136,35 +136,35 @@ class Build:
 
 
 def test_articles_with_changed_templates_are_chunked_again(tmp_path: Path) -> None:
-    first = Build(tmp_path / "first", TEMPLATES)
+    first = ChunkedPart(tmp_path / "first", TEMPLATES)
     assert first.texts == ["Augi (anglīšu: plants) aug.", "Cyts teksts."]
     assert first.stats.dropped == {"disambiguation": 1, "namespace": len(TEMPLATES)}
     assert first.stats.unknown_templates == {"count": 1}
-    unchanged = Build(tmp_path / "same", TEMPLATES, first)
+    unchanged = ChunkedPart(tmp_path / "same", TEMPLATES, first)
     assert (unchanged.stats.inherited, unchanged.texts) == (2, first.texts)
     # A template that another one includes has changed: only the article that uses it is chunked again.
     changed = {**TEMPLATES, "Taiss:LangWithName": "{{{3}}} [{{{2}}}]"}
-    refresh = Build(tmp_path / "refresh", changed, unchanged)
+    refresh = ChunkedPart(tmp_path / "refresh", changed, unchanged)
     assert (refresh.stats.inherited, refresh.texts) == (1, ["Augi (plants [anglīšu]) aug.", "Cyts teksts."])
-    assert refresh.files[0].read_bytes() == Build(tmp_path / "full", changed).files[0].read_bytes()
+    assert refresh.files[0].read_bytes() == ChunkedPart(tmp_path / "full", changed).files[0].read_bytes()
     # First an unknown template gets a body; then the dump has no templates.
-    defined = Build(tmp_path / "defined", {**changed, "Taiss:Count": "<b>{{{1}}}!</b>"}, refresh)
+    defined = ChunkedPart(tmp_path / "defined", {**changed, "Taiss:Count": "<b>{{{1}}}!</b>"}, refresh)
     assert (defined.stats.inherited, defined.texts[1]) == (1, "Cyts teksts!.")
-    without_templates = Build(tmp_path / "without", {}, defined)
+    without_templates = ChunkedPart(tmp_path / "without", {}, defined)
     assert without_templates.texts == ["Augi (plants) aug.", "Cyts teksts.", "A B"]
     assert without_templates.stats.unknown_templates == {"count": 1, "dab2": 1, "vol-en": 1}
 
 
-@pytest.mark.parametrize("form", ["multistream", "xml.bz2", "xml"])
-def test_only_page_runs_with_templates_are_read(tmp_path, make_multistream, form: str) -> None:
+@pytest.mark.parametrize("dump_type", ["multistream", "xml.bz2", "xml"])
+def test_only_page_runs_with_templates_are_read(tmp_path, make_multistream, dump_type: str) -> None:
     prose = " ".join(f"{hash_id(str(i)):x}" for i in range(25_000))
     articles = {i: f"{prose} {i}" for i in range(1, 9)}
     messages = {"MediaWiki:Disambiguationspage": "* [[Taiss:Disambig]]", "MediaWiki:Edit": "[[Taiss:No]]"}
     source = write_dump(tmp_path / "x.xml", articles, TEMPLATES, messages)
     dump = str(source)
-    if form == "multistream":
+    if dump_type == "multistream":
         dump = make_multistream(tmp_path, source, pages_a_stream=2)
-    elif form == "xml.bz2":
+    elif dump_type == "xml.bz2":
         dump = str(tmp_path / "y.xml.bz2")
         Path(dump).write_bytes(bz2.compress(source.read_bytes()))
     plan = plan_dump(dump, workdir=tmp_path, stage=str)

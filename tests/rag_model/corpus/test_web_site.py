@@ -1,4 +1,4 @@
-"""A sitemap as a dump: the requests that are sent, the files that are stored, and the errors."""
+"""A sitemap is a dump: changed pages are fetched and stored as files, and hostile sites are refused."""
 
 import gzip
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ from tests.rag_model.corpus.test_document_files import list_ids, plan_folder
 Reply = tuple[int, dict[str, str], bytes]
 
 
-class Site:
+class SitemapServer:
     """A server with replies that a test sets, which records its requests."""
 
     def __init__(self) -> None:
@@ -49,11 +49,12 @@ class Site:
         self.replies[path] = [(200, {"Content-Type": content_type, **headers}, f"<h1>{text}</h1><p>Words.".encode())]
 
     def set_sitemap(self, *pages: str, path: str = "/sitemap.xml", root: str = "urlset", entry: str = "url") -> None:
-        rows = [
-            f"<{entry}><loc> {self.origin}{page} </loc></{entry}>".replace("!", "</loc><lastmod>") for page in pages
-        ]
-        rows = [row.replace(" </loc>", "</lastmod>") if "<lastmod>" in row else row for row in rows]
-        text = f'<{root} xmlns="http://www.sitemaps.org/schemas/sitemap/0.9">{"".join(rows)}</{root}>'
+        """List pages in a sitemap; in `/page!2026-11-01`, the date is that of the last change."""
+        rows = ""
+        for page, _, date in (page.partition("!") for page in pages):
+            last_change = f"<lastmod>{date}</lastmod>" if date else ""
+            rows += f"<{entry}><loc> {self.origin}{page} </loc>{last_change}</{entry}>"
+        text = f'<{root} xmlns="http://www.sitemaps.org/schemas/sitemap/0.9">{rows}</{root}>'
         self.replies[path] = [(200, {}, text.encode())]
 
     def mirror(self) -> SiteFiles:
@@ -68,16 +69,16 @@ class Site:
 
 
 @pytest.fixture
-def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SitemapServer]:
     monkeypatch.setenv("BOOKWHEEL_SITES", str(tmp_path / "sites"))
-    site = Site()
+    site = SitemapServer()
     Thread(target=site.server.serve_forever, daemon=True).start()
     yield site
     site.server.shutdown()
     site.server.server_close()
 
 
-def test_pages_of_a_sitemap_are_documents(site: Site, tmp_path: Path) -> None:
+def test_pages_of_a_sitemap_are_documents(site: SitemapServer, tmp_path: Path) -> None:
     site.set_sitemap("/main.xml", "/more.xml.gz", root="sitemapindex", entry="sitemap")
     site.set_sitemap("/", "/guide/install", "/a%20b.html?c=1", "/gone", "/logo.png", path="/main.xml")
     site.set_sitemap("/moved", "/../etc/x", path="/more.xml.gz")
@@ -94,7 +95,7 @@ def test_pages_of_a_sitemap_are_documents(site: Site, tmp_path: Path) -> None:
     assert {headers["user-agent"] for _, headers in site.requests} == {"bookwheel"}
 
 
-def test_second_run_requests_only_pages_that_may_have_changed(site: Site) -> None:
+def test_second_run_requests_only_pages_that_may_have_changed(site: SitemapServer) -> None:
     site.set_sitemap("/dated!2026-11-01", "/tagged", "/plain", "/removed")
     for path in ("/dated", "/plain", "/removed"):
         site.set_page(path, "Old")
@@ -117,7 +118,7 @@ def test_second_run_requests_only_pages_that_may_have_changed(site: Site) -> Non
     }
 
 
-def test_interrupted_run_is_resumed(site: Site) -> None:
+def test_interrupted_run_is_resumed(site: SitemapServer) -> None:
     site.set_sitemap("/a!2026-11-01", "/b!2026-11-01")
     site.set_page("/a", "A")
     site.replies["/b"] = [(503, {"Retry-After": "7200"}, b"")]
@@ -128,7 +129,7 @@ def test_interrupted_run_is_resumed(site: Site) -> None:
     assert site.paths == ["/robots.txt", "/sitemap.xml", "/b"]
 
 
-def test_request_is_retried_after_the_requested_pause(site: Site) -> None:
+def test_request_is_retried_after_the_requested_pause(site: SitemapServer) -> None:
     site.set_sitemap("/a", "/secret/b")
     site.replies["/robots.txt"] = [(200, {}, b"User-agent: *\nDisallow: /secret/\nCrawl-delay: 3\n")]
     site.set_page("/a", "A")
@@ -152,7 +153,7 @@ HOSTILE_SITEMAPS = {
 }
 
 
-def test_hostile_sitemap_is_refused(site: Site) -> None:
+def test_hostile_sitemap_is_refused(site: SitemapServer) -> None:
     for body, message in HOSTILE_SITEMAPS.values():
         site.replies["/sitemap.xml"] = [(200, {}, body)]
         with pytest.raises(InputError, match=message):
@@ -166,7 +167,7 @@ def test_hostile_sitemap_is_refused(site: Site) -> None:
             mirror_site(address)
 
 
-def test_unreadable_page_does_not_stop_a_run(site: Site) -> None:
+def test_unreadable_page_does_not_stop_a_run(site: SitemapServer) -> None:
     redirects = {
         "/loop": "/loop",
         "/elsewhere": "http://localhost:1/x",
@@ -186,14 +187,13 @@ def test_unreadable_page_does_not_stop_a_run(site: Site) -> None:
     for path in ("/", "/a.html", "/a.html/b", "/secret/a"):
         site.set_page(path, path)
     files = site.mirror()
-    assert files.dropped == {
-        **{"bad_name": 2, "missing": 1, "other_host": 2, "robots": 1, "same_name": 1, "unreadable": 3}
-    }
+    dropped = {"bad_name": 2, "missing": 1, "other_host": 2, "robots": 1, "same_name": 1, "unreadable": 3}
+    assert files.dropped == dropped
     names = sorted(file.relative_to(files.folder).as_posix() for file in files.folder.rglob("*.html"))
     assert names == ["a%2Ehtml/b.html", "a.html", "index.html"]
 
 
-def test_pages_with_http_500_are_dropped_or_kept_unless_they_are_many(site: Site) -> None:
+def test_pages_with_http_500_are_dropped_or_kept_unless_they_are_many(site: SitemapServer) -> None:
     site.set_sitemap("/a", "/b", "/c")
     site.set_page("/b", "B")
     site.replies["/a"] = [(500, {}, b"")]
@@ -225,7 +225,7 @@ def test_pages_with_http_500_are_dropped_or_kept_unless_they_are_many(site: Site
         site.mirror()
 
 
-def test_files_of_a_killed_run_are_deleted(site: Site) -> None:
+def test_files_of_a_killed_run_are_deleted(site: SitemapServer) -> None:
     site.set_sitemap("/a")
     site.set_page("/a", "A")
     folder = site.mirror().folder
@@ -239,7 +239,7 @@ def test_files_of_a_killed_run_are_deleted(site: Site) -> None:
     assert [file.name for file in folder.iterdir()] == ["a.html"], "an empty sitemap does not remove the pages"
 
 
-def test_folder_that_cannot_be_written_is_reported(site: Site, tmp_path: Path) -> None:
+def test_folder_that_cannot_be_written_is_reported(site: SitemapServer, tmp_path: Path) -> None:
     site.set_sitemap("/a")
     site.set_page("/a", "A")
     (tmp_path / "sites").write_text("a file")
@@ -249,7 +249,7 @@ def test_folder_that_cannot_be_written_is_reported(site: Site, tmp_path: Path) -
         site.mirror()
 
 
-def test_too_large_page_is_dropped(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_large_page_is_dropped(site: SitemapServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(web_site, "MAX_PAGE_BYTES", 1000)
     site.set_sitemap("/a", "/b")
     site.set_page("/a", "A")

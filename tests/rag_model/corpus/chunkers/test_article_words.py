@@ -20,7 +20,7 @@ from rag_model.corpus.records import Article, Section
 from tests.fixtures.hostile_texts import ARTICLES, TEXTS
 
 
-def test_boundaries_have_strengths() -> None:
+def test_strength_of_a_boundary_depends_on_the_text_before_the_word() -> None:
     first = Section("", "\nOne two. Three\nFour\n \nFive\nsix")
     article = Article("1", 0, "T", (first, Section("h", "Seven " + "w" * 150)))
     article_words = split_article(article)
@@ -97,11 +97,11 @@ def split_sentences(text: str) -> list[str]:
     ],
     ids=lambda expected: expected[0][:20],
 )
-def test_sentences_of_spaced_scripts(expected: list[str]) -> None:
+def test_scripts_with_spaces_are_split_into_sentences(expected: list[str]) -> None:
     assert split_sentences(" ".join(expected)) == expected
 
 
-def test_sentences_of_scripts_without_spaces() -> None:
+def test_scripts_without_spaces_are_split_into_sentences() -> None:
     expected = ["日本の首都は東京である。", "「本当ですか？」", "はい、そうです！", "次の文はここで終わります"]
     assert split_sentences("".join(expected)) == expected
 

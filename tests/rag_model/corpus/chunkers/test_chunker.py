@@ -34,7 +34,7 @@ from tests.fixtures.window_chunker import OverlappingWindows, save_tokenizer
 from tests.fixtures.work_counters import count_lines
 
 SIZES = st.integers(1, 12)
-BY_WORDS = ["words", "sections", "sentences", "recursive"]
+WORD_CHUNKERS = ["words", "sections", "sentences", "recursive"]
 
 
 def check_contract(chunker: Chunker, article: Article) -> list[Passage]:
@@ -62,10 +62,10 @@ def check_contract(chunker: Chunker, article: Article) -> list[Passage]:
     return passages
 
 
-@pytest.mark.parametrize("name", BY_WORDS)
+@pytest.mark.parametrize("name", WORD_CHUNKERS)
 @settings(max_examples=50)
 @given(article=ARTICLES, size=SIZES, keeps_lines=st.booleans())
-def test_chunkers_by_words(name: str, article: Article, size: int, keeps_lines: bool) -> None:
+def test_word_chunkers_fulfil_the_contract(name: str, article: Article, size: int, keeps_lines: bool) -> None:
     passages = check_contract(build_chunker(name, {"words": size}), replace(article, keeps_lines=keeps_lines))
     assert all(0 < passage.n_words <= size for passage in passages)
 
@@ -73,7 +73,7 @@ def test_chunkers_by_words(name: str, article: Article, size: int, keeps_lines: 
 @pytest.mark.parametrize("name", ["words", "sentences", "recursive"])
 @settings(max_examples=50)
 @given(article=ARTICLES, size=SIZES)
-def test_word_numbers_give_the_text_back(name: str, article: Article, size: int) -> None:
+def test_texts_of_passages_follow_from_their_word_numbers(name: str, article: Article, size: int) -> None:
     words = [word for section in article.sections for word in split_words(section.text)]
     passages = list(build_chunker(name, {"words": size}).open()(article))
     spans = [(passage.start_word, passage.start_word + passage.n_words) for passage in passages]
@@ -104,7 +104,7 @@ HOSTILE = ["equal headings", "a long word", "a run of marks", "short sentences",
 
 
 @pytest.mark.parametrize("text", [*HOSTILE, "nested boundaries"])
-@pytest.mark.parametrize("name", BY_WORDS)
+@pytest.mark.parametrize("name", WORD_CHUNKERS)
 def test_work_is_linear_in_the_text(name: str, text: str) -> None:
     chunk, article = build_chunker(name, {}).open(), build_hostile_article(text)
     once, twice = (count_lines(lambda times=times: list(chunk(article(times)))) for times in (400, 800))
@@ -120,14 +120,14 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @settings(max_examples=50)
 @given(article=ARTICLES, size=SIZES, overlap=st.integers(0, 11))
-def test_overlapping_windows_of_tokens(tokenizer: Path, article: Article, size: int, overlap: int) -> None:
+def test_overlapping_windows_fulfil_the_contract(tokenizer: Path, article: Article, size: int, overlap: int) -> None:
     chunker = OverlappingWindows(tokenizer, size, min(overlap, size - 1))
     passages = check_contract(chunker, article)
-    read = Tokenizer.from_file(str(tokenizer))
-    counts = [len(read.encode(passage.text).ids) for passage in passages]
+    loaded_tokenizer = Tokenizer.from_file(str(tokenizer))
+    counts = [len(loaded_tokenizer.encode(passage.text).ids) for passage in passages]
     assert all(count <= size for count in counts)
     words = [word for section in article.sections for word in split_words(section.text)]
-    total_tokens = sum(len(read.encode(word).ids) for word in words)
+    total_tokens = sum(len(loaded_tokenizer.encode(word).ids) for word in words)
     assert sum(counts) <= total_tokens + chunker.overlap * max(0, len(counts) - 1)
 
 
@@ -171,7 +171,7 @@ def test_equal_headings_need_a_constant_number_of_lookups() -> None:
 
 
 @dataclass(frozen=True)
-class Model:
+class ModelChunker:
     """A chunker with a model as a setting."""
 
     version: ClassVar[str] = "1"
@@ -190,34 +190,34 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "model"
 
 
-def digest(path: Path) -> Any:
-    return settings_to_json(Model(path))["model"]
+def digest_model(path: Path) -> Any:
+    return settings_to_json(ModelChunker(path))["model"]
 
 
 def test_digest_depends_on_setting_files_only(folder: Path, tmp_path: Path) -> None:
-    first = digest(folder)
-    assert settings_to_json(Model(folder)) == {"model": first, "depth": 3}
-    assert list(list_setting_files(Model(folder))["model"]) == ["config.json", "layers/a.safetensors"]
-    assert digest(shutil.copytree(folder, tmp_path / "moved")) == first
+    first = digest_model(folder)
+    assert settings_to_json(ModelChunker(folder)) == {"model": first, "depth": 3}
+    assert list(list_setting_files(ModelChunker(folder))["model"]) == ["config.json", "layers/a.safetensors"]
+    assert digest_model(shutil.copytree(folder, tmp_path / "moved")) == first
     (folder / "README.md").write_text("other words")
-    assert digest(folder) == first
+    assert digest_model(folder) == first
     (folder / "layers" / "a.safetensors").write_text("other weights")
-    changed = digest(folder)
+    changed = digest_model(folder)
     assert changed != first
     (folder / "layers" / "a.safetensors").rename(folder / "b.safetensors")
-    assert digest(folder) not in {first, changed}
+    assert digest_model(folder) not in {first, changed}
 
 
 def test_single_file_is_identified_by_its_digest(folder: Path) -> None:
-    assert digest(folder / "config.json") == digest_file(folder / "config.json")
-    assert list(list_setting_files(Model(folder / "README.md"))["model"].values()) == [folder / "README.md"]
+    assert digest_model(folder / "config.json") == digest_file(folder / "config.json")
+    assert list(list_setting_files(ModelChunker(folder / "README.md"))["model"].values()) == [folder / "README.md"]
 
 
 def test_digest_instead_of_a_path_is_refused(folder: Path) -> None:
-    digest_path = Path(digest(folder))
-    assert digest(digest_path) == str(digest_path)
+    digest_path = Path(digest_model(folder))
+    assert digest_model(digest_path) == str(digest_path)
     with pytest.raises(InputError, match=r"gives the digest sha256:.* for .*: give the path"):
-        list_setting_files(Model(digest_path))
+        list_setting_files(ModelChunker(digest_path))
 
 
 def test_path_without_the_setting_files_is_refused(folder: Path, tmp_path: Path) -> None:
@@ -226,7 +226,7 @@ def test_path_without_the_setting_files_is_refused(folder: Path, tmp_path: Path)
         with pytest.raises(
             InputError, match=r"model of the recipe's chunker must be a folder with config\.json, not .*: correct it"
         ):
-            list_setting_files(Model(path))
+            list_setting_files(ModelChunker(path))
 
 
 @pytest.fixture(autouse=True)

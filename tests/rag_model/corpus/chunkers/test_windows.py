@@ -2,12 +2,11 @@
 
 from dataclasses import replace
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rag_model.corpus.chunkers.article_words import SENTENCE, split_article, split_words
-from rag_model.corpus.chunkers.chunker import build_chunker, create_anchor
+from rag_model.corpus.chunkers.article_words import SENTENCE, split_article
+from rag_model.corpus.chunkers.chunker import create_anchor
 from rag_model.corpus.chunkers.windows import Sections, Sentences, Words
 from rag_model.corpus.records import Article, Passage, Section
 from tests.fixtures.hostile_texts import ARTICLES as HOSTILE_ARTICLES
@@ -69,23 +68,14 @@ def test_sections_chunker_covers_all_sections_in_order(article: Article, size: i
     assert len(starts) == sum(bool(section.text) for section in article.sections)
 
 
-@pytest.mark.parametrize("name", ["words", "sections"])
-@given(article=ARTICLES, size=SIZES)
-def test_ids_are_unique_and_reproducible(name: str, article: Article, size: int) -> None:
-    passages = list(build_chunker(name, {"words": size}).open()(article))
-    assert len({p.id for p in passages}) == len(passages)
-    assert all(p.id.split() == [p.id] and p.id.startswith("12:") for p in passages)
-    assert passages == list(build_chunker(name, {"words": size}).open()(article))
-
-
 @given(ARTICLES.filter(lambda article: article.sections), SIZES, TEXTS, st.data())
 def test_edit_changes_only_its_own_section(article: Article, size: int, text: str, data: st.DataObject) -> None:
-    edited = data.draw(st.integers(0, len(article.sections) - 1))
+    edited_number = data.draw(st.integers(0, len(article.sections) - 1))
     sections = list(article.sections)
-    sections[edited] = replace(sections[edited], text=text)
+    sections[edited_number] = replace(sections[edited_number], text=text)
     edited_passages = list(Sections(size)(replace(article, sections=tuple(sections))))
     used_anchors: dict[str, int] = {}
-    prefix = [create_anchor(section.heading, used_anchors) for section in sections][edited]
+    prefix = [create_anchor(section.heading, used_anchors) for section in sections][edited_number]
     other_passages = [p for p in Sections(size)(article) if not p.id.startswith(f"12:{prefix}.")]
     assert [p for p in edited_passages if not p.id.startswith(f"12:{prefix}.")] == other_passages
 
@@ -95,14 +85,6 @@ def test_inserted_section_changes_no_other_section(article: Article, size: int, 
     longer = replace(article, sections=(Section("Brand new", text), *article.sections))
     passages_before = set(Sections(size)(article))
     assert passages_before <= set(Sections(size)(longer))
-
-
-def test_scripts_without_spaces_are_split() -> None:
-    text = "日本の首都は東京である。" * 30
-    passages = list(Words(50)(Article("1", 0, "東京", (Section("", text),))))
-    assert "".join(p.text for p in passages) == text
-    assert len(passages) > 3
-    assert split_words("ein 東京 Wort") == [" ein", " 東京", " Wort"]
 
 
 def test_passage_has_as_many_sentences_as_fit() -> None:
