@@ -133,10 +133,11 @@ clean:
 
 install_into = $(if $(UV),$(1)/bin/uv pip install --python $(1)/bin/python,$(1)/bin/pip install) --quiet
 
-# Install this project, editable, with these extras; the lock file holds the requirements of all extras.
+# Install this project, editable, with these extras; the lock file holds the requirements of all extras. `editables` is named,
+# because an editable install imports it and uv does not install it.
 define packages
 $(if $(LOCKED),$(call install_into,.venv) --require-hashes --no-deps --requirement requirements.lock)
-$(call install_into,.venv) $(if $(LOCKED),--no-deps )--editable '.[$(1)]'
+$(call install_into,.venv) $(if $(LOCKED),--no-deps )--editable '.[$(1)]' editables
 endef
 
 # Without a GPU the CPU build of torch suffices. Where pip would download CUDA's libraries (gigabytes), uv finds the CPU build.
