@@ -80,7 +80,7 @@ def expand_pattern(pattern: str) -> list[str]:
     try:
         fs, path = _open_filesystem(pattern)
         paths = [path] if fs.isfile(path) else fs.glob(path)
-        urls = [fs.unstrip_protocol(file) for file in paths if fs.isfile(file)]
+        urls = [fs.unstrip_protocol(file) for file in paths if _is_file(fs, file)]
         if not urls and "http" in fs.protocol and not has_magic(path):
             fs.info(path)  # raises the error of the connection, which `isfile` hides
     except Exception as error:
@@ -161,7 +161,7 @@ def file_exists(url: str) -> bool:
     """Return whether a file exists."""
     try:
         fs, path = _open_filesystem(url)
-        return bool(fs.isfile(path))
+        return _is_file(fs, path)
     except Exception as error:
         raise _build_read_error(url, error) from error
 
@@ -242,6 +242,19 @@ def _open_filesystem(url: str) -> tuple[Any, str]:
     fs, path = url_to_fs(url)
     fs.invalidate_cache()
     return fs, path
+
+
+def _is_file(fs: Any, path: str) -> bool:
+    """Return whether there is a file; raise the temporary errors of HTTP, which `isfile` hides."""
+    if "http" not in fs.protocol:
+        return bool(fs.isfile(path))
+    try:
+        fs.info(path)
+    except FileNotFoundError as error:
+        if isinstance(error.__cause__, Exception) and not _is_permanent(error.__cause__):
+            raise
+        return False
+    return True
 
 
 def _build_natural_key(url: str) -> list[tuple[int, str]]:

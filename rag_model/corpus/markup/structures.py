@@ -473,7 +473,8 @@ def _render_fields(arguments: Sequence[str]) -> Iterator[str]:
     for key, value in parse_call("", arguments).params.items():
         if angle := _ANGLE.match(key):
             part = angle[2].lower()[0] if angle[2] else "direction"
-            parts_by_axis.setdefault(angle[1].lower()[:3], {})[part] = value
+            if value:
+                parts_by_axis.setdefault(angle[1].lower()[:3], {})[part] = value
         elif value and len(key) <= _MAX_KEY and not _HIDDEN_FIELD.match(key) and not key.isdecimal():
             label = _TRAILING_NUMBER.sub("", key).replace("_", " ").strip() or key
             yield f"{_TEXT_MARK}\n{protect(label[:1].upper() + label[1:])}{_FIELD_MARK}\n{value}\n"

@@ -27,6 +27,7 @@ from rag_model.corpus.source import (
     _build_read_error,
     decode,
     expand_pattern,
+    file_exists,
     get_size,
     is_compressed,
     read_bytes,
@@ -131,6 +132,28 @@ def test_dumps_are_read_from_a_bucket(tmp_path, make_multistream, small_dump, pl
     for path in tmp_path.glob("*.bz2"):
         bucket.put_file(str(path), f"{s3_store_url}/{path.name}")
     assert read_titles(plan(f"{s3_store_url}/*.bz2")) == read_titles(plan(small_dump))
+
+
+def test_glob_does_not_leave_out_files_of_a_busy_server(tmp_path, serve, monkeypatch) -> None:
+    for name in ("a1.xml", "a2.xml"):
+        (tmp_path / name).write_bytes(b"x")
+    url = serve(ranges=True)
+    assert len(expand_pattern(f"{url}/*.xml")) == 2
+    answer_request = _Handler.do_GET
+
+    def refuse_second_file(handler: _Handler) -> None:
+        if handler.path == "/a2.xml":
+            handler.send_error(503)
+        else:
+            answer_request(handler)
+
+    monkeypatch.setattr(_Handler, "do_GET", refuse_second_file)
+    with pytest.raises(UnreachableError, match="503"):
+        expand_pattern(f"{url}/*.xml")
+    assert file_exists(f"{url}/a1.xml")
+    assert not file_exists(f"{url}/a3.xml")
+    with pytest.raises(UnreachableError, match="503"):
+        file_exists(f"{url}/a2.xml")
 
 
 def test_files_are_ordered_by_number(tmp_path) -> None:

@@ -126,7 +126,7 @@ def test_table_becomes_rows_with_column_names(markup: str, head: list[str], rows
         ("at = {{coord|57|18|22|N|4|27|32|W|display=title}}", ["At: 57°18′22″N 4°27′32″W"]),
         ("place = P\n| latd = 57 |latm= 18 |latNS= N |longd=4 |longEW=W", ["Place: P", "Coordinates: 57°18′N 4°W"]),
         (
-            "place = P|lat_deg=57|lat_min=18|lat_direction=n|lon_deg=4|lon_direction=W",
+            "place = P|lat_deg=57|lat_min=18|lat_direction=n|lat_NS=|lon_deg=4|lon_direction=W",
             ["Place: P", "Coordinates: 57°18′N 4°W"],
         ),
         ("image = A.jpg\n| logo_size = 20px\n| caption = Ada in 1840\n| x = Y.svg", ["Caption: Ada in 1840"]),
