@@ -13,7 +13,7 @@ from rag_model.integrations.langchain import BookwheelRetriever
 from rag_model.store.store import Store
 from tests.fixtures.s3_proxy import FaultyServer
 from tests.fixtures.serving import wait_until
-from tests.fixtures.tiny_snapshot import publish_tiny
+from tests.fixtures.tiny_snapshot import copy_store, publish_tiny
 from tests.flows.conftest import Bookwheel
 
 ARTICLES = {"Animal Farm": "a story that was written by the king of music", "Rivers": "the river of the city"}
@@ -73,9 +73,7 @@ def test_interrupt_ends_a_command_whose_threads_wait_for_the_store(
 ) -> None:
     monkeypatch.setenv("BOOKWHEEL_CACHE", str(tmp_path / "cache"))
     with s3_bucket(faulty_server.url) as url:
-        remote = Store.open(url, create=True)
-        for file in Store.open(str(store)).files.iter_tree():
-            remote.files.write(file.path, (store / file.path).read_bytes())
+        copy_store(Store.open(str(store)), url)
         faulty_server.fault = lambda request: "hold" if request.method == "GET" and "/blobs/" in request.path else None
         with subprocess.Popen([sys.executable, "-m", "flows.cli", "verify", "--store", url]) as process:
             wait_until(lambda: faulty_server.n_held)

@@ -31,6 +31,7 @@ from tests.benchmarks.far_store import Far
 from tests.fixtures.ranged_snapshot import WORDS, copy_to_far_store, list_questions, publish_ranged
 from tests.fixtures.s3_proxy import FaultyServer
 from tests.fixtures.serving import QUICK, TIMEOUT, HttpService, run_service, wait_until
+from tests.fixtures.tiny_snapshot import copy_store
 
 FROM_STORE = replace(QUICK, from_store=True, retrievers=("bm25", "ivf", "rrf(bm25, exact)"))
 
@@ -173,9 +174,7 @@ def test_stalled_s3_response_delays_neither_the_next_version_nor_the_shutdown(
     content = local_store.snapshots.get(local_store.snapshots.resolve("latest")).content
     held_path = content.files["embeddings/part-0.npy"].path
     with s3_bucket(faulty_server.url) as url:
-        store = Store.open(url, create=True)
-        for file in local_store.files.iter_tree():
-            store.files.write(file.path, local_store.files.read(file.path) or b"")
+        store = copy_store(local_store, url)
         second = store.snapshots.publish(Manifest(replace(content, retriever="ivf")))
         faulty_server.fault = lambda request: "hold" if request.method == "GET" and held_path in request.path else None
         with run_service(url, tmp_path / "pulled", replace(FROM_STORE, retrievers=("bm25",))) as service:

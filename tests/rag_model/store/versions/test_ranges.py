@@ -30,6 +30,7 @@ from rag_model.store.versions.moves import tag
 from rag_model.store.versions.snapshot import Snapshot
 from tests.benchmarks.far_store import Far
 from tests.fixtures.ranged_snapshot import DIM, WORDS, K, copy_to_far_store, list_questions, publish_ranged
+from tests.fixtures.tiny_snapshot import copy_store
 
 
 @pytest.fixture(scope="module")
@@ -52,9 +53,7 @@ def search_all(snapshot: Snapshot) -> dict[str, list[list[tuple[Passage, float]]
 def test_search_by_ranges_of_a_real_s3_store_equals_search_of_the_files(
     local_store: Store, s3_store_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    remote = Store.open(s3_store_url, create=True)
-    for file in local_store.files.iter_tree():
-        remote.files.write(file.path, local_store.files.read(file.path) or b"")
+    copy_store(local_store, s3_store_url)
     monkeypatch.setenv("BOOKWHEEL_CACHE", str(tmp_path / "cache"))
     with Snapshot.open(str(local_store.url)) as snapshot, Snapshot.open(s3_store_url, by_ranges=True) as ranged:
         assert ranged.ranges is not None
