@@ -1,7 +1,7 @@
 """The source of a framework's passages: a store, a pulled folder or a running service.
 
 `PassageSource` is the protocol, `SourceSettings` describes a source, and `LazySource` opens it at
-the first query. Heavy modules (faiss, torch, httpx) are imported only when a source needs them.
+the first query.
 """
 
 import threading
