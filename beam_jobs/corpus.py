@@ -23,7 +23,7 @@ from rag_model.arrays import Rows
 from rag_model.corpus.ragged_file import SparseVectors
 from rag_model.corpus.redact import PartFiles, redact_part
 from rag_model.index.files.layout import find_row_lists
-from rag_model.index.files.tensors import find_row_stretches
+from rag_model.index.files.tensors import find_common_ranges
 from rag_model.index.plan import IndexPlan
 from rag_model.process import temporary_folder
 from rag_model.snapshots.encoding import store_bag_tokenizer
@@ -146,7 +146,7 @@ def create_delta(step: DeltaStep, store: Store) -> Report:
         new_rows = np.flatnonzero(base_rows < 0)
         return base_rows, SparseVectors.concatenate([SparseVectors.empty(), *read_rows(new_rows)])
 
-    delta_record = build_delta(store, step, find_base_rows, find_row_lists, find_row_stretches, find_new_terms)
+    delta_record = build_delta(store, step, find_base_rows, find_row_lists, find_common_ranges, find_new_terms)
     return {"bytes": sum(ref.size for ref in delta_record.outputs.values())}
 
 

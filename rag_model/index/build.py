@@ -50,8 +50,8 @@ def run_stages(plan: IndexPlan, files: Sequence[Path], out: Path, workdir: Path)
     return stats | {"merge": [builder.merge(plan, trained, files, [*map(path_opener, pieces)], shards, out)]}
 
 
-def iter_slices(pieces: Sequence[Path], n_shards: int, number: int) -> Iterator[bytes]:
-    """Yield the non-empty slices of shard `number` of `n_shards`, in the order of the pieces.
+def iter_slices(pieces: Sequence[Path], n_shards: int, shard_number: int) -> Iterator[bytes]:
+    """Yield the non-empty slices that shard `shard_number` of `n_shards` reads, piece by piece.
 
     Raises:
         InputError: a piece is missing, truncated or damaged.
@@ -59,9 +59,8 @@ def iter_slices(pieces: Sequence[Path], n_shards: int, number: int) -> Iterator[
     for path in pieces:
         try:
             read_range, file_bytes = partial(_read_byte_range, path), path.stat().st_size
-            (location,) = SliceLocation.from_table(
-                read_slice_table(read_range, file_bytes, n_shards, str(path))[number : number + 1]
-            )
+            table = read_slice_table(read_range, file_bytes, n_shards, str(path))
+            (location,) = SliceLocation.from_table(table[shard_number : shard_number + 1])
             slice_bytes = read_range(location.start, location.end)
         except OSError as error:
             raise InputError(f"cannot read {path} ({error.strerror or error}): build it again") from error
@@ -97,7 +96,7 @@ def build_index(
         recipe: the index to build.
         column: the vector column of Parquet files; None uses the only column of float lists.
         invalid: `refuse` vectors that hold a NaN or an infinity, or `drop` these rows. With `drop`,
-            `out` + `.rows.npy` holds the original row of each id of the index.
+            `out` + `.rows.npy` maps each id of the index to its row in `vectors`.
 
     Raises:
         InputError: the vectors cannot be indexed; the message names file and row.
@@ -144,15 +143,15 @@ def install_index(index: Path, out: Path, search: Mapping[str, int], kept_rows: 
         index: the file to move; it is copied if `out` is on another disk.
         out: the destination.
         search: default search parameters: efSearch, or nprobe and refine.
-        kept_rows: the original row of each id; None if ids are the row numbers, in which case no
-            `.rows.npy` file is written.
+        kept_rows: the input row of each id; None if ids are the input rows, so that no `.rows.npy`
+            file is needed.
 
     Raises:
         ResourceError: the file cannot be written.
     """
     try:
         if kept_rows is None:
-            get_kept_rows_path(out).unlink(missing_ok=True)  # the file of a previous index
+            get_kept_rows_path(out).unlink(missing_ok=True)  # written with a previous index
         else:
             with atomic_write(get_kept_rows_path(out)) as temporary, temporary.open("wb") as file:
                 np.save(file, kept_rows, allow_pickle=False)
@@ -167,7 +166,10 @@ def install_index(index: Path, out: Path, search: Mapping[str, int], kept_rows: 
 
 
 def get_kept_rows_path(out: Path) -> Path:
-    """Return the path of the file that maps ids to original rows, written if rows were dropped."""
+    """Return the path of the file that maps ids to input rows.
+
+    Only a build that drops rows writes this file.
+    """
     return out.with_name(f"{out.name}.rows.npy")
 
 

@@ -31,12 +31,12 @@ from rag_model.index.recipe import (
 from rag_model.process import format_bytes
 
 _LINK_BYTES = 8  # bytes of a link with its similarity in a shard
-_MAX_CELL_RATIO = 2.0  # assumed ratio of the largest cell to the mean; splitting keeps it lower
+_MAX_CELL_RATIO = 2.0  # assumed size of the largest cell divided by the mean; splits keep it lower
 _MIN_POINTS_PER_CENTROID = 10  # with fewer training points, some centroids are arbitrary
 
 # The largest recall@20 with each codec: measured over 60,000 passages by searching every list, or
-# with 512 candidates of a graph. More lists or candidates do not find what the codes lose. For
-# longer vectors and larger corpora these values are estimates.
+# with 512 candidates of a graph. A search of more lists or candidates does not recover what the
+# codes lose. For longer vectors and larger corpora these values are estimates.
 _MAX_RECALL_BY_CODES = {
     **{"HNSW Flat": 0.999, "HNSW SQfp16": 0.999, "HNSW SQ8": 0.992, "HNSW SQ6": 0.958, "HNSW SQ4": 0.84},
     "HNSW Refine(vectors)": 0.998,
@@ -93,9 +93,8 @@ def _estimate_ivf_size(plan: VectorPlan, index: FaissIndex, part_rows: int) -> S
         # The id of a code takes 8 bytes.
         centroid_bytes, code_bytes = 4 * int(ivf_index.d), int(ivf_index.code_size) + 8
         row_bytes = code_bytes + (int(index.refine_index.sa_code_size()) if isinstance(index, faiss.IndexRefine) else 0)
-        trained_bytes += int(ivf_index.nlist) * (
-            centroid_bytes + 8 + (_count_graph_node_bytes(spec.coarse) if spec.coarse else 0)
-        )
+        link_bytes = _count_graph_node_bytes(spec.quantizer_links) if spec.quantizer_links else 0
+        trained_bytes += int(ivf_index.nlist) * (centroid_bytes + 8 + link_bytes)
         trained_bytes += (centroid_bytes << spec.codes.bits) * (
             spec.codes.name == "PQ"
         ) + centroid_bytes * plan.d * bool(spec.rotation)

@@ -9,7 +9,7 @@ held .82 of the true 20, the first 80 held .996, and the first 200 held all. The
 memory-mapped embeddings, so the index does not grow, and a query reads only the rows that it ranks.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
@@ -35,7 +35,7 @@ def check_queries(vectors: npt.NDArray[Any], k: int, n: int, dim: int) -> Vector
         raise UsageError(f"vectors of shape {vectors.shape} do not fit an index of {dim} dimensions: give (q, {dim})")
     if not 1 <= k <= n:
         raise UsageError(f"k is {k} but the index holds {format_count(n, 'vector')}: ask for 1 to {n}")
-    if not isfinite(np.vdot(vectors, vectors)):  # a cheap check, which overflow also fails
+    if not isfinite(np.vdot(vectors, vectors)):  # cheap, but also infinite if the sum overflows
         bad_vectors = np.flatnonzero(~np.isfinite(vectors).all(axis=1))
         if len(bad_vectors):
             raise UsageError(f"vector {bad_vectors[0]} of the query holds a NaN or an infinity: encode it again")
@@ -67,13 +67,8 @@ class ExactIndex:
         """
         vectors = check_queries(vectors, k, self.n, self.dim)
         check_search_parameters(parameters, ())
-        scores = np.empty((len(vectors), 0), np.float32)
-        rows = np.empty((len(vectors), 0), np.int64)
-        for first_row, block in self._files.blocks():
-            block_scores, local_rows = self._search_block(vectors, block, min(k, len(block)))
-            # (q, j + m) -> (q, k)
-            scores, rows = select_top_k(np.hstack([scores, block_scores]), np.hstack([rows, local_rows + first_row]), k)
-        return scores, rows
+        blocks = ((np.arange(first, first + len(block)), block) for first, block in self._files.blocks())
+        return self._search_blocks(vectors, blocks, k)
 
     def search_among(self, vectors: Vectors, rows: Rows, k: int) -> tuple[Vectors, Rows]:
         """Search only among the (m,) ascending `rows`; return the min(k, m) best, as `search` does.
@@ -81,17 +76,10 @@ class ExactIndex:
         Raises:
             InputError: one of these rows holds a NaN or an infinity.
         """
-        best_scores = np.empty((len(vectors), 0), np.float32)
-        best_rows = np.empty((len(vectors), 0), np.int64)
         block_size = max(1, BLOCK_BYTES // (4 * self.dim))
-        for i in range(0, len(rows), block_size):
-            block_rows = rows[i : i + block_size]
-            block = self._files.read_rows(block_rows)
-            scores, local_rows = self._search_block(vectors, block, min(k, len(block)))
-            best_scores, best_rows = select_top_k(
-                np.hstack([best_scores, scores]), np.hstack([best_rows, block_rows[local_rows]]), k
-            )
-        return best_scores, best_rows
+        row_blocks = (rows[i : i + block_size] for i in range(0, len(rows), block_size))
+        blocks = ((block_rows, self._files.read_rows(block_rows)) for block_rows in row_blocks)
+        return self._search_blocks(vectors, blocks, k)
 
     def score(self, vectors: Vectors, rows: Rows) -> Vectors:
         """Return (q, k) float32: the score of each vector with each of its k `rows`; -inf for -1.
@@ -101,25 +89,31 @@ class ExactIndex:
         """
         return compute_exact_scores(self._files, self.metric, vectors, rows)
 
-    def _search_block(self, vectors: Vectors, block: Vectors, k: int) -> tuple[Vectors, Rows]:
-        with engine.translate_errors(
-            ResourceError, f"exact search of {format_count(len(vectors), 'vector')} failed: search fewer at once"
-        ):
-            scores, rows = faiss.knn(vectors, block, k, metric=engine.to_faiss_metric(self.metric))
-        return (scores if self.metric == "ip" else -scores), rows
+    def _search_blocks(self, vectors: Vectors, blocks: Iterable[tuple[Rows, Vectors]], k: int) -> tuple[Vectors, Rows]:
+        """Search blocks of rows with their vectors; return the k best of all blocks."""
+        message = f"exact search of {format_count(len(vectors), 'vector')} failed: search fewer at once"
+        metric = engine.to_faiss_metric(self.metric)
+        scores, rows = np.empty((len(vectors), 0), np.float32), np.empty((len(vectors), 0), np.int64)
+        for block_rows, block in blocks:
+            with engine.translate_errors(ResourceError, message):
+                distances, positions = faiss.knn(vectors, block, min(k, len(block)), metric=metric)
+            block_scores = distances if self.metric == "ip" else -distances
+            # (q, j + m) -> (q, k)
+            scores, rows = select_top_k(np.hstack([scores, block_scores]), np.hstack([rows, block_rows[positions]]), k)
+        return scores, rows
 
 
 @dataclass(frozen=True, slots=True)
 class NeighborLists:
-    """For each query the best rows of a part; the lists of the part's next version are derived from
-    them.
+    """The best rows of a part for each query, from which the lists of the part's next version are
+    derived.
 
-    Every row with a score above a query's `floor` is in the query's list.
+    Every row whose score for a query is above the query's `floor` is in the query's list.
     """
 
     scores: Vectors  # (q, w), best first; -inf where a list is shorter
     rows: Rows  # (q, w); -1 where a list is shorter
-    floor: Vectors  # (q,) score above which a list contains all rows of the part
+    floor: Vectors  # (q,): the list contains every row of the part with a higher score
 
     def select(self, queries: Rows) -> "NeighborLists":
         """Return the lists of these queries, (m,); query -1 gets an empty list with an infinite
@@ -155,8 +149,8 @@ def update_neighbors(
         index: an exact index over the current rows.
         vectors: (q, d) float32 queries.
         previous: for each earlier version, its lists for the same queries, and (m,) the current
-            number of each of its rows; -1 if no current row is equal.
-        depth: number of neighbours that are needed.
+            row that equals each of its rows; -1 if there is none.
+        depth: minimum length of a list.
         width: maximum length of a list; longer than `depth`, because lists lose removed rows.
 
     Raises:
@@ -172,7 +166,7 @@ def update_neighbors(
     candidate_lists = [(new_scores, best_new_rows)]
     min_scores = np.full(len(vectors), -np.inf, np.float32)
     for previous_lists, current_rows in previous:
-        # A list's padding, row -1, selects the last row, which its score -inf excludes.
+        # The padding of a list, row -1, selects the last row, but its score -inf excludes it.
         candidate_lists.append((previous_lists.scores, current_rows[previous_lists.rows]))
         min_scores = np.maximum(min_scores, previous_lists.floor)
     scores, rows = (np.concatenate(arrays, axis=1) for arrays in zip(*candidate_lists, strict=True))
@@ -195,9 +189,7 @@ def _pad_lists(scores: Vectors, rows: Rows, n_columns: int) -> tuple[Vectors, Ro
 
 
 def _find_repeats(rows: Rows, scores: Vectors) -> npt.NDArray[np.bool_]:
-    """Return a (q, w) mask of entries whose row is also in a better, or equal and earlier,
-    entry.
-    """
+    """Return a (q, w) mask of entries that repeat the row of a better, or equal earlier, entry."""
     order = np.lexsort((-scores, rows), axis=1)
     sorted_rows = np.take_along_axis(rows, order, 1)
     is_repeated = np.zeros(rows.shape, bool)
@@ -250,8 +242,15 @@ def rerank(files: VectorRows, metric: Metric, vectors: Vectors, rows: Rows, k: i
     Raises:
         InputError: a candidate's vector holds a NaN or an infinity.
     """
-    step = max(1, BLOCK_BYTES // (4 * files.dim * rows.shape[1]))
+    queries_per_group = max(1, BLOCK_BYTES // (4 * files.dim * rows.shape[1]))
     scores = [np.empty((0, rows.shape[1]), np.float32)]
-    for first in range(0, len(rows), step):
-        scores.append(compute_exact_scores(files, metric, vectors[first : first + step], rows[first : first + step]))
+    for first_query in range(0, len(rows), queries_per_group):
+        scores.append(
+            compute_exact_scores(
+                files,
+                metric,
+                vectors[first_query : first_query + queries_per_group],
+                rows[first_query : first_query + queries_per_group],
+            )
+        )
     return select_top_k(np.concatenate(scores), rows, k)  # (q, w) -> (q, k)

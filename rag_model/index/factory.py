@@ -48,17 +48,17 @@ class HnswSpec:
 
 @dataclass(frozen=True, slots=True)
 class TransformSpec:
-    """A transform before the lists: `OPQ<m>_<out>`, `PCA<out>` or `RR<out>` (random rotation)."""
+    """A transform before the lists: `OPQ<m>_<d>`, `PCA<d>` or `RR<d>` (random rotation)."""
 
     name: str  # OPQ, PCA, PCAR, RR
-    pieces: int | None  # number of sub-vectors of OPQ; None for the same number as the codec's
-    out: int | None  # number of output dimensions; None for the number of input dimensions
+    pieces: int | None  # number of OPQ's sub-vectors; None: as many as the codec has
+    out_dim: int | None  # number of output dimensions; None: as many as input dimensions
 
     def __str__(self) -> str:
         """Return this part of a factory string."""
         if self.name != "OPQ":
-            return f"{self.name}{self.out}"
-        return f"OPQ{_format_number(self.pieces)}" + (f"_{self.out}" if self.out else "")
+            return f"{self.name}{self.out_dim}"
+        return f"OPQ{_format_number(self.pieces)}" + (f"_{self.out_dim}" if self.out_dim else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +82,11 @@ class CodecSpec:
 
 @dataclass(frozen=True, slots=True)
 class IvfSpec:
-    """`<rotation>,IVF<lists>_HNSW<coarse>,<codes>,Refine(<refine>)`."""
+    """`<rotation>,IVF<lists>_HNSW<links>,<codes>,Refine(<refine>)`."""
 
     rotation: TransformSpec | None
     lists: int | None  # number of lists; None until chosen
-    coarse: int | None  # M of a graph over the centroids; None if all centroids are compared
+    quantizer_links: int | None  # M of the graph over the centroids; None: no graph
     codes: CodecSpec
     # `Flat`, `SQfp16`, `SQ8` (vectors stored after the lists), `vectors` (the corpus's own files),
     # or None without refinement
@@ -94,14 +94,14 @@ class IvfSpec:
 
     def __str__(self) -> str:
         """Return the factory string."""
-        graph_suffix = f"_HNSW{self.coarse}" if self.coarse else ""
+        graph_suffix = f"_HNSW{self.quantizer_links}" if self.quantizer_links else ""
         segments = [str(self.rotation)] if self.rotation else []
         segments += [f"IVF{_format_number(self.lists)}{graph_suffix}", str(self.codes)]
         return with_refinement(",".join(segments), self.refine)
 
     def code_dim(self, d: int) -> int:
         """Return the number of dimensions that the codec encodes."""
-        return d if self.rotation is None or self.rotation.out is None else self.rotation.out
+        return d if self.rotation is None else self.rotation.out_dim or d
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,8 +166,8 @@ def check_dimensions(factory: FactorySpec, d: int) -> None:
     """
     if isinstance(factory, IvfSpec):
         rotation = factory.rotation
-        if rotation is not None and rotation.out is not None and rotation.out > d and rotation.name != "OPQ":
-            raise UsageError(f"{rotation} cannot turn {d} dimensions into {rotation.out}: use at most {d}")
+        if rotation is not None and rotation.name != "OPQ" and (rotation.out_dim or 0) > d:
+            raise UsageError(f"{rotation} cannot turn {d} dimensions into {rotation.out_dim}: use at most {d}")
         code_dim = factory.code_dim(d)
         _check_divides(str(factory), factory.codes.pieces, code_dim, "PQ")
         if rotation is not None:

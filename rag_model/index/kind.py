@@ -60,7 +60,7 @@ class IndexFiles:
     """The file of an index and the row files that it was built over."""
 
     index: Path
-    # returns the row files in row order, perhaps `RemoteRowFiles`; called only if needed
+    # returns the row files in row order, or `RemoteRowFiles`; called only if needed
     rows: Callable[[], Sequence[Path]]
     n: int  # number of passages in the snapshot
     # loads ranges of `index` if the whole file is not on this disk; only for a `RangedKind`
@@ -147,7 +147,7 @@ class TextIndex(Protocol):
 
 @runtime_checkable
 class PruningIndex(Protocol):
-    """A text index that skips postings outside the top k, and can also search without skipping."""
+    """A text index that skips postings that cannot matter, but can also read all of them."""
 
     def search_exhaustively(self, queries: Sequence[str], k: int, **parameters: Any) -> Rows:
         """Return the same rows as `TextIndex.search`, reading every posting of the query terms."""
@@ -236,10 +236,10 @@ class IndexBuilder(Protocol):
         ...
 
     def shard(self, plan: IndexPlan, trained: Path, slices: Iterable[bytes], number: int, out: Path) -> IndexStats:
-        """Build shard `number` of `plan.shards` and write its piece; equal slices give equal bytes.
+        """Build shard `number` and write its piece; equal slices give equal bytes.
 
-        `slices` are this shard's slices in the order of the parts, without empty ones. The caller
-        has verified that `scatter` wrote the slices for this plan and this trained file.
+        `slices` are the slices of this shard in the order of the parts, without empty ones. The
+        caller has verified that `scatter` wrote the slices for this plan and this trained file.
         """
         ...
 
@@ -317,8 +317,9 @@ class IndexPlanner(Protocol[PlanT]):
     def seconds(self, plan: PlanT, stage: str, rows: int, size: int, *, inherited: bool = False) -> float:
         """Estimate the seconds of one task of a stage on one core, for `rows` rows of `size` bytes.
 
-        `inherited`: the parent index has a trained file that may fit (train), or pieces with most
-        of the rows (scatter). The default is the time to read `size` bytes at 20 MB per second.
+        `inherited` means that the parent index has a trained file that may fit (stage train), or
+        pieces with most of the rows (stage scatter). The default is the time to read `size` bytes
+        at 20 MB per second.
         """
         return 0.01 if stage == "train" else size / 2e7
 
@@ -326,13 +327,13 @@ class IndexPlanner(Protocol[PlanT]):
         """Return the cheapest search setting whose recall against exhaustive search reaches
         `target`.
 
-        By default, return the entry's search setting; a kind with this default must refuse a recall
-        target in `check`.
+        By default, return the search setting of the entry. So a kind that does not override this
+        method must refuse a recall target in `check`.
         """
         return TuningResult(dict(entry["search"]), 1.0)
 
     def steady(self, recipe: Any, plan: PlanT, parent_inputs: Mapping[str, Any]) -> PlanT:
-        """Return the plan, with the parent's numbers if these allow reuse of the parent's pieces.
+        """Return the plan, changed to the parent's numbers if its pieces can then be reused.
 
         `parent_inputs` are the `IndexPlan.piece_inputs` of the parent index. The default is the
         plan itself.
@@ -340,7 +341,7 @@ class IndexPlanner(Protocol[PlanT]):
         return plan
 
     def losses(self, plan: PlanT, trained: Path, vectors: Vectors) -> dict[str, float]:
-        """Return the error of vectors, (m, d) float32, under the trained cells, lists and codes."""
+        """Return the errors of the trained cells, lists and codes for vectors, (m, d) float32."""
         return {}
 
     def fit(
@@ -359,7 +360,8 @@ class IndexPlanner(Protocol[PlanT]):
             plan: the plan of the index.
             trained: the parent's trained file.
             losses: the losses of the training vectors, from `train`.
-            changed_files: each changed row file, with the parent's row files of the same range.
+            changed_files: each changed row file, with the row files that the parent has for the
+                same range.
             unchanged_files: the unchanged row files.
         """
         return FitResult(0, {})
@@ -367,7 +369,8 @@ class IndexPlanner(Protocol[PlanT]):
     def follow(self, plan: PlanT, trained: Path, rows: Sequence[Path], out: Path) -> IndexStats:
         """Adapt the parent's trained file to the current rows.
 
-        The build calls this method if `FitResult.explain_missed_neighbors` returns a reason.
+        The build calls this method if `FitResult.explain_missed_neighbors` returns a reason, or if
+        a shard of a `ShardUpdatingKind` has grown too large.
 
         Raises:
             ValueError: by default, because the default of `fit` reports no missed neighbours.
@@ -427,10 +430,6 @@ class UntrainedKind(UnshardedKind[IndexPlan]):
         """Write an empty file, because nothing is trained."""
         out.write_bytes(b"")
         return {"losses": {}}
-
-    def follow(self, plan: IndexPlan, trained: Path, rows: Sequence[Path], out: Path) -> IndexStats:
-        """Write an empty file, as `train` does."""
-        return self.train(plan, rows, out)
 
     def check_search(self, entry: IndexEntry, parameters: Mapping[str, Any]) -> None:
         """Refuse every parameter; override this if a search takes parameters."""
@@ -513,7 +512,7 @@ class RangedKind(Protocol):
     block_bytes: ClassVar[int]
 
     def build_outline(self, path: Path) -> Any:
-        """Return the facts about an index file that a search needs at its start, as JSON values.
+        """Return facts about an index file that every search needs, as JSON values.
 
         The result is stored once and read at every opening, so it must be small: at most a kilobyte
         for each megabyte of the file. The fact `pinned` lists the ranges of the file that every
@@ -578,7 +577,7 @@ class PreviousPiece:
 
     rows: Path  # the vectors of the parent's part, `.npy`
     piece: Opener
-    number: int  # number of the parent's part
+    number: int  # part number in the parent snapshot
 
 
 @runtime_checkable
@@ -624,9 +623,10 @@ class ShardUpdatingKind(Protocol):
     def can_follow(self, plan: IndexPlan, parent_inputs: Mapping[str, Any]) -> bool:
         """Return whether `follow` can adapt the trained file of a parent's plan to this plan.
 
-        `parent_inputs` are the `IndexPlan.piece_inputs` of the parent's plan. If so, the parent's
-        shards are updated. If this plan has more shards, the new ones come last. If it has fewer,
-        the statistics of `follow` have `previous_shards`, the number that each shard had before.
+        `parent_inputs` are the `IndexPlan.piece_inputs` of the parent's plan. If the result is
+        True, the build updates the parent's shards. If this plan has more shards, the new ones
+        come last. If it has fewer, `previous_shards` in the statistics of `follow` is the previous
+        number of each shard.
         """
         ...
 
@@ -661,9 +661,9 @@ class ShardUpdatingKind(Protocol):
     ) -> IndexStats:
         """Write shard `number` from its slices and from `previous`, the shard of an earlier build.
 
-        The earlier build had the same plan. Its trained file was `trained`, or the file from which
-        `follow` made `trained`; a build also calls `follow` if a shard has grown beyond its limit,
-        and `follow` may have given the shard another number. The result depends on the arguments
+        The earlier build had the same plan, and the same trained file or the one from which
+        `follow` made `trained`. A build also calls `follow` if a shard has grown beyond its limit.
+        `follow` may have given the shard another number. The result depends on the arguments
         alone. If the statistics have a `reason`, the shard was built again, for that reason.
 
         Raises:

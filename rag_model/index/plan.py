@@ -24,8 +24,8 @@ class IndexPlan:
     n: int  # number of rows
     search: Mapping[str, Any]  # default search parameters
     seed: int = 0
-    over: str = ""  # name of the representation; if empty, the default of the kind's type
-    recall_target: float | None = None  # recall for which the tuner chooses the search parameters
+    over: str = ""  # representation that the index is built over; empty: the kind's default
+    recall_target: float | None = None  # the tuner chooses search parameters that reach it
     drift: float = 1.2  # largest accepted ratio of new rows' error to training rows' error
     notes: tuple[str, ...] = ()  # sentences on requested settings that were changed, and why
     settings: Mapping[str, Any] = field(default_factory=dict)  # settings of this kind only

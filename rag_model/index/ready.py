@@ -1,8 +1,8 @@
-"""Use a faiss file of another program as an index: describe the file, and compare it with a recipe.
+"""Describe a faiss file of another program, and check it against a recipe, to use it as an index.
 
 Such files are published for corpora whose graphs take days to build. Only files that bookwheel
-could have built are accepted, because they are searched, tuned and gated like a built index. A
-file's header is checked before any work, and its vectors when the corpus has been read.
+could have built are accepted, because they are searched, tuned and gated like a built index. The
+header of a file is checked before any work; its vectors are checked when the corpus has been read.
 """
 
 from dataclasses import dataclass, fields, is_dataclass
@@ -255,18 +255,18 @@ def _check_ids(path: Path, ivf_index: FaissIndex, n: int) -> None:
         )
 
 
-def _fits(requested: Any, file_spec: Any) -> bool:
+def _fits(recipe_spec: Any, file_spec: Any) -> bool:
     """Return whether a file's factory fits a recipe's; numbers that the recipe omits may have any
     value.
     """
-    if requested is None or requested == file_spec:
+    if recipe_spec is None or recipe_spec == file_spec:
         return True
-    if not is_dataclass(requested) or type(requested) is not type(file_spec):
+    if not is_dataclass(recipe_spec) or type(recipe_spec) is not type(file_spec):
         return False
     # a file does not say how its codes or its rotation were trained
-    unstored_field = "pieces" if isinstance(requested, TransformSpec) else "fast"
+    unstored_field = "pieces" if isinstance(recipe_spec, TransformSpec) else "fast"
     return all(
-        _fits(getattr(requested, field.name), getattr(file_spec, field.name))
-        for field in fields(requested)
+        _fits(getattr(recipe_spec, field.name), getattr(file_spec, field.name))
+        for field in fields(recipe_spec)
         if field.name != unstored_field
     )

@@ -35,11 +35,11 @@ POINTS_PER_LIST = 39  # faiss warns about centroids with fewer training points
 DEFAULT_REPRESENTATION = "embeddings"  # name of the representation of indexes over vectors
 # from this number of lists on, a graph over the centroids is cheaper than comparing all of them
 MIN_GRAPH_LISTS = 8_192
-# rerank 10 * k candidates: with 1 bit per dimension, 4 * k lost 7 points of recall, 10 * k lost 2
+# candidates to rerank per hit: with 1 bit per dimension, 10 lose 2 points of recall, and 4 lose 7
 REFINE_FACTOR = 10
-# Number of lists to search if candidates are reranked: passages are then lost only if their list is
-# not searched. Over 21,581 passages, a search of 32 of 512 lists lost 6.6 points of Success@20
-# against exact search, a search of 128 lost 1.9, and a search of 256 lost 0.5.
+# Minimum number of lists to search if candidates are reranked, because passages are then lost only
+# if their list is not searched. Over 21,581 passages, a search of 32 of 512 lists lost 6.6 points
+# of Success@20 against exact search, a search of 128 lost 1.9, and a search of 256 lost 0.5.
 MIN_REFINED_LISTS = 256
 # Number of lists to search if the codes lose nothing after reranking. A recall@20 of .98 needs 92
 # of 512 lists over 60,000 passages, 144 of 1,024 over 250,000 and 216 of 2,048 over 946,599. The
@@ -64,7 +64,7 @@ class IndexRecipe:
     # candidates per inserted node; 200 takes twice the time for less than 1 point of recall
     ef_construction: int = 100
     cells: int | None = None  # HNSW shards; default: 1 up to 100,000 vectors, then one per 62,500
-    # mean number of further cells whose graph a vector joins; `linked` costs less
+    # mean number of further cells whose graph a vector joins; to be linked into a cell costs less
     border: float = 0.0
     # mean number of further cells into which a vector is linked; 1.0 loses .001 of recall
     linked: float = 1.2
@@ -286,10 +286,10 @@ def _choose_lists(factory: IvfSpec, n: int, notes: list[str]) -> IvfSpec:
     if n_lists > n:
         notes.append(f"{n} vectors cannot train {n_lists} lists: there are {max_lists}")
         n_lists = max_lists
-    quantizer_links = factory.coarse or (
+    quantizer_links = factory.quantizer_links or (
         DEFAULT_LINKS if factory.lists is None and n_lists >= MIN_GRAPH_LISTS else None
     )
-    return replace(factory, lists=n_lists, coarse=quantizer_links)
+    return replace(factory, lists=n_lists, quantizer_links=quantizer_links)
 
 
 def _choose_cells(recipe: IndexRecipe, factory: FactorySpec, n: int, notes: list[str]) -> int:

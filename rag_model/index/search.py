@@ -34,8 +34,8 @@ _LISTS_HEADER = struct.Struct("<iqqq?iQ")
 # round of requests, instead of all ids of the probed lists, if this saves more bytes.
 _MIN_SAVED_BYTES = 256 << 10
 _ID_BYTES = 8  # bytes of the id of an entry; the ids of a list follow its codes
-_MAX_CACHED_PARAMETERS = 64  # faiss parameter objects that an index keeps
-# nprobe is tuned for a search of `_TUNED_DEPTH` hits. The neighbours beyond this depth are in more
+_MAX_CACHED_PARAMETERS = 64  # maximum number of faiss parameter objects that an index caches
+# nprobe is tuned for searches with k = `_TUNED_DEPTH`. The neighbours beyond this depth are in more
 # lists, so for each further hit, lists with `_VECTORS_PER_HIT` vectors are added. With 6 the recall
 # of IVF64 and IVF256 over 5,417 passages stays above .96 for every k; with 4 it falls to .92.
 _TUNED_DEPTH = 20
@@ -75,7 +75,7 @@ def _find_offset(path: Path, data: mmap.mmap, index: FaissIndex, name: str) -> i
     """Return the offset of a parameter in the file; None if it is not found."""
     if name == "efSearch":
         # efSearch follows the entry point, the top level and efConstruction
-        return GraphFile.open(path).tail + 12
+        return GraphFile.open(path).tail_offset + 12
     return _find_nprobe(data, index) if name == "nprobe" else len(data) - struct.calcsize("<f")
 
 
@@ -131,44 +131,39 @@ class FaissFileIndex:
 
         Args:
             path: a faiss file of a graph, of inverted lists, or of plain vectors.
-            mmap: map the file: it opens at once, and processes that search it share its memory.
+            mmap: map the file, so that it opens at once and processes that search it share memory.
             defaults: search parameters for calls without any; None uses those in the file.
             vectors: the corpus's `.npy` files, in row order; of `RemoteRowFiles`, only byte ranges
                 are read. If they are given, `refine` times k candidates per query are reranked with
                 them; otherwise the index's own scores rank.
-            ranges: loads ranges of the file, if it is one of inverted lists and is not completely
-                on this disk.
+            ranges: loads ranges of a file of inverted lists that is not completely on this disk.
 
         Raises:
             InputError: the file is missing, truncated, or not an index that can be searched by
                 inner product or L2; or `vectors` are not those that it was built from.
             UsageError: a default does not apply to this index.
         """
-        self._path, self._index = path, engine.read_index(path, mmap=mmap or ranges is not None)
-        self._ranges = ranges
-        self._lists = get_inverted_lists(self._index)
-        self._quantizer = None if self._lists is None else faiss.downcast_index(self._lists.quantizer)
+        self._path, self._ranges = path, ranges
+        self.faiss_index = engine.read_index(path, mmap=mmap or ranges is not None)
+        self._ivf = get_inverted_lists(self.faiss_index)
+        self._quantizer = None if self._ivf is None else faiss.downcast_index(self._ivf.quantizer)
         # If only byte ranges of the file are read: (lists,) offsets in the file at which the codes
         # and the ids of each list begin, and at which its ids end.
         self._code_starts = self._id_starts = self._id_ends = np.empty(0, np.int64)
-        if ranges is not None and self._lists is not None:
-            list_offsets, entry_bytes = _locate_lists(path), int(self._lists.code_size) + _ID_BYTES
+        if ranges is not None and self._ivf is not None:
+            list_offsets, entry_bytes = _locate_lists(path), int(self._ivf.code_size) + _ID_BYTES
             self._code_starts, self._id_ends = list_offsets[:-1], list_offsets[1:]
             self._id_starts = self._id_ends - _ID_BYTES * (np.diff(list_offsets) // entry_bytes)
-        self.structure = _detect_structure(path, self._index)
-        self.lists = 0 if self._lists is None else int(self._lists.nlist)  # 0 if not an IVF index
-        self.n, self.dim = int(self._index.ntotal), int(self._index.d)
-        self.metric: Metric = engine.get_metric(self._index)
+        self.structure = _detect_structure(path, self.faiss_index)
+        self.n_lists = 0 if self._ivf is None else int(self._ivf.nlist)  # 0 if not an IVF index
+        self.n, self.dim = int(self.faiss_index.ntotal), int(self.faiss_index.d)
+        self.metric: Metric = engine.get_metric(self.faiss_index)
         self._vector_files = open_vectors(vectors, self.n, self.dim) if vectors else None
-        file_settings = _read_settings(self._index, self._lists) | ({"refine": REFINE_FACTOR} if vectors else {})
+        file_settings = _read_settings(self.faiss_index, self._ivf)
+        file_settings |= {"refine": REFINE_FACTOR} if vectors else {}
         check_search_parameters(defaults or {}, tuple(file_settings))
         self.defaults = {**file_settings, **(defaults or {})}
         self._parameter_cache: dict[tuple[int, ...], Any] = {}  # creating faiss's objects is slow
-
-    @property
-    def faiss_index(self) -> FaissIndex:
-        """The opened faiss index, for inspection."""
-        return self._index
 
     def search(self, vectors: Vectors, k: int, **parameters: int) -> tuple[Vectors, Rows]:
         """Return the k best rows of each vector; see `VectorIndex.search`."""
@@ -202,7 +197,7 @@ class FaissFileIndex:
         faiss_parameters = self._parameter_cache.get(cache_key)
         if faiss_parameters is None:
             # Requests may contain any parameters, so the cache has a limit. A full cache is
-            # cleared, after which the defaults are soon built again.
+            # cleared; the objects of the defaults are soon built again.
             if len(self._parameter_cache) >= _MAX_CACHED_PARAMETERS:
                 self._parameter_cache.clear()
             faiss_parameters = self._parameter_cache[cache_key] = self._build_faiss_parameters(parameters)
@@ -211,24 +206,28 @@ class FaissFileIndex:
             if self._ranges is not None:
                 scores, rows = self._search_ranges(self._ranges, vectors, k, faiss_parameters)
             elif from_entry_point and self.structure == "hnsw":
-                scores, rows = engine.search_bottom_level(self._index, vectors, k, faiss_parameters)
+                scores, rows = engine.search_bottom_level(self.faiss_index, vectors, k, faiss_parameters)
             else:
-                scores, rows = self._index.search(vectors, k, params=faiss_parameters)
+                scores, rows = self.faiss_index.search(vectors, k, params=faiss_parameters)
         if rows.max(initial=-1) >= self.n or rows.min(initial=0) < -1:
             raise InputError(damage_message)
         scores = scores if self.metric == "ip" else -scores
         return (np.where(rows < 0, np.float32(-np.inf), scores) if rows.min(initial=0) < 0 else scores), rows
 
-    def _search_ranges(self, ranges: CachedFile, vectors: Vectors, k: int, settings: Any) -> tuple[Vectors, Rows]:
+    def _search_ranges(
+        self, ranges: CachedFile, vectors: Vectors, k: int, faiss_parameters: Any
+    ) -> tuple[Vectors, Rows]:
         """Search inverted lists of which only byte ranges are on this disk.
 
         The nearest lists are loaded first, with all their ids or, in a second round of requests,
         the ids of the hits.
         """
-        assert self._lists is not None
+        assert self._ivf is not None
         assert self._quantizer is not None
-        vectors = apply_transforms(self._index, vectors)
-        distances, list_numbers = self._quantizer.search(vectors, settings.nprobe, params=settings.quantizer_params)
+        vectors = apply_transforms(self.faiss_index, vectors)
+        distances, list_numbers = self._quantizer.search(
+            vectors, faiss_parameters.nprobe, params=faiss_parameters.quantizer_params
+        )
         probed_lists = list_numbers[list_numbers >= 0]
         if len(vectors) > 1:
             probed_lists = np.unique(probed_lists)
@@ -240,7 +239,7 @@ class FaissFileIndex:
             scores, hit_rows = np.empty((len(vectors), k), np.float32), np.empty((len(vectors), k), np.int64)
             arguments = (vectors, k, list_numbers, distances, scores, hit_rows)
             pointers = (faiss.swig_ptr(array) if isinstance(array, np.ndarray) else array for array in arguments)
-            self._lists.search_preassigned_c(len(vectors), *pointers, bool(reads_hit_ids), settings)
+            self._ivf.search_preassigned_c(len(vectors), *pointers, bool(reads_hit_ids), faiss_parameters)
             if reads_hit_ids:  # faiss returns a list and a position in it instead of each id
                 is_hit = hit_rows >= 0
                 hits = hit_rows[is_hit]
@@ -251,21 +250,23 @@ class FaissFileIndex:
 
     def _adapt_parameters(self, parameters: Mapping[str, int], k: int, n_candidates: int) -> dict[str, int]:
         """Return the parameters, raised for the depth of a search, and limited to the size of the
-        index, because faiss allocates memory in proportion to them.
+        index.
+
+        faiss allocates memory in proportion to the parameters.
         """
         adapted_parameters = dict(parameters)
         if "efSearch" in adapted_parameters:
             adapted_parameters["efSearch"] = max(adapted_parameters["efSearch"], n_candidates)
         if "nprobe" in adapted_parameters:
             n_further_hits = max(0, k - _TUNED_DEPTH)
-            adapted_parameters["nprobe"] += -(-_VECTORS_PER_HIT * n_further_hits * self.lists // self.n)
+            adapted_parameters["nprobe"] += -(-_VECTORS_PER_HIT * n_further_hits * self.n_lists // self.n)
         upper_bounds = {**self._max_widths, "refine": -(-self.n // k)}
         return {name: min(value, upper_bounds[name]) for name, value in adapted_parameters.items()}
 
     @property
     def _max_widths(self) -> dict[str, int]:
-        """The maxima of the parameters that widen a search."""
-        return {"efSearch": self.n, "nprobe": self.lists}
+        """The maximum of each parameter that widens a search."""
+        return {"efSearch": self.n, "nprobe": self.n_lists}
 
     def _double_width(self, parameters: Mapping[str, int]) -> dict[str, int]:
         """Return the parameters with efSearch or nprobe doubled, up to the size of the index."""
@@ -276,7 +277,7 @@ class FaissFileIndex:
         """Return faiss's search parameters, nested like the index."""
         if self.structure == "hnsw":
             return faiss.SearchParametersHNSW(efSearch=parameters["efSearch"])
-        if self._lists is None:
+        if self._ivf is None:
             return None
         nprobe = parameters["nprobe"]
         settings = faiss.SearchParametersIVF(nprobe=nprobe)
@@ -286,10 +287,11 @@ class FaissFileIndex:
             settings = faiss.SearchParametersIVF(
                 nprobe=nprobe, quantizer_params=faiss.SearchParametersHNSW(efSearch=ef_search)
             )
-        if self._ranges is not None:  # the lists are searched without the index around them
+        if self._ranges is not None:  # without transform and refinement
             return settings
-        has_refinement = isinstance(self._index, faiss.IndexRefine)
-        base_index = faiss.downcast_index(self._index.base_index) if has_refinement else self._index
+        index = self.faiss_index
+        has_refinement = isinstance(index, faiss.IndexRefine)
+        base_index = faiss.downcast_index(index.base_index) if has_refinement else index
         if isinstance(base_index, faiss.IndexPreTransform):
             settings = faiss.SearchParametersPreTransform(index_params=settings)
         if has_refinement:

@@ -21,7 +21,7 @@ from rag_model.index.search import FaissFileIndex, VectorOpener, open_index
 # AVX512).
 PRODUCTS_PER_SECOND = 5.4e10  # multiply-adds per second while vectors are compared with centroids
 BYTES_PER_SECOND = 5e7  # bytes of vectors per second that are read, sorted and written
-# number of queries with which settings other than the index's own are measured; some are slower
+# number of queries for each setting but the index's own, because some settings are slow
 _CURVE_QUERIES = 64
 KMEANS_ROUNDS = 10
 
@@ -87,8 +87,9 @@ class VectorKind(VectorOpener, UnshardedKind[VectorPlan], ABC):
         return FitResult(len(fit_sample.new_vectors), loss_pair_by_name, recall)
 
     def _open_for_few_queries(self, files: IndexFiles, entry: IndexEntry) -> FaissFileIndex:
-        """Open a faiss file for few queries: of vectors in an object store, which may rerank, only
-        the candidates are read.
+        """Open a faiss file for few queries.
+
+        If vectors in an object store rerank the hits, only those of the candidates are read.
         """
         row_files = files.rows() if entry.get("refine") == "vectors" else []
         return open_index(files.index, defaults=entry["search"], vectors=row_files)

@@ -41,7 +41,7 @@ _WIKIMEDIA_HOST = re.compile(
 class Attribution:
     """The wiki that the passages of a snapshot come from, and its licence."""
 
-    script: str  # URL such as https://en.wikipedia.org/w/index.php; empty if articles have no URL
+    script_url: str  # URL such as https://en.wikipedia.org/w/index.php; empty if articles have no URL
     licence: str  # licence, such as CC BY-SA 4.0, or `UNKNOWN_LICENCE`
 
     @classmethod
@@ -53,7 +53,7 @@ class Attribution:
 
     def build_url(self, passage: Passage) -> str:
         """Return the URL of the revision that the passage comes from, or an empty string."""
-        return f"{self.script}?oldid={passage.rev_id}" if self.script and passage.rev_id else ""
+        return f"{self.script_url}?oldid={passage.rev_id}" if self.script_url and passage.rev_id else ""
 
     def build_credit_line(self, passage: Passage) -> str:
         """Return a line with title, revision, authors, licence and changes; empty if there is no
@@ -66,7 +66,7 @@ class Attribution:
         url = self.build_url(passage)
         if not url:
             return f"“{passage.title}”, {licence}; excerpt"
-        history_url = f"{self.script}?curid={passage.page_id}&action=history"
+        history_url = f"{self.script_url}?curid={passage.page_id}&action=history"
         titled_link = f"“{passage.title}” ({url})"
         return f"{titled_link} by its authors ({history_url}), {licence}; excerpt, markup removed"
 

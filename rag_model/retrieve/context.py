@@ -62,14 +62,14 @@ class RetrieverNeeds:
         return tuple(dict.fromkeys([*self.indexes, *self.graphs]))
 
     def reads_vectors(self, content: Content) -> bool:
-        """Whether passage vectors are read, by row or by an index that searches or reranks with
-        them.
+        """Return whether passage vectors are read: by row, or by an index that searches or reranks
+        with them.
         """
         index_entries = [content.indexes.get(name) for name in self.index_names]
         return bool(self.vectors) or any(entry is None or entry.get("refine") == "vectors" for entry in index_entries)
 
     def files(self, snapshot: Snapshot) -> dict[str, int]:
-        """Return the size in bytes of each file of the snapshot that is read, except encoders."""
+        """Return the size in bytes of each snapshot file that is read, except those of encoders."""
         content = snapshot.manifest.content
         size_by_path = {
             path: n_bytes for name in self.index_names for path, n_bytes in get_index_sizes(snapshot, name).items()
@@ -112,11 +112,6 @@ class RetrieverContext:
         self._indexes: dict[str, Any] = {}
         self._graphs: dict[str, GraphFile] = {}  # graphs by name of the index
         self._vectors: dict[str, VectorRows] = {}  # by representation
-
-    @property
-    def opened_indexes(self) -> tuple[str, ...]:
-        """The names of the indexes that are open."""
-        return tuple(self._indexes)
 
     @property
     def loaded_encoder(self) -> QuestionEncoder | None:

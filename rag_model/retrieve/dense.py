@@ -29,7 +29,7 @@ class IndexRetriever(SnapshotRetriever):
     def __init__(self, context: RetrieverContext, index: str, parameters: Mapping[str, float] | None = None) -> None:
         """Search `index` with `parameters`, which override the snapshot's search parameters."""
         super().__init__(context.snapshot, index)
-        self.index = index  # name of the index; `name` may also have search parameters
+        self.index = index  # name of the index, without the search parameters that `name` may have
         self.parameters: Mapping[str, float] = parameters or {}
         self.exact_products = scores_are_products(context.snapshot.manifest.content.indexes, index)
         self._context = context

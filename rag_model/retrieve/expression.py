@@ -292,7 +292,7 @@ class _Parser:
     def __init__(self, text: str) -> None:
         self._text = text
         self._tokens = _tokenize(text)
-        self._next = 0  # position of the next token in `_tokens`
+        self._position = 0  # position of the next token in `_tokens`
 
     def parse(self) -> Word | Call:
         node = self._parse_node(1)
@@ -316,8 +316,8 @@ class _Parser:
         return self._parse_call(word, nesting)
 
     def _parse_call(self, name: Word, nesting: int) -> Call:
-        bracket_position = self._next
-        self._next += 1
+        bracket_position = self._position
+        self._position += 1
         arguments: list[Node] = []
         options: dict[str, Node] = {}
         while not self._next_is(")"):
@@ -325,7 +325,7 @@ class _Parser:
                 self._skip_comma(bracket_position)
             node = self._parse_argument(bracket_position, nesting)
             if isinstance(node, Word) and self._next_is("="):
-                self._next += 1
+                self._position += 1
                 if node.text in options:
                     raise node.error(f"the option {node.text!r} is given twice: leave one out")
                 options[node.text] = self._parse_argument(bracket_position, nesting)
@@ -333,20 +333,20 @@ class _Parser:
                 raise node.error("an argument follows an option: put options last")
             else:
                 arguments.append(node)
-        self._next += 1
+        self._position += 1
         return Call(self._text, name.offset, name.text, tuple(arguments), options, self._parse_call_depth(name))
 
     def _parse_argument(self, bracket_position: int, nesting: int) -> Node:
-        if self._next >= len(self._tokens):
+        if self._position >= len(self._tokens):
             raise self._create_unclosed_error(bracket_position)
         return self._parse_node(nesting + 1)
 
     def _skip_comma(self, bracket_position: int) -> None:
-        if self._next >= len(self._tokens):
+        if self._position >= len(self._tokens):
             raise self._create_unclosed_error(bracket_position)
         if not self._next_is(","):
             raise self._create_error_at_next("a comma or a closing bracket is missing before this")
-        self._next += 1
+        self._position += 1
 
     def _create_unclosed_error(self, bracket_position: int) -> UsageError:
         offset, mark = self._tokens[bracket_position][:2]
@@ -355,10 +355,10 @@ class _Parser:
         )
 
     def _parse_call_depth(self, name: Word) -> int | None:
-        if self._next < len(self._tokens):
-            offset, text, is_quoted = self._tokens[self._next]
+        if self._position < len(self._tokens):
+            offset, text, is_quoted = self._tokens[self._position]
             if not is_quoted and text.startswith(":"):
-                self._next += 1
+                self._position += 1
                 _, depth = Word(self._text, offset, f"{name.text}{text}").split_depth()
                 if depth is None:
                     raise create_expression_error(
@@ -368,27 +368,27 @@ class _Parser:
         return None
 
     def _parse_list(self) -> WordList:
-        bracket_position, offset = self._next, self._tokens[self._next][0]
-        self._next += 1
+        bracket_position, offset = self._position, self._tokens[self._position][0]
+        self._position += 1
         list_items: list[Word] = []
         while not self._next_is("]"):
             if list_items:
                 self._skip_comma(bracket_position)
-            if self._next >= len(self._tokens):
+            if self._position >= len(self._tokens):
                 raise self._create_unclosed_error(bracket_position)
             list_items.append(self._parse_word())
-        self._next += 1
+        self._position += 1
         return WordList(self._text, offset, tuple(list_items))
 
     def _parse_word(self) -> Word:
-        if self._next >= len(self._tokens):
+        if self._position >= len(self._tokens):
             raise create_expression_error(
                 self._text, len(self._text), "the retriever ends where a name is expected: add the name"
             )
-        offset, text, is_quoted = self._tokens[self._next]
+        offset, text, is_quoted = self._tokens[self._position]
         if not is_quoted and text in "(),=[]":
             raise self._create_error_at_next(f"{text!r} is where a name is expected: add the name, or remove {text!r}")
-        self._next += 1
+        self._position += 1
         return Word(self._text, offset, text)
 
     def _next_is(self, mark: str) -> bool:
@@ -396,13 +396,13 @@ class _Parser:
 
     def _peek_mark(self) -> str | None:
         """Return the next bracket, comma or "="; "" for any other token, and None at the end."""
-        if self._next >= len(self._tokens):
+        if self._position >= len(self._tokens):
             return None
-        _, text, is_quoted = self._tokens[self._next]
+        _, text, is_quoted = self._tokens[self._position]
         return text if not is_quoted and text in "(),=[]" else ""
 
     def _create_error_at_next(self, message: str) -> UsageError:
-        return create_expression_error(self._text, self._tokens[self._next][0], message)
+        return create_expression_error(self._text, self._tokens[self._position][0], message)
 
 
 def _tokenize(text: str) -> list[tuple[int, str, bool]]:

@@ -60,7 +60,7 @@ CALLS: Registry[RetrieverBuilder] = Registry(
         "maxsim": "rag_model.retrieve.rerank:build_maxsim",
         "rerank": "rag_model.retrieve.rerank:build_rerank",
         "rrf": "rag_model.retrieve.fusion:build_rrf",
-        "where": "rag_model.retrieve.where:build",
+        "where": "rag_model.retrieve.where:build_where",
     },
 )
 MAX_SEARCHED_INDEXES = 16  # per expression

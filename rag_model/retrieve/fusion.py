@@ -8,8 +8,8 @@ Interpolation follows Pyserini's `HybridSearcher` (`pyserini/search/hybrid/_sear
 score(d) = A(d) + alpha * B(d). A retriever that has not retrieved d gives d its lowest score for
 the query. Pyserini's dense retriever is A and its sparse retriever B, or the reverse with
 `--weight-on-dense`. With `normalization=true` the scores of each retriever are first mapped
-linearly from its lowest and highest score to [-0.5, 0.5]. If these are equal, Pyserini divides by
-zero; here the scores become 0.
+linearly from its lowest and highest score to [-0.5, 0.5]. If both are equal, Pyserini divides by
+zero; here the mapped scores are 0.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -24,7 +24,7 @@ from rag_model.retrieve.retriever import ChildRetriever, Queries, RankedRows, Sc
 RRF_K = 60  # Cormack et al. 2009, section 3
 DEFAULT_DEPTH = 100  # default depth of a child retriever, as in DPR and BEIR
 _MAX_K = 1_000_000
-_TIE_DIGITS = 10  # decimal digits of score / best score that are compared, to detect ties
+_TIE_DIGITS = 10  # scores are a tie if their ratios to the best score agree in so many decimals
 _MAX_WEIGHT = 1e6
 Fusion = Callable[[Sequence[RankedRows]], tuple[Rows, Scores]]
 

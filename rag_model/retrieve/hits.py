@@ -38,8 +38,8 @@ class Hit:
     licence: str  # line of credit to show with the text; empty if there is no licence
     # Inner product of the vectors of query and passage, for p(z|x); None: not computed.
     inner_product: float | None = None
-    # Child retrievers that returned the passage, in the expression's order. A hit of a single index
-    # has this index as its entry.
+    # Child retrievers that returned the passage, in the expression's order. The only
+    # entry of a hit of a single index is this index.
     legs: tuple[LegHit, ...] = ()
 
     @classmethod
@@ -141,7 +141,7 @@ class Hit:
         The row is left out, because it is valid in one snapshot only. `legs` is present only if the
         retriever has several stages, and metadata only if the snapshot has them.
         """
-        json_fields: dict[str, Any] = {name: getattr(self, name) for name in _ALWAYS_SENT}
+        json_fields: dict[str, Any] = {name: getattr(self, name) for name in _REQUIRED_FIELDS}
         metadata = {"language": self.language, "wikidata": self.wikidata, "categories": [*self.categories]}
         json_fields |= {name: value for name, value in metadata.items() if value}
         if legs := self.visible_legs:
@@ -150,7 +150,7 @@ class Hit:
 
 
 # The fields that the JSON of every hit has, in its order.
-_ALWAYS_SENT = ("rank", "score", "id", "page_id", "title", "section", "text", "url", "revised", "licence", "kind")
+_REQUIRED_FIELDS = ("rank", "score", "id", "page_id", "title", "section", "text", "url", "revised", "licence", "kind")
 # The types of the fields in the JSON of a hit; `OPTIONAL_HIT_JSON_FIELDS` may be missing.
 HIT_JSON_FIELDS: Mapping[str, Any] = MappingProxyType(
     {
@@ -171,7 +171,7 @@ HIT_JSON_FIELDS: Mapping[str, Any] = MappingProxyType(
         "categories": tuple[str, ...],
     }
 )
-# omitted if empty
+# fields that are omitted if empty
 OMITTED_HIT_JSON_FIELDS = frozenset({"categories", "language", "legs", "wikidata"})
 OPTIONAL_HIT_JSON_FIELDS = OMITTED_HIT_JSON_FIELDS | {"kind", "revised"}
 

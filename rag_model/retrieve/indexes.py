@@ -174,14 +174,15 @@ def list_row_files(snapshot: Snapshot, representation: str) -> Sequence[Path]:
     ranges = snapshot.ranges
     if ranges is None or not all(map(ranges.covers, names)):
         return RemoteRowFiles(names, snapshot.path, snapshot.read_range, snapshot.open_file)
-    shapes = [(part.rows, content.files[name].size) for part, name in zip(snapshot.parts, names, strict=True)]
+    sizes = [(part.rows, content.files[name].size) for part, name in zip(snapshot.parts, names, strict=True)]
     outlines = [*map(ranges.get_outline, names)]
-    return RemoteRowFiles(names, snapshot.path, ranges.read, ranges.open_file, ranges.read_ranges, shapes, outlines)
+    return RemoteRowFiles(names, snapshot.path, ranges.read, ranges.open_file, ranges.read_ranges, sizes, outlines)
 
 
 def get_index_sizes(snapshot: Snapshot, name: str) -> dict[str, int]:
-    """Return the size in bytes, by path, of each file that a search reads: the index, and the
-    vectors with which it searches or reranks.
+    """Return the size in bytes, by path, of each file that a search reads.
+
+    These are the index file, and the vectors if the index searches or reranks with them.
     """
     content = snapshot.manifest.content
     index_entry = content.indexes.get(name)

@@ -24,15 +24,15 @@ class EncoderNames:
     """
 
     question: str
-    passage: str | None  # None: the model was trained with the passage vectors frozen
+    passage: str | None  # None: the model was trained with frozen passage vectors
 
 
 def resolve_encoders(store: Store, name: str, question_encoder: str = "") -> EncoderNames:
     """Return the encoder names of a model: a folder, a hub name, or `model:` with a ref,
     ref@number, id or prefix of an id.
 
-    A DPR model has both encoders; a RAG model has only the question encoder. `question_encoder` is
-    given if it differs from the one that belongs to the model `name`.
+    A DPR model has both encoders; a RAG model has only the question encoder. Give
+    `question_encoder` to replace the question encoder of the model `name`.
 
     Raises:
         StoreError: the store has no such model, or one of its files is damaged.

@@ -37,9 +37,7 @@ class RerankedRetriever(SnapshotRetriever):
     """A `Retriever` that reranks the first `depth` hits of a child retriever with a model."""
 
     def __init__(self, child: ChildRetriever, scorer: PairScorer, model: str, depth: int = _DEFAULT_DEPTH) -> None:
-        """Score the first `depth` hits of `child` with `scorer`, which an expression names
-        `model`.
-        """
+        """Score the first `depth` hits of `child` with `scorer`; expressions name it `model`."""
         super().__init__(child.retriever.snapshot, f"rerank({child.name}, {model})")
         self.depth_advice = "or increase its third argument, as in rerank(A, MODEL, 100)"
         self.exact_products = child.retriever.exact_products
@@ -126,8 +124,8 @@ class MaxSimRetriever(SnapshotRetriever):
             graph: the graph whose neighbours are added to the candidates; None: no neighbours are
                 added.
             depth: passages scored per query.
-            n_rounds: number of times that neighbours of the best candidates are added; together,
-                the rounds add up to `depth` minus the number of hits of `child`.
+            n_rounds: number of times that neighbours of the best candidates are added; all rounds
+                together add as many as `depth` allows.
         """
         super().__init__(child.retriever.snapshot, f"maxsim({child.name}, {tokens.name})")
         self._child, self._tokens, self._depth = child, tokens, depth
@@ -194,7 +192,7 @@ class MaxSimRetriever(SnapshotRetriever):
         return neighbour_rows[np.sort(first_positions)][:max_neighbours]
 
 
-def _rank_rows(name: str, lists: Sequence[tuple[Rows, Vectors]], inputs: tuple[RankedRows, ...] = ()) -> RankedRows:
+def _rank_rows(name: str, lists: Sequence[tuple[Rows, Vectors]], legs: tuple[RankedRows, ...] = ()) -> RankedRows:
     """Rank the scored rows of each query, best first; ties are ordered by row."""
     n_columns = max(len(query_rows) for query_rows, _ in lists)
     rows = np.full((len(lists), n_columns), -1, np.int64)
@@ -203,8 +201,8 @@ def _rank_rows(name: str, lists: Sequence[tuple[Rows, Vectors]], inputs: tuple[R
         rows[i, : len(query_rows)], scores[i, : len(query_rows)] = query_rows, query_scores
     rows[scores == -np.inf] = -1  # passages without tokens have score -inf
     scores, rows = select_top_k(scores, rows, n_columns)
-    passages = {row: passage for ranking in inputs for row, passage in ranking.passages.items()}
-    return RankedRows(name, rows, scores, legs=inputs, passages=passages)
+    passages = {row: passage for ranking in legs for row, passage in ranking.passages.items()}
+    return RankedRows(name, rows, scores, legs=legs, passages=passages)
 
 
 def build_maxsim(call: Call, factory: RetrieverFactory) -> SnapshotRetriever:

@@ -27,8 +27,8 @@ from rag_model.store.versions.snapshot import Snapshot
 
 DEFAULT_K = 5  # passages per query
 Scores = npt.NDArray[np.floating]
-# Unicode categories of letters, marks, numbers, punctuation and symbols, but not of spaces,
-# controls and zero-width characters.
+# First letters of the Unicode categories of visible characters: letters, marks, numbers,
+# punctuation and symbols.
 _VISIBLE_CATEGORIES = frozenset("LMNPS")
 
 
@@ -54,7 +54,7 @@ class Queries:
     Each encoder encodes the whole batch once, when a retriever first requests its vectors.
     """
 
-    def __init__(self, texts: Sequence[str], timer: "SearchObserver | None" = None) -> None:
+    def __init__(self, texts: Sequence[str], timer: "StageTimer | None" = None) -> None:
         """Create a batch of `texts`, in order; `timer` runs and measures every stage of their
         search.
         """
@@ -62,7 +62,7 @@ class Queries:
         self.timer = timer
         self.encoding_seconds = 0.0  # sum of the seconds of all encoders
         self.reading_seconds = 0.0  # time to read the hits' passages, also those of subsets
-        self.used_encoders: list[QuestionEncoder] = []  # one entry per call of `vectors`
+        self.used_encoders: list[QuestionEncoder] = []  # the encoder of each call of `vectors`
         self._seconds_by_encoder: dict[int, float] = {}  # key: `id()` of the encoder
         self._vectors: list[tuple[QuestionEncoder, Vectors]] = []
         # for a subset: the whole batch, and the positions of the subset's queries in it
@@ -167,10 +167,9 @@ class RankedRows:
         return replace(self, rows=self.rows[:, :k], scores=self.scores[:, :k], products=products)
 
     def iter_lists(self) -> Iterator["RankedRows"]:
-        """Yield the lists from which this one was computed, at every level, inputs first.
+        """Yield the lists from which this one was computed, at every level, inner lists first.
 
-        If this is the result of an index, which is computed from no other list, yield only this
-        list.
+        The result of an index is computed from no other list; yield only this result.
         """
         if not self.legs:
             yield self
@@ -185,7 +184,7 @@ class SnapshotRetriever(ABC):
 
     exact_products = False  # whether `find` fills in `RankedRows.products`
     is_stage = True  # whether `StageTimer` reports the retriever as a stage
-    depth_advice = "or search deeper"  # end of the error message for a `k` above `most`
+    depth_advice = "or search deeper"  # ends the error message about a `k` above `most`
 
     def __init__(self, snapshot: Snapshot, name: str) -> None:
         """Create a retriever; `name` is its spelling in an expression, without a depth."""
@@ -295,7 +294,7 @@ class SnapshotRetriever(ABC):
             raise UsageError(f"k is {k} but {self.name} gives {passages_text}: ask for fewer, {self.depth_advice}")
 
 
-# The name of a child retriever, and for each query the rank and score of each row.
+# The name of a child retriever; and for each query, row -> (rank, score).
 _ChildRanks = tuple[str, list[dict[int, tuple[int, float]]]]
 
 
@@ -310,16 +309,6 @@ def _map_to_ranks(ranked_rows: RankedRows) -> _ChildRanks:
 def _build_child_hits(child_ranks: Sequence[_ChildRanks], query_number: int, row: int) -> tuple[LegHit, ...]:
     ranks = ((child_name, rank_by_row[query_number].get(row)) for child_name, rank_by_row in child_ranks)
     return tuple(LegHit(child_name, *rank) for child_name, rank in ranks if rank is not None)
-
-
-class SearchObserver(Protocol):
-    """Runs every stage of a search; `StageTimer` measures them."""
-
-    def time_find(self, retriever: SnapshotRetriever, queries: Queries, k: int) -> RankedRows:
-        """Return `retriever.find(queries, k)`, and record it as a stage of the search that is
-        running.
-        """
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -379,11 +368,11 @@ class RetrieverStage:
     """
 
     name: str  # spelling in the expression, without a depth
-    ranked: RankedRows  # ranked rows, cut to the requested depth
-    seconds: float  # seconds of the stage, without its inputs and the question encoders
-    # None: a list of `RankedRows.legs` that the outer retriever computed itself
+    ranked_rows: RankedRows  # ranked rows, cut to the requested depth
+    seconds: float  # seconds of the stage, without those of its legs and of the question encoders
+    # None: the outer retriever computed the list itself, as `maxsim` does its neighbours
     retriever: SnapshotRetriever | None = None
-    # question encoders that the stage or its inputs used
+    # question encoders that the stage or its legs used
     encoders: tuple[QuestionEncoder, ...] = ()
     # stages whose results this stage fuses or reranks, in the order of the expression
     legs: tuple["RetrieverStage", ...] = ()
@@ -394,9 +383,9 @@ class RetrieverStage:
         return {} if self.retriever is None else self.retriever.files
 
     def iter_stages(self) -> Iterator["RetrieverStage"]:
-        """Yield the stages of the inputs at every level, inputs first, and then this stage."""
-        for input_stage in self.legs:
-            yield from input_stage.iter_stages()
+        """Yield the stages of the legs at every level, inner stages first, and then this stage."""
+        for child_stage in self.legs:
+            yield from child_stage.iter_stages()
         yield self
 
 
@@ -424,43 +413,43 @@ class StageTimer:
 
     def __init__(self) -> None:
         """Create a timer without stages."""
-        # the finished stages at the outermost level, and then the finished inputs of each running
+        # finished stages: first those of the outermost level, then those within each running
         # stage, outermost first
-        self._input_stages: list[list[RetrieverStage]] = [[]]
+        self._finished_stages: list[list[RetrieverStage]] = [[]]
 
     @property
     def stages(self) -> tuple[RetrieverStage, ...]:
-        """The stages of the latest batch, inputs first."""
-        return tuple(stage for root in self._input_stages[0] for stage in root.iter_stages())
+        """The stages of the latest batch, inner stages first."""
+        return tuple(stage for root in self._finished_stages[0] for stage in root.iter_stages())
 
     def time_batch(self, retriever: SnapshotRetriever, queries: Queries, k: int) -> RankedRows:
         """Measure a search by the outermost retriever.
 
         The stages of the previous batch are dropped.
         """
-        self._input_stages = [[]]
+        self._finished_stages = [[]]
         return self.time_find(retriever, queries, k)
 
     def time_find(self, retriever: SnapshotRetriever, queries: Queries, k: int) -> RankedRows:
-        """Time a search of an inner retriever, and record it as a stage of the outer one."""
+        """Return `retriever.find(queries, k)`, and record it as a stage of the running search."""
         child_stages: list[RetrieverStage] = []
-        self._input_stages.append(child_stages)
+        self._finished_stages.append(child_stages)
         seconds_before, n_encoders_before = queries.encoding_seconds, len(queries.used_encoders)
         start_time = time.perf_counter()
         try:
-            ranked = retriever.find(queries, k)
+            ranked_rows = retriever.find(queries, k)
         finally:
-            self._input_stages.pop()
+            self._finished_stages.pop()
         elapsed = time.perf_counter() - start_time - (queries.encoding_seconds - seconds_before)
         if retriever.is_stage:
             own_seconds = elapsed - sum(stage.seconds for child in child_stages for stage in child.iter_stages())
             encoders = tuple({id(encoder): encoder for encoder in queries.used_encoders[n_encoders_before:]}.values())
-            input_stages = (*child_stages, *_iter_extra_stages(ranked, child_stages))
-            stage = RetrieverStage(retriever.name, ranked, max(own_seconds, 0.0), retriever, encoders, input_stages)
-            self._input_stages[-1].append(stage)
+            legs = (*child_stages, *_iter_extra_stages(ranked_rows, child_stages))
+            stage = RetrieverStage(retriever.name, ranked_rows, max(own_seconds, 0.0), retriever, encoders, legs)
+            self._finished_stages[-1].append(stage)
         else:
-            self._input_stages[-1].extend(child_stages)
-        return ranked
+            self._finished_stages[-1].extend(child_stages)
+        return ranked_rows
 
 
 def _iter_extra_stages(ranked_rows: RankedRows, child_stages: Sequence[RetrieverStage]) -> Iterator[RetrieverStage]:

@@ -49,7 +49,7 @@ class FilteredRetriever(SnapshotRetriever):
 
     @property
     def most(self) -> int:
-        """The maximum number of hits of the child retriever, because all of its hits may match."""
+        """The maximum depth of the child retriever, because all of its hits may match."""
         return self._child.most
 
     def find(self, queries: Queries, k: int) -> RankedRows:
@@ -64,19 +64,20 @@ class FilteredRetriever(SnapshotRetriever):
             raise self._create_kind_error()
         is_allowed = np.logical_and.reduce(list(mask_by_column.values()))
         n_allowed = max(int(is_allowed.sum()), 1)
-        most = min(self.most, max(k, self._max_depth or self.most))
-        # Enough if the allowed passages are spread evenly over the child's hits.
-        depth = min(most, k * -(-len(is_allowed) // n_allowed))
+        max_depth = min(self.most, max(k, self._max_depth or self.most))
+        # This depth is enough if the matching passages are spread evenly over the child's hits.
+        depth = min(max_depth, k * -(-len(is_allowed) // n_allowed))
         while True:
             ranking = self._child.find(queries, depth)
             is_match = (ranking.rows >= 0) & is_allowed[ranking.rows]
             is_exhausted = ranking.rows.shape[1] < depth or bool((ranking.rows[:, -1] < 0).all())
-            if depth >= most or is_exhausted or int(is_match.sum(axis=1).min()) >= min(k, n_allowed):
+            has_enough = int(is_match.sum(axis=1).min()) >= min(k, n_allowed)
+            if depth >= max_depth or is_exhausted or has_enough:
                 return self._select(ranking, is_match, k)
-            depth = min(most, depth * _DEPTH_GROWTH)
+            depth = min(max_depth, depth * _DEPTH_GROWTH)
 
     def _create_kind_error(self) -> UsageError:
-        """Return the error of a search for kinds that no passage of the snapshot has."""
+        """Return the error for a search for kinds of passages that the snapshot does not have."""
         kinds = self._conditions["kind"]
         present_kinds = (kind for kind in PASSAGE_KINDS if self.snapshot.match_rows("kind", (kind,)).any())
         message = (
@@ -100,7 +101,7 @@ class FilteredRetriever(SnapshotRetriever):
         return RankedRows(self.name, hit_rows, scores, products, legs, ranking.passages).truncate(k)
 
 
-def build(call: Call, factory: RetrieverFactory) -> SnapshotRetriever:
+def build_where(call: Call, factory: RetrieverFactory) -> SnapshotRetriever:
     """Build the retriever of `where(A, kind=KIND)`.
 
     Raises:

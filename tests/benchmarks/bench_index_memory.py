@@ -76,7 +76,7 @@ def measure_index(plan: VectorPlan, path: Path, parts: Sequence[Path], trial: Ve
 
 
 def _widen_search(index: FaissFileIndex, plan: VectorPlan) -> dict[str, int]:
-    hardest = {"efSearch": 512, "nprobe": index.lists}
+    hardest = {"efSearch": 512, "nprobe": index.n_lists}
     return {name: hardest.get(name, value) for name, value in plan.search.items()}
 
 

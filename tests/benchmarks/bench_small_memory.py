@@ -56,8 +56,8 @@ def measure(
         return float(trial.compute_recalls(rows).mean())
 
     low, high = 0, 1
-    while high < index.lists and recall(high) < options.target:
-        low, high = high, min(2 * high, index.lists)
+    while high < index.n_lists and recall(high) < options.target:
+        low, high = high, min(2 * high, index.n_lists)
     while high - low > max(1, high // 16) and recall(high) >= options.target:
         middle = (low + high) // 2
         low, high = (low, middle) if recall(middle) >= options.target else (middle, high)
@@ -66,9 +66,9 @@ def measure(
         "index": plan.factory,
         "nprobe": high,
         "recall": round(recall(high), 4),
-        "codes": round(high * plan.n / index.lists),
-        "max_recall": round(recall(index.lists), 4),
-        "at_256": round(recall(min(256, index.lists)), 4),
+        "codes": round(high * plan.n / index.n_lists),
+        "max_recall": round(recall(index.n_lists), 4),
+        "at_256": round(recall(min(256, index.n_lists)), 4),
         "bytes": round(path.stat().st_size / plan.n, 1),
     } | measure_cold(path, parts, trial, high, options)
 

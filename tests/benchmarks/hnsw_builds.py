@@ -120,7 +120,7 @@ def both(works: dict[str, Work], folder: Path, jobs: int) -> dict[str, Build]:
 
 def trial_of(parts: Sequence[Path], metric: Metric, questions: Vectors, k: int) -> VectorQuerySet:
     """Return questions with their true neighbours, in a form that can be pickled."""
-    return replace(VectorQuerySet.from_exact_search(ExactIndex(parts, metric), questions, k), score=None)
+    return replace(VectorQuerySet.from_exact_search(ExactIndex(parts, metric), questions, k), compute_score=None)
 
 
 @dataclass(frozen=True, slots=True)

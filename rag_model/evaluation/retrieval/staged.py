@@ -230,8 +230,8 @@ def _build_stage_results(
 
     Each passage is read once. For each question it is tested once whether it contains an answer.
     """
-    rankings = [stage.ranked.truncate(depth) for stage in stages]
-    passage_by_row = {row: passage for stage in stages for row, passage in stage.ranked.passages.items()}
+    rankings = [stage.ranked_rows.truncate(depth) for stage in stages]
+    passage_by_row = {row: passage for ranking in rankings for row, passage in ranking.passages.items()}
     passages = retriever.read_passages(np.concatenate([ranking.rows.ravel() for ranking in rankings]), passage_by_row)
     stage_hits = [
         retriever.build_hits(replace(ranking, legs=(), products=None, passages=passages)) for ranking in rankings[:-1]

@@ -57,14 +57,15 @@ _FAISS_ERRORS = (RuntimeError, AssertionError, ValueError, TypeError, OverflowEr
 _UNSUPPORTED = "which bookwheel cannot search: build HNSW, IVF or Flat"
 _LIMIT_LOCK = threading.Lock()  # faiss applies its limits to the whole process
 _METRICS: dict[Metric, int] = {"ip": faiss.METRIC_INNER_PRODUCT, "l2": faiss.METRIC_L2}
-_UNIT_TOLERANCE = 0.01  # accepted error of a squared length of 1; rounding to float16 causes less
+_UNIT_TOLERANCE = 0.01  # largest distance of a squared length from 1; float16 causes less
 _MIN_CAGRA_VECTORS = 1_024  # with 3 or 4 vectors, faiss's conversion never ends (faiss issue 4260)
 
 
 @contextmanager
 def use_threads(count: int) -> Iterator[None]:
-    """Let faiss use `count` threads in the block, for work whose result does not depend on the
-    number of threads.
+    """Let faiss use `count` threads inside a `with` block.
+
+    The result of the work must not depend on the number of threads.
     """
     previous_count = faiss.omp_get_max_threads()
     faiss.omp_set_num_threads(count)
@@ -75,27 +76,27 @@ def use_threads(count: int) -> Iterator[None]:
 
 
 class translate_errors:  # noqa: N801 - used like a statement; a generator would cost a query 1 us
-    """Raise `error(message)` from any faiss exception that is raised inside the block.
+    """Raise `error_class(message)` from any faiss exception that is raised inside the block.
 
     Raises:
         ResourceError: memory ran out inside the block.
     """
 
-    __slots__ = ("_error", "_message")
+    __slots__ = ("_error_class", "_message")
 
-    def __init__(self, error: type[BookwheelError], message: str) -> None:
-        """Set the error class and the message."""
-        self._error, self._message = error, message
+    def __init__(self, error_class: type[BookwheelError], message: str) -> None:
+        """Raise `error_class` with `message` if faiss fails."""
+        self._error_class, self._message = error_class, message
 
     def __enter__(self) -> None:
         """Enter the block."""
 
     def __exit__(self, kind: type[BaseException] | None, cause: BaseException | None, traceback: object) -> None:
-        """If the block raised a faiss exception, raise the error from it."""
+        """Turn a faiss exception into the error."""
         if isinstance(cause, MemoryError):
             raise ResourceError(f"memory ran out ({self._message}): use a smaller factory or more memory") from cause
         if isinstance(cause, _FAISS_ERRORS):
-            raise self._error(self._message) from cause
+            raise self._error_class(self._message) from cause
 
 
 def to_faiss_metric(metric: Metric) -> int:
@@ -221,13 +222,13 @@ def count_gpus() -> int:
 
 
 def has_gpu() -> bool:
-    """Return whether this faiss can use a GPU, and there is one."""
+    """Return whether this faiss supports GPUs and finds one."""
     return count_gpus() > 0
 
 
 @cache
 def _get_gpu(process_id: int) -> tuple[Any, int]:
-    """Return faiss's resources on the GPU of a process, and the GPU's number.
+    """Return faiss's resources on the GPU of a process, and the device number of the GPU.
 
     The resources reserve memory of the GPU, so a process creates them once, on one GPU.
     """
@@ -260,12 +261,12 @@ class ListAssigner:
     centroids.
     """
 
-    def __init__(self, lists: FaissIndex) -> None:
+    def __init__(self, ivf_index: FaissIndex) -> None:
         """Copy the centroids to the GPU, if there is one."""
-        self._quantizer = lists.quantizer
+        self._quantizer = ivf_index.quantizer
         if has_gpu():
-            self._quantizer = create_flat_index(lists)
-            self._quantizer.add(lists.quantizer.reconstruct_n(0, lists.nlist))
+            self._quantizer = create_flat_index(ivf_index)
+            self._quantizer.add(ivf_index.quantizer.reconstruct_n(0, ivf_index.nlist))
 
     def __call__(self, vectors: Vectors) -> Rows:
         """Return (m,) int64: the lists of transformed vectors, (m, d) float32."""

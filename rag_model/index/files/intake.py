@@ -157,8 +157,9 @@ class ParquetSource:
 
     @classmethod
     def open(cls, path: Path, column: str | None) -> Self:
-        """Read the footer, and the first row if the lists have variable size; `blocks` checks the
-        other pages.
+        """Read the footer; of lists of variable size, also the first row, which has the dimension.
+
+        `blocks` checks the other pages.
 
         Raises:
             InputError: the file is damaged, or has no such column.
@@ -237,7 +238,7 @@ class ParquetSource:
         return block
 
 
-# An opened file: `n` rows of `d` dimensions, of dtype float16, float32 or float64.
+# An inspected file with `n` rows of `d` dimensions; `dtype` is float16, float32 or float64.
 VectorSource = NpySource | FaissFlatSource | ParquetSource
 
 
@@ -292,9 +293,7 @@ class VectorInput:
         return np.dtype(np.float16 if all(file.dtype == np.float16 for file in self.files) else np.float32)
 
     def split_rows(self, first: int, end: int) -> Iterator[tuple[VectorSource, int, int]]:
-        """Yield each file with rows in [first, end), and the range of these rows within the
-        file.
-        """
+        """Yield each file that has rows in [first, end), and their range within the file."""
         file_start = 0
         for file in self.files:
             if first < file_start + file.n and file_start < end:
@@ -381,8 +380,8 @@ def split_into_parts(
         part_bytes: float32 bytes per part.
 
     Returns:
-        (n,) the original row numbers of the rows in the parts, ascending; None with `refuse`,
-        because then no row is dropped.
+        (n,) the ascending input rows that the parts contain; None with `refuse`, because then no
+        row is dropped.
 
     Raises:
         InputError: a row is refused (the message names it), no row is left, or a file is damaged.
@@ -412,7 +411,7 @@ def iter_finite_rows(
     end: int | None = None,
     advice: str = "correct the file, or drop such rows with --invalid drop",
 ) -> Iterator[tuple[Rows, Block]]:
-    """Yield blocks of the finite rows in [first, end): their numbers over all files, and their
+    """Yield blocks of the finite rows in [first, end): row numbers, counted through all files, and
     values.
 
     `advice` ends the error message about a row that is not finite.

@@ -37,7 +37,7 @@ _HEADER = "iqqqBi"  # fields after the fourcc: d, n, two unused fields, is_train
 MAX_DIM = 1 << 20  # faiss's own limit
 _MAX_TRANSFORMS = 16  # maximum transforms in a chain; bookwheel writes one
 FLAT_FOURCCS = (b"IxFI", b"IxF2", b"IxFl")
-_GRAPH_FOURCCS = (b"IHNf", b"IHNs")  # graphs over vectors, and over scalar codes
+_GRAPH_FOURCCS = (b"IHNf", b"IHNs")  # HNSW over vectors, and over scalar codes
 _IVF_FOURCCS = (b"IwFl", b"IwSQ", b"IwSq", b"IwPQ", b"Iwrq", b"Iwrr")
 _INDEX_FOURCCS = (*FLAT_FOURCCS, *_GRAPH_FOURCCS, *_IVF_FOURCCS, b"IxPT", b"IxRF", b"IxSQ")
 _TRANSFORM_FOURCCS = (b"LTra", b"rrot", b"PcAm", b"Pcam")
@@ -63,8 +63,8 @@ def check_levels(
     walk_from: tuple[int, int],
     require: Require,
 ) -> None:
-    """Require that each node has the slots of its levels, and that the links of a level lead to
-    nodes that have this level.
+    """Require that each node has the slots of its levels, and that links of a level lead only to
+    nodes of that level.
 
     Memory holds 2 bytes per node, and 16 per node above the bottom level.
 
@@ -290,7 +290,7 @@ class _LayoutReader:
         return int(code_bytes)
 
     def _read_sizes(self, n_lists: int) -> tuple[Any, Any]:
-        """Read past the sizes of inverted lists; return the numbers of lists, and their sizes."""
+        """Read past the sizes of inverted lists; return the list numbers and the sizes."""
         (sizes_fourcc,) = self._read_struct("4s")
         if sizes_fourcc == b"full":
             list_sizes = self._read_array("<u8")
@@ -302,7 +302,7 @@ class _LayoutReader:
             self.require(len(size_pairs) % 2 == 0)
             list_numbers, list_sizes = size_pairs[::2], size_pairs[1::2]  # (2 m,) -> (m,), (m,)
             self.require(bool((list_numbers < n_lists).all()) and len(np.unique(list_numbers)) == len(list_numbers))
-        # the sizes are bounded, so their sum does not overflow
+        # With this bound, the sum of the sizes does not overflow.
         self.require(bool((list_sizes <= self._size).all()))
         return list_numbers, list_sizes
 

@@ -30,7 +30,7 @@ from rag_model.index.plan import IndexPlan
 Opener = Callable[[], BinaryIO]  # opens a local file or a blob for reading at any offset
 Array = npt.NDArray[Any]
 SliceTable = npt.NDArray[np.void]  # records of `SLICE_LOCATION_DTYPE`
-RangeReader = Callable[[int, int], bytes]  # reads the bytes [start, end), or fewer at the end
+RangeReader = Callable[[int, int], bytes]  # returns the bytes [start, end), or fewer at the end
 _DIGEST_BYTES = 16  # number of bytes of a digest that are stored
 SLICE_LOCATION_DTYPE = np.dtype([("start", "<i8"), ("size", "<i8"), ("rows", "<i8"), ("digest", f"V{_DIGEST_BYTES}")])
 
@@ -44,18 +44,23 @@ def _open(path: Path) -> BinaryIO:
     return path.open("rb")
 
 
-def compute_stamp(plan: IndexPlan, trained: Path, role: str, number: int) -> str:
+def compute_stamp(plan: IndexPlan, trained: Path, role: str, part_number: int) -> str:
     """Return the stamp of a piece.
 
     Args:
         plan: the plan of the index.
         trained: the trained file.
-        role: the name of the files of the stage, such as `scattered`.
-        number: the number of the piece's part.
+        role: the name that a stage gives to its files, such as `scattered`.
+        part_number: the number of the part whose rows the piece has.
     """
     file_stat = trained.stat()
     return digest_json(
-        [plan.piece_inputs(), _digest_trained_file(trained, file_stat.st_size, file_stat.st_mtime_ns), role, number]
+        [
+            plan.piece_inputs(),
+            _digest_trained_file(trained, file_stat.st_size, file_stat.st_mtime_ns),
+            role,
+            part_number,
+        ]
     )
 
 
@@ -123,13 +128,13 @@ class PieceReader:
             file.close()
             raise
 
-    def count_rows(self, number: int) -> int:
+    def count_rows(self, array_number: int) -> int:
         """Return the length of an array."""
-        return int(self._headers[number][0][0])
+        return int(self._headers[array_number][0][0])
 
-    def read(self, number: int, start: int = 0, end: int | None = None) -> Array:
+    def read(self, array_number: int, start: int = 0, end: int | None = None) -> Array:
         """Return rows [start, end) of an array, in memory; by default all rows."""
-        shape, dtype, offset = self._headers[number]
+        shape, dtype, offset = self._headers[array_number]
         end = shape[0] if end is None else end
         bytes_per_row = dtype.itemsize * math.prod(shape[1:])
         row_data = self._read(offset + start * bytes_per_row, (end - start) * bytes_per_row)
@@ -262,7 +267,7 @@ def open_piece_head(opener: Opener, n_shards: int, stamp: str, n_arrays: int, na
 
 
 def digest_slices(locations: SliceTable) -> str:
-    """Return one digest of a shard's (parts,) slices, in order and without the empty slices."""
+    """Return one digest of all slices that a shard reads; `locations` has one for each part."""
     return digest_bytes(locations["digest"][locations["size"] > 0].tobytes())
 
 

@@ -95,13 +95,13 @@ def _map_tensor(path: Path, start: int, entry: Mapping[str, Any]) -> Array:
     return tensor
 
 
-def find_row_stretches(
+def find_common_ranges(
     base: Path, target: Path, find_base_rows: Callable[[], Rows]
 ) -> list[tuple[int, int, int]] | None:
-    """Return the ranges of bytes that two files with ragged rows may have in common.
+    """Return the byte ranges that two files with ragged rows may have in common.
 
-    Each range is (offset in the target, offset in the base, length), ascending in the target. A
-    file with ragged rows has an array `offsets`, (n + 1,), and arrays with `offsets[-1]` values.
+    Each range is (offset in the target, offset in the base, length). The ranges ascend in the target.
+    A file with ragged rows has an array `offsets`, (n + 1,), and arrays with `offsets[-1]` values.
 
     Args:
         base: the base file.
@@ -121,14 +121,14 @@ def find_row_stretches(
         return None
     starts, counts = find_runs(base_rows)
     starts, counts = starts[base_rows[starts] >= 0], counts[base_rows[starts] >= 0]
-    run_columns = offsets[starts], base_offsets[base_rows[starts]], offsets[starts + counts] - offsets[starts]
+    value_ranges = offsets[starts], base_offsets[base_rows[starts]], offsets[starts + counts] - offsets[starts]
     tensor_ranges = []
     for name, array in target_arrays.items():
         base_array = base_arrays.get(name, array[:0])
         if array.nbytes and base_array.nbytes and array.shape[1:] == base_array.shape[1:]:
             array_offsets, value_bytes = (array.offset, base_array.offset), array.nbytes // len(array)  # type: ignore[attr-defined]
             if name != "offsets" and len(array) == offsets[-1]:
-                first, base_first, length = (run_values * value_bytes for run_values in run_columns)
+                first, base_first, length = (values * value_bytes for values in value_ranges)
                 columns = (first + array_offsets[0], base_first + array_offsets[1], length)
                 tensor_ranges += list(zip(*(column.tolist() for column in columns), strict=True))
             else:

@@ -31,8 +31,8 @@ _MAX_GAP_BYTES = 64 << 10  # maximum gap between rows that are read by one reque
 _MAX_RANGE_BYTES = 4 << 20  # maximum bytes of one request
 NameT = TypeVar("NameT")
 FileT = TypeVar("FileT")
-# An item of `RowPartition.split`: a part's number, the positions of its rows among the requested
-# ones, and the rows within the part.
+# An item of `RowPartition.split`: the part number, the positions of the part's rows among the
+# requested rows, and the rows within the part.
 PartRows = tuple[int, slice, Rows]
 
 
@@ -40,7 +40,7 @@ PartRows = tuple[int, slice, Rows]
 class RemoteRowFiles(Sequence[Path], Generic[NameT]):
     """The row files of a representation in an object store, in row order.
 
-    An item is the path of a local copy: indexing fetches the file. `open_vectors` and
+    `files[i]` fetches a file and returns the path of the local copy. `open_vectors` and
     `open_row_files` read a few rows without copying the files.
     """
 
@@ -52,15 +52,15 @@ class RemoteRowFiles(Sequence[Path], Generic[NameT]):
     # Takes (name, (m,) starts, length) for each file; returns the verified bytes of these ranges,
     # (m, length), which are fetched by concurrent requests.
     read_ranges: Callable[[Sequence[tuple[NameT, Rows, int]]], Sequence[npt.NDArray[np.uint8]]] = lambda ranges: ()
-    # (number of rows, number of bytes) of each file, if known; then opening a file reads nothing
-    shapes: Sequence[tuple[int, int]] = ()
-    # result of `build_row_outline` for each file, or None; with an outline, no header is read
+    # (rows, bytes) of each file; if they are known, opening a file reads nothing
+    sizes: Sequence[tuple[int, int]] = ()
+    # the result of `build_row_outline` for each file; unless it is None, no header is read
     outlines: Sequence[Any] = ()
 
     @property
     def are_verified(self) -> bool:
         """Whether `read_range` verifies what it reads, and `read_ranges` can be called."""
-        return bool(self.shapes)
+        return bool(self.sizes)
 
     def __len__(self) -> int:
         """Return the number of files."""
@@ -73,22 +73,22 @@ class RemoteRowFiles(Sequence[Path], Generic[NameT]):
     def __getitem__(self, number: int | slice) -> Path | Sequence[Path]:
         """Return the path of a local copy, or the files of a slice."""
         if isinstance(number, slice):
-            return replace(self, names=self.names[number], shapes=self.shapes[number], outlines=self.outlines[number])
+            return replace(self, names=self.names[number], sizes=self.sizes[number], outlines=self.outlines[number])
         return self.fetch(self.names[number])
 
 
-def open_row_files(rows: Sequence[Path], open_file: Callable[[Any], FileT]) -> list[FileT]:
+def open_row_files(row_files: Sequence[Path], open_file: Callable[[Any], FileT]) -> list[FileT]:
     """Open the row files of all parts in order; of remote files, only byte ranges are read."""
-    if not isinstance(rows, RemoteRowFiles):
-        return [*map(open_file, rows)]
+    if not isinstance(row_files, RemoteRowFiles):
+        return [*map(open_file, row_files)]
 
     def open_remote(name: Any) -> FileT:
-        file = rows.open(name)
+        file = row_files.open(name)
         # The raw file is used, because a buffered file reads a megabyte at a time.
         return open_file(file.detach() if isinstance(file, io.BufferedReader) else file)
 
     with ThreadPoolExecutor(_CONCURRENT_FILES) as executor:
-        return [*executor.map(open_remote, rows.names)]
+        return [*executor.map(open_remote, row_files.names)]
 
 
 def map_parts(function: Callable[[PartRows], FileT], parts: Iterable[PartRows]) -> list[FileT]:
@@ -112,11 +112,11 @@ class VectorRows(Protocol):
         ...
 
 
-def open_vectors(rows: Sequence[Path], n: int | None = None, dim: int | None = None) -> VectorRows:
+def open_vectors(row_files: Sequence[Path], n: int | None = None, dim: int | None = None) -> VectorRows:
     """Open the vectors of all parts to read a few rows; of remote files, only byte ranges are read.
 
     Args:
-        rows: the parts' files.
+        row_files: the files of the parts.
         n: the number of rows that a plan requires.
         dim: the dimension that the plan requires.
 
@@ -125,19 +125,19 @@ def open_vectors(rows: Sequence[Path], n: int | None = None, dim: int | None = N
         InputError: a file is missing, damaged or of another type or dimension, or the number of
             rows or dimensions differs from the plan's.
     """
-    files = RemoteVectorFiles(rows, dim) if isinstance(rows, RemoteRowFiles) else VectorFiles(rows)
-    _check_shape(files, rows, n, dim)
+    files = RemoteVectorFiles(row_files, dim) if isinstance(row_files, RemoteRowFiles) else VectorFiles(row_files)
+    _check_shape(files, row_files, n, dim)
     return files
 
 
-def sample_vectors(rows: Sequence[Path], n: int, dim: int, n_samples: int, seed: int) -> Vectors:
+def sample_vectors(row_files: Sequence[Path], n: int, dim: int, n_samples: int, seed: int) -> Vectors:
     """Return (min(n_samples, n), d) float32 in row order, drawn by `seed` from the n vectors of a
     plan.
 
     Raises:
         InputError: for the same reasons as `open_vectors` and `VectorRows.read_rows`.
     """
-    return open_vectors(rows, n, dim).read_rows(draw_rows(n, n_samples, seed))
+    return open_vectors(row_files, n, dim).read_rows(draw_rows(n, n_samples, seed))
 
 
 def draw_rows(n: int, n_samples: int, seed: int) -> Rows:
@@ -224,8 +224,7 @@ class RemoteVectorFiles:
     """
 
     def __init__(self, files: RemoteRowFiles[Any], dim: int | None = None) -> None:
-        """Read the headers; if the shapes and `dim` are known, headers are read later, with the
-        first rows.
+        """Read the headers; if `sizes` and `dim` are known, they are read with the first rows.
 
         Raises:
             UsageError: no file is given.
@@ -234,11 +233,11 @@ class RemoteVectorFiles:
         if not files:
             raise UsageError("there are no vectors to index: give at least one .npy file")
         self._files = files
-        self._unchecked_files = set[int]()  # files whose headers are derived from their shapes
-        if dim and files.shapes:
+        self._unchecked_files = set[int]()  # files whose headers are derived from their sizes
+        if dim and files.sizes:
             self._headers = [
                 _derive_header(name, n_rows, dim, n_bytes)
-                for name, (n_rows, n_bytes) in zip(files.names, files.shapes, strict=True)
+                for name, (n_rows, n_bytes) in zip(files.names, files.sizes, strict=True)
             ]
             outlines = files.outlines or [None] * len(files)
             self._unchecked_files.update(
@@ -308,8 +307,9 @@ class RemoteVectorFiles:
 
 
 def build_row_outline(path: Path) -> dict[str, Any] | None:
-    """Return the shape, the type and the offset of a file's rows, so that some of them can be read
-    without its header.
+    """Return the shape, the type and the offset of a file's rows.
+
+    With them, some of the rows can be read without the header.
 
     Return None for a file that `RemoteVectorFiles` does not read.
     """
@@ -346,9 +346,9 @@ def _create_incomplete_error(name: Any) -> InputError:
     return InputError(f"{name} is not a complete .npy file of (rows, d) float16 or float32: encode its part again")
 
 
-def _check_shape(files: VectorRows, rows: Sequence[Path], n: int | None, dim: int | None) -> None:
+def _check_shape(files: VectorRows, row_files: Sequence[Path], n: int | None, dim: int | None) -> None:
     if n not in (None, files.n) or dim not in (None, files.dim):
-        name = rows.names[0] if isinstance(rows, RemoteRowFiles) else rows[0]
+        name = row_files.names[0] if isinstance(row_files, RemoteRowFiles) else row_files[0]
         raise InputError(
             f"the vectors from {name} on are {files.n} x {files.dim}, not the plan's {n} x {dim}: plan the index again"
         )
@@ -403,8 +403,8 @@ def _check_rows(vectors: Vectors, path: Path | str, rows: Rows) -> None:
         raise InputError(f"row {rows[bad_rows[0]]} of {path}{suffix} holds a NaN or an infinity: encode the part again")
 
 
-def find_equal_rows(rows: Path, previous_rows: Path) -> Rows:
-    """Return (m,) int64: the first equal row in another `.npy` matrix for each row, or -1.
+def find_equal_rows(path: Path, previous_path: Path) -> Rows:
+    """Return (m,) int64: for each row of a `.npy` file, the first equal row of another one, or -1.
 
     Rows are equal if all their bytes are; matrices of different dtype or width have no equal rows.
 
@@ -413,7 +413,7 @@ def find_equal_rows(rows: Path, previous_rows: Path) -> Rows:
     """
     import pyarrow.compute as pc  # noqa: PLC0415 - readers of vectors do not need it
 
-    vectors, previous_vectors = map_vectors(rows), map_vectors(previous_rows)
+    vectors, previous_vectors = map_vectors(path), map_vectors(previous_path)
     if vectors.dtype != previous_vectors.dtype or vectors.shape[1:] != previous_vectors.shape[1:]:
         return np.full(len(vectors), -1)
     previous_positions: Rows = (

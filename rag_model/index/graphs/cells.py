@@ -16,7 +16,7 @@ update recognizes unchanged vectors.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Self
@@ -46,7 +46,7 @@ MAX_CELL_RATIO = 2
 CellIds = npt.NDArray[np.int64]
 Digests = npt.NDArray[np.uint64]  # 8 bytes of the digest of a vector's bytes
 Pairs = tuple[npt.NDArray[np.int64], CellIds]  # (p,) vector numbers, and (p,) cells
-_GROUP_STARTS, _ROWS, _PART_ROWS = range(3)  # numbers of the arrays in a piece's head
+_GROUP_STARTS, _ROWS, _PART_ROWS = range(3)  # positions of the arrays in a piece's head
 # sizes of both groups of a slice, and the bytes per component of its vectors
 _SLICE_HEADER = np.dtype([("members", "<i8"), ("linked", "<i8"), ("width", "<i8")])
 
@@ -58,18 +58,18 @@ class Cells:
     centroids: Vectors  # (c, d) float32, c <= the plan's cells; any further cells are empty
     # A vector joins another cell if its margin is smaller than this. The margin is the difference
     # between its similarities to the centroids of its own cell and of the other cell.
-    border: float
-    linked: float  # other vectors are linked into a cell if their margin is smaller than this
+    join_margin: float
+    link_margin: float  # other vectors are linked into a cell if their margin is smaller than this
 
     def to_arrays(self) -> list[Array]:
         """Return the cells as arrays."""
-        return [np.array([self.border, self.linked]), self.centroids]
+        return [np.array([self.join_margin, self.link_margin]), self.centroids]
 
     @classmethod
     def from_arrays(cls, thresholds: Array, centroids: Array) -> Self:
         """Return the cells from the result of `to_arrays`."""
-        border, linked = thresholds.tolist()
-        return cls(centroids, border, linked)
+        join_margin, link_margin = thresholds.tolist()
+        return cls(centroids, join_margin, link_margin)
 
     def assign(self, metric: engine.Metric, vectors: Vectors) -> tuple[CellIds, Pairs, Pairs]:
         """Return each vector's own cell, the cells that it joins, and those it is linked into.
@@ -83,8 +83,8 @@ class Cells:
             arrays: vector numbers and cells.
         """
         cell_ids, margins = self._find_nearest(metric, vectors)
-        is_joining = margins < self.border  # (m, c - 1) bool
-        is_linking = (margins < self.linked) & ~is_joining
+        is_joining = margins < self.join_margin  # (m, c - 1) bool
+        is_linking = (margins < self.link_margin) & ~is_joining
         # (m, c) -> (m,)
         return cell_ids[:, 0], _list_pairs(cell_ids, is_joining), _list_pairs(cell_ids, is_linking)
 
@@ -110,14 +110,15 @@ def learn_cells(plan: VectorPlan, sample: Vectors) -> Cells:
         centroids = _learn_balanced_centroids(plan, sample) if plan.cells > 1 else np.zeros((1, plan.d), np.float32)
         # (m, c - 1) -> (m (c - 1),)
         margins = np.sort(Cells(centroids, 0, 0)._find_nearest(plan.metric, sample)[1], axis=None)
-    border, linked = (_find_margin(margins, share * len(sample)) for share in (plan.border, plan.border + plan.linked))
-    return Cells(centroids, border, linked)
+    shares = plan.border, plan.border + plan.linked
+    join_margin, link_margin = (_find_margin(margins, share * len(sample)) for share in shares)
+    return Cells(centroids, join_margin, link_margin)
 
 
 def _find_margin(margins: Vectors, n_pairs: float) -> float:
     """Return a margin that about `n_pairs` of the ascending `margins` do not exceed.
 
-    It is rounded to three digits, so that no file contains the exact margin of a vector.
+    The result is rounded to three digits, so that no file contains the exact margin of a vector.
     """
     margin = margins[min(round(n_pairs), len(margins) - 1)] if n_pairs and len(margins) else 0.0
     return float(f"{margin:.3g}")
@@ -144,14 +145,15 @@ def split_large_cells(plan: VectorPlan, cells: Cells, sample: Vectors) -> Cells:
         ResourceError: memory ran out.
     """
     with engine.translate_errors(ResourceError, f"the cells of {plan.factory} could not be split: use fewer"):
-        return Cells(_split_largest(plan, cells.centroids.copy(), sample)[0], cells.border, cells.linked)
+        return replace(cells, centroids=_split_largest(plan, cells.centroids.copy(), sample)[0])
 
 
 def merge_small_cells(plan: VectorPlan, cells: Cells, sample: Vectors) -> tuple[Cells, list[int]]:
     """Merge the smallest cells into their neighbours until there are as many as planned.
 
-    Each vector of a merged cell goes to the nearest other cell, and the last cell gets the number
-    of the merged cell. Return the cells, and the previous number of each cell.
+    Each vector of a merged cell goes to the nearest other cell. The last cell gets the number of
+    the merged cell, so that cells are numbered without a gap. Return the cells, and the previous
+    number of each cell.
 
     Raises:
         ResourceError: memory ran out.
@@ -168,11 +170,11 @@ def merge_small_cells(plan: VectorPlan, cells: Cells, sample: Vectors) -> tuple[
             cell_numbers[cell_numbers == last_cell] = smallest_cell
             centroids, previous_numbers = centroids[:last_cell], previous_numbers[:last_cell]
             cell_numbers[orphans] = _assign_nearest(plan, centroids, sample[orphans])
-    return Cells(np.ascontiguousarray(centroids), cells.border, cells.linked), previous_numbers
+    return replace(cells, centroids=np.ascontiguousarray(centroids)), previous_numbers
 
 
 def redact_cells(plan: VectorPlan, cells: Cells, sample: Vectors, removed: Iterable[Vectors]) -> Cells | None:
-    """Return the cells without a trace of vectors that were removed; None if a cell would be empty.
+    """Return cells without a trace of removed vectors; None if a cell would be empty.
 
     A centroid is a mean of vectors, and may equal one of them. So the centroid of each cell that
     may contain a removed vector becomes the mean of the remaining vectors. All other centroids stay
@@ -200,7 +202,7 @@ def redact_cells(plan: VectorPlan, cells: Cells, sample: Vectors, removed: Itera
                 return None
             mean = cell_vectors.mean(axis=0, dtype=np.float64)  # (s, d) -> (d,)
             centroids[cell] = mean / (np.linalg.norm(mean) or 1.0) if plan.metric == "ip" else mean
-    return Cells(centroids, cells.border, cells.linked)
+    return replace(cells, centroids=centroids)
 
 
 def _learn_balanced_centroids(plan: VectorPlan, points: Vectors) -> Vectors:
@@ -270,7 +272,7 @@ def _build_flat_index(centroids: Vectors, metric: engine.Metric) -> FaissIndex:
 
 
 def write_cell_slices(plan: VectorPlan, trained: Path, cells: Cells, part: VectorFiles, number: int, out: Path) -> Rows:
-    """Sort a part's vectors by cell, write them in their dtype, and return where each group begins.
+    """Sort the vectors of a part by cell and write them; return where each group begins.
 
     Memory holds up to five copies of the part's vectors.
 
@@ -309,7 +311,7 @@ def _digest_vectors(vectors: Vectors) -> Digests:
 
 @dataclass(frozen=True, slots=True)
 class CellVectors:
-    """Some vectors of a cell, in row order."""
+    """The members of a cell, or the vectors linked into it, in row order."""
 
     vectors: Vectors  # (m, d) float32
     digests: Digests  # (m,) digests of the stored bytes: equal vectors have equal digests

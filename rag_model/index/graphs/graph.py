@@ -22,16 +22,16 @@ from rag_model.index.files import engine
 from rag_model.index.files.engine import FaissIndex, Metric, Rows, Vectors, faiss
 from rag_model.index.recipe import VectorPlan
 
-# Numbers of nodes. In lists of links, the nodes to which the links lead; -1 is no link, as in
-# faiss's files.
+# Node numbers. A list of links has the nodes to which the links lead; -1 is no link, as in faiss's
+# files.
 Links = npt.NDArray[np.int32]
-# Links with their similarities: each number has the similarity in its upper half, inverted, so that
-# sorted links are nearest first, and the node in its lower half. Such numbers are called keys.
+# Links with their similarities, called keys: the upper half of a key is the similarity, inverted so
+# that sorted keys are nearest first; the lower half is the node.
 ScoredLinks = npt.NDArray[np.uint64]
 
 BLOCK_NODES = 8_192  # number of nodes that are processed at a time
 NO_LINK = np.uint64(0xFFFF_FFFF_FFFF_FFFF)  # larger than the key of every link
-SIMILARITY_BITS = np.uint64(0xFFFF_FFFF_0000_0000)  # the half of a key with the similarity
+SIMILARITY_BITS = np.uint64(0xFFFF_FFFF_0000_0000)  # the bits of a key that hold the similarity
 # Candidates for an inserted node of the upper levels. 40 are enough, because upper levels only
 # determine where a search begins: over 2,000,000 vectors of 64 dimensions, 40 candidates instead of
 # 100 give the same recall at efSearch 128 (.9936), and .0003 less at efSearch 32, in .37 of the
@@ -105,7 +105,7 @@ def score_pairs(
 
 @dataclass(frozen=True, slots=True)
 class CellGraph:
-    """The graph of a cell, to search for members, and the members' bottom lists."""
+    """The graph of a cell, which a search for members uses, and the bottom lists of the members."""
 
     index: FaissIndex
     members: Rows  # (m,) the member of each node of `index`
@@ -184,7 +184,7 @@ def draw_levels(n: int, n_links: int) -> Links:
     hnsw = faiss.HNSW(n_links)
     levels = np.empty(n, np.int32)
     for first_node in range(0, n, BLOCK_NODES):
-        hnsw.reset()  # keeps the state of the random generator
+        hnsw.reset()  # the random generator continues
         n_nodes = min(BLOCK_NODES, n - first_node)
         hnsw.prepare_level_tab(n_nodes)
         levels[first_node : first_node + n_nodes] = engine.copy_array(hnsw.levels)
@@ -198,8 +198,8 @@ class UpperLevels:
     nodes: Rows  # nodes of level > 1, ascending
     link_starts: Rows  # (len(nodes) + 1,): where the links of each node begin
     links: Links  # lists of all upper levels, concatenated by node, lowest level first
-    entry: int  # the node at which every search starts
-    top: int  # the highest level, counted from 0
+    entry_point: int  # node at which every search starts
+    top_level: int  # the highest level, counted from 0
 
     @classmethod
     def build(cls, levels: Links, n_links: int, vectors: Vectors, metric: Metric, ef_construction: int) -> Self:
@@ -234,7 +234,7 @@ class UpperLevels:
 
 
 def count_slots(levels: Links, n_links: int) -> Rows:
-    """Return each node's slots, (n,) int64: 2M, and M for each level above the bottom."""
+    """Return the number of slots of each node, (n,) int64: 2M, plus M per upper level."""
     return (np.int64(2 * n_links) + np.int64(n_links) * (levels.astype(np.int64) - 1)).astype(np.int64)
 
 
@@ -245,7 +245,7 @@ def iter_ranges(n: int, size: int = BLOCK_NODES) -> Iterator[tuple[int, int]]:
 
 
 def lay_out_slots(
-    bottom: Links, levels: Links, n_links: int, upper: tuple[Rows, Links, Rows], first: int
+    bottom: Links, levels: Links, n_links: int, upper: tuple[Rows, Links, Rows], first_node: int
 ) -> npt.NDArray[Any]:
     """Return the slots of a block of nodes in file order: bottom list, then upper lists.
 
@@ -254,7 +254,7 @@ def lay_out_slots(
         levels: (b,) levels of the block's nodes.
         n_links: M.
         upper: the result of `UpperLevels.slice_nodes` for the block.
-        first: the block's first node.
+        first_node: the block's first node.
     """
     slot_counts = count_slots(levels, n_links)
     slot_starts = np.cumsum(slot_counts) - slot_counts
@@ -263,6 +263,6 @@ def lay_out_slots(
     windows[slot_starts] = np.ascontiguousarray(bottom, np.int32).view(windows.dtype)[:, 0]
     nodes, targets, link_counts = upper
     # (u,) -> (sum of counts,)
-    link_starts = np.repeat(slot_starts[nodes - first] + bottom.shape[1], link_counts)
+    link_starts = np.repeat(slot_starts[nodes - first_node] + bottom.shape[1], link_counts)
     link_block[link_starts + concatenate_ranges(link_counts)] = targets
     return link_block

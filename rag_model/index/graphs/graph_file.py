@@ -45,7 +45,7 @@ def write_head(file: BinaryIO, empty_index: FaissIndex, levels: Links) -> None:
     file.write(_ARRAY_LENGTH.pack(n) + levels.tobytes())
     file.write(_ARRAY_LENGTH.pack(n + 1) + bytes(8))
     n_slots = 0
-    # in blocks, because all offsets take 8 bytes per node
+    # The offsets are written in blocks, because all of them take 8 bytes per node.
     for first_node, end_node in iter_ranges(n):
         slot_ends = n_slots + np.cumsum(count_slots(levels[first_node:end_node], int(hnsw.nb_neighbors(1))))
         file.write(slot_ends.astype("<u8").tobytes())
@@ -55,7 +55,8 @@ def write_head(file: BinaryIO, empty_index: FaissIndex, levels: Links) -> None:
 
 def write_tail(file: BinaryIO, empty_index: FaissIndex, upper_levels: UpperLevels, ef_search: int) -> None:
     """Write everything between the links and the storage."""
-    file.write(_TAIL.pack(upper_levels.entry, upper_levels.top, empty_index.hnsw.efConstruction, ef_search, 1))
+    ef_construction = empty_index.hnsw.efConstruction
+    file.write(_TAIL.pack(upper_levels.entry_point, upper_levels.top_level, ef_construction, ef_search, 1))
 
 
 def write_storage(file: BinaryIO, storage: FaissIndex, n: int, vectors: Iterable[npt.NDArray[np.float32]]) -> None:
@@ -67,11 +68,11 @@ def write_storage(file: BinaryIO, storage: FaissIndex, n: int, vectors: Iterable
         n: number of vectors.
         vectors: blocks of (m, d) float32, in row order.
     """
-    # without the number of codes, which is 0
+    # The head ends before the number of codes, which is 0.
     storage_head = bytearray(_serialize(storage)[: -_ARRAY_LENGTH.size])
     storage_head[8:16] = struct.pack("<q", n)
     file.write(storage_head)
-    # flat storage is counted in floats, and codes in bytes
+    # The length of flat storage is counted in floats, and that of codes in bytes.
     values_per_vector = int(storage.d) if isinstance(storage, faiss.IndexFlat) else int(storage.sa_code_size())
     file.write(_ARRAY_LENGTH.pack(n * values_per_vector))
     for vector_block in vectors:
@@ -89,10 +90,10 @@ class GraphFile:
 
     n: int
     width: int  # slots of a bottom list: 2M
-    entry: int
+    entry_point: int
     offsets: Rows  # (n + 1,) start of each node's slots in `links`
     links: Links  # links of every node and level, -1 where empty
-    tail: int  # offset of the entry point in the file; efSearch follows three numbers later
+    tail_offset: int  # offset of the entry point in the file; efSearch is the third number after it
 
     @classmethod
     def open(cls, path: Path, *, writable: bool = False) -> Self:
@@ -103,7 +104,7 @@ class GraphFile:
         """
         try:
             with path.open("rb") as file:
-                # ensures that every node's slots are in `links`
+                # Then the slots of every node are in `links`.
                 check_layout(file, path.stat().st_size)
                 file.seek(0)
                 return cls._open_mapped(file, path, "r+" if writable else "r")

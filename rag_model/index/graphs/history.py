@@ -8,7 +8,7 @@ it is measurably worse than when it was built.
 """
 
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from typing import Self
 
 import numpy as np
@@ -24,14 +24,14 @@ from rag_model.index.quality.results import compute_recall
 # A cell is built again when this share of its vectors was replaced since its build.
 MAX_REPLACED_SHARE = 0.75
 _MAX_INSERTED_SHARE = 0.5  # with a larger share of new members, a build is cheaper than an update
-# Minimum degree of an updated cell, as a share of its degree when it was built. After 100 updates,
-# each of 2 % of the members, .97 of the links are left.
+# Minimum degree of an updated cell, as a share of its degree when it was built. Normal updates stay
+# far above it: after 100 updates, each of 2 % of the members, .97 of the links are left.
 _MIN_DEGREE = 0.65
 _MAX_UNREACHABLE = 0.01  # maximum increase of the share of unreachable members since the build
 # Maximum loss of recall since the build: twice the random error of a difference of two recalls.
 _MAX_RECALL_LOSS = 0.02
-_QUERIES, _DEPTH, _EF_SEARCH = 512, 20, 64  # settings of the recall measurement
-_FIRST_QUERIES = 64  # if these show no loss of recall, no more queries are searched
+_QUERIES, _DEPTH, _EF_SEARCH = 512, 20, 64  # number of queries, k, and efSearch to measure recall
+_FIRST_QUERIES = 64  # if so many queries show no loss of recall, no more are searched
 
 HISTORY_ARRAYS = 4  # the number of arrays that `CellHistory.to_arrays` returns
 
@@ -42,7 +42,7 @@ class CellQuality:
 
     degree: float  # mean number of links per member
     unreachable: float  # share of the members that no walk from the entry point reaches
-    recall: float  # recall with sampled members as queries, at a fixed search setting
+    recall: float  # recall@20 with sampled members as queries, at a fixed efSearch
 
     @classmethod
     def measure(
@@ -51,8 +51,8 @@ class CellQuality:
         """Measure a graph over `vectors`, (m, d) float32.
 
         `built_quality` is the quality that an updated graph had when it was built. If it is given,
-        efSearch is adapted so that a search computes about as many distances as then, and fewer
-        queries are searched if these show no loss of recall.
+        efSearch is adapted so that a search computes about as many distances as at the build, and
+        fewer queries are searched if these show no loss of recall.
         """
         targets, entry_point = unpack_links(graph.lists), int(graph.index.hnsw.entry_point)
         if entry_point < 0:
@@ -112,7 +112,7 @@ class CellHistory:
 
     generation: int  # number of updates since the build
     built_members: int  # number of members at the build
-    built: CellQuality  # quality of the graph at the build
+    built_quality: CellQuality  # quality of the graph at the build
     # (m,): whether a member has been in the cell since the build
     is_original: npt.NDArray[np.bool_]
     members: Digests  # (m,) digests of the members
@@ -130,8 +130,12 @@ class CellHistory:
         `old_members` has the previous number of each member; -1 if it was added.
         """
         is_original = np.append(self.is_original, False)[old_members]
-        return type(self)(
-            self.generation + 1, self.built_members, self.built, is_original, members.digests, sources.digests
+        return replace(
+            self,
+            generation=self.generation + 1,
+            is_original=is_original,
+            members=members.digests,
+            sources=sources.digests,
         )
 
     @property
@@ -156,8 +160,8 @@ class CellHistory:
 
     def to_arrays(self) -> list[Array]:
         """Return the history as arrays."""
-        values = np.array([self.generation, self.built_members, *astuple(self.built)], np.float64)
-        return [values, self.is_original, self.members, self.sources]
+        values = [self.generation, self.built_members, *astuple(self.built_quality)]
+        return [np.array(values, np.float64), self.is_original, self.members, self.sources]
 
     @classmethod
     def from_arrays(cls, arrays: Sequence[Array]) -> Self:

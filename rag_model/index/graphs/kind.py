@@ -81,18 +81,19 @@ from rag_model.index.vector_kind import (
 )
 from rag_model.process import count_cores
 
-_THREAD_NODES = 8_192  # number of upper nodes for each thread that links upper levels
+_THREAD_NODES = 8_192  # upper nodes per thread while upper levels are linked
 _MAX_BLOCKS = 8  # maximum blocks whose candidates are collected at once; 6 MB each
-LOSS_SAMPLE = 4_096  # vectors with which `losses` are measured; up to twice as many may be used
+# Number of vectors from which the losses are measured; at most twice as many are used.
+LOSS_SAMPLE = 4_096
 # Seconds of one core, per dimension and candidate, to insert a vector into a graph of
 # `_REFERENCE_NODES`.
 _INSERT_SECONDS = 4.3e-9  # fitted to builds of 20,000 to 200,000 vectors (`bench_plan.py`)
-# Time of an insertion besides its products, as the number of dimensions that take the same time.
+# Time of an insertion besides its products, as the dimensions whose products take as long.
 _INSERT_OVERHEAD_DIMS = 140
 _REFERENCE_NODES = 20_000
 # Inserting a vector costs this power of the number of nodes: .31 at 96 dimensions, .55 at 768.
 _GROWTH_EXPONENT = 0.35
-# Time to write a node's links, as the number of dimensions of a vector copied in the same time.
+# Time to write a node's links, as the number of dimensions of a vector that is copied in this time.
 _MERGE_OVERHEAD_DIMS = 300
 _UPDATE_SHARE = 0.1  # time to update a cell with 2 % new vectors, as a share of its build time
 _MAX_CELL_GROWTH = 1.25  # maximum ratio of planned to parent cells at which no cell is added
@@ -111,10 +112,10 @@ class GraphKind(VectorKind):
         """Keep the parent's number of cells if the recipe sets no number and the planned one is
         close.
 
-        A corpus grows a little every month, and each new cell takes vectors from others. A
-        shrinking corpus keeps its cells longer, since small cells cost little. If it has shrunk
-        below half of its size, only the excess cells are merged, so that few vectors change their
-        cell.
+        A corpus grows a little every month, and a new cell would take vectors from others, whose
+        graphs would change. A shrinking corpus keeps its cells longer, since small cells cost
+        little. If the corpus has shrunk below half of its size, only the excess cells are merged,
+        so that few vectors change their cell.
         """
         parent_cells = parent_inputs.get("cells", 0)
         n_cells = min(parent_cells, MAX_CELL_RATIO * plan.cells)
@@ -147,7 +148,7 @@ class GraphKind(VectorKind):
         """Merge the smallest cells if there are too many; split large cells until there are enough.
 
         The other cells keep their numbers, except those that get the number of a merged cell. The
-        statistics contain the number that each cell had before (`previous_shards`).
+        statistics contain the previous number of each cell (`previous_shards`).
 
         Raises:
             InputError: the trained file is damaged, the vectors do not match the plan, or the
@@ -156,9 +157,10 @@ class GraphKind(VectorKind):
         """
         sample = sample_vectors(rows, plan.n, plan.d, count_cell_sample(plan), plan.seed)
         cells, index = _load_trained_file(plan, trained)
-        merged_cells, numbers = merge_small_cells(plan, cells, sample)
+        merged_cells, previous_numbers = merge_small_cells(plan, cells, sample)
         stats = _write_trained_file(plan, split_large_cells(plan, merged_cells, sample), index, sample, out)
-        return stats | ({"previous_shards": numbers} if len(numbers) < len(cells.centroids) else {})
+        has_merged = len(previous_numbers) < len(cells.centroids)
+        return stats | ({"previous_shards": previous_numbers} if has_merged else {})
 
     def redact(
         self,
@@ -189,8 +191,8 @@ class GraphKind(VectorKind):
         """Return the losses of vectors, (m, d) float32: `cells`, `links` and `codes`.
 
         `cells` is the distance to the cells' centroids, and `codes` the error of the codes. `links`
-        is the planned number of links per vector divided by the actual number: with too few links
-        across borders, a walk cannot reach all graphs.
+        is the planned number of links across borders per vector, divided by the actual number:
+        with too few of them, a walk cannot reach all graphs.
 
         Raises:
             InputError: the trained file is damaged or of another plan.
@@ -307,7 +309,7 @@ class GraphKind(VectorKind):
         if stage == "train":
             n_products = KMEANS_ROUNDS * count_cell_sample(plan) * plan.cells * plan.d
             return 1 if inherited else 0.1 + n_products / PRODUCTS_PER_SECOND
-        if stage == "scatter":  # size / (2 d) rows, which are compared with all cells
+        if stage == "scatter":  # size / (2 d) rows of float16, each compared with all cells
             return size / BYTES_PER_SECOND + size / 2 * plan.cells / PRODUCTS_PER_SECOND
         if stage == "shard":
             n_candidates: float = (
@@ -339,17 +341,17 @@ def _update_shard(
     members: CellVectors,
     sources: CellVectors,
 ) -> tuple[CellShard, str | None]:
-    """Return an updated shard with its `history`, and a reason to build the cell again, or None."""
+    """Return the updated shard; and the reason to build the cell again instead, or None."""
     # Imports numba, which takes half a second.
     from rag_model.index.graphs.update import SEARCH_TURNS, update_cell_graph, update_cross_links  # noqa: PLC0415
 
     old_sources = match_digests(earlier_shard.history.sources, sources.digests)
     graph = update_cell_graph(plan, earlier_shard.lists, old_members, members.vectors)
-    quality = CellQuality.measure(graph, members.vectors, plan.metric, history.built)
-    reason = quality.explain_decay(history.built)
+    quality = CellQuality.measure(graph, members.vectors, plan.metric, history.built_quality)
+    reason = quality.explain_decay(history.built_quality)
     cross_links = update_cross_links(
         plan,
-        earlier_shard.crossings,
+        earlier_shard.cross_links,
         earlier_shard.lists,
         old_members,
         old_sources,
@@ -385,12 +387,12 @@ def _create_index(plan: VectorPlan) -> FaissIndex:
     return index
 
 
-def _read_sample(plan: VectorPlan, passage_rows: Sequence[Path]) -> Vectors:
+def _read_sample(plan: VectorPlan, row_files: Sequence[Path]) -> Vectors:
     """Return the vectors that cells and the storage's quantiser are trained on."""
     n_sampled = count_cell_sample(plan)
     if not _create_index(plan).is_trained:
         n_sampled = max(n_sampled, plan.train_sample)
-    return sample_vectors(passage_rows, plan.n, plan.d, n_sampled, plan.seed)
+    return sample_vectors(row_files, plan.n, plan.d, n_sampled, plan.seed)
 
 
 def _compute_losses(plan: VectorPlan, cells: Cells, empty_index: FaissIndex, vectors: Vectors) -> dict[str, float]:
@@ -452,11 +454,11 @@ def _build_upper_levels(plan: VectorPlan, levels: Links, files: VectorFiles) -> 
 
 
 def _write_links(
-    plan: VectorPlan, file: BinaryIO, cells: Sequence[GraphShard], levels: Links, upper_levels: UpperLevels
+    plan: VectorPlan, file: BinaryIO, shards: Sequence[GraphShard], levels: Links, upper_levels: UpperLevels
 ) -> None:
     """Write the lists of every node; the bottom list holds the best candidates of its cells."""
     n_links = count_node_links(plan)
-    for block_start, keys in _iter_candidates(plan, cells, 2 * n_links):
+    for block_start, keys in _iter_candidates(plan, shards, 2 * n_links):
         for start_row, end_row in iter_ranges(len(keys)):
             first, end = block_start + start_row, block_start + end_row
             bottom = select_best_links(keys[start_row:end_row], 2 * n_links)
@@ -465,20 +467,20 @@ def _write_links(
             )
 
 
-def _iter_candidates(plan: VectorPlan, cells: Sequence[GraphShard], width: int) -> Iterator[tuple[int, ScoredLinks]]:
+def _iter_candidates(plan: VectorPlan, shards: Sequence[GraphShard], width: int) -> Iterator[tuple[int, ScoredLinks]]:
     """Yield the first row of each block, and the candidates of the block.
 
     A second thread collects the candidates of the next block while the caller ranks and writes the
     current ones. The two threads take equally long, and no other task needs the second core during
     the merge.
     """
-    ranges = [*iter_ranges(plan.n, _choose_block_rows(len(cells)))]
+    ranges = [*iter_ranges(plan.n, _choose_block_rows(len(shards)))]
     with ThreadPoolExecutor(1) as executor:
-        pending_keys = [executor.submit(collect_candidates, cells, *next_range, width) for next_range in ranges[:1]]
+        pending_keys = [executor.submit(collect_candidates, shards, *next_range, width) for next_range in ranges[:1]]
         for next_index, (first_row, _) in enumerate(ranges, 1):
             keys = pending_keys.pop().result()
             pending_keys = [
-                executor.submit(collect_candidates, cells, *next_range, width)
+                executor.submit(collect_candidates, shards, *next_range, width)
                 for next_range in ranges[next_index : next_index + 1]
             ]
             yield first_row, keys

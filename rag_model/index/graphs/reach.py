@@ -27,9 +27,9 @@ class ReachabilityTree:
         """Walk a graph breadth first; memory holds 8 bytes per node."""
         self._graph = graph
         self._parent = np.full(graph.n, -1, np.int32)
-        # the reached nodes and their number
+        # the reached nodes, in the order of the walk, and their count
         self._queue, self._n_reached = np.empty(graph.n, np.int32), 0
-        self._last_node = graph.entry
+        self._last_node = graph.entry_point
         self._parent[self._last_node] = self._last_node
         self._walk_from(self._last_node)
 

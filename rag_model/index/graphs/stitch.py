@@ -37,15 +37,15 @@ from rag_model.index.graphs.history import HISTORY_ARRAYS, CellHistory
 from rag_model.index.recipe import VectorPlan
 
 OUT_LINKS = 8  # number of links of a vector into another cell
-IN_LINKS = 8  # maximum links of a member to sources whose search returned it, nearest first
-# Members that a vector's search returns, from which its links are selected; with only the
-# nearest 8, recall is .002 lower.
+IN_LINKS = 8  # maximum number of links from a member back to the sources that are linked to it
+# Number of members that a vector's search returns. The vector's links are selected from them; the
+# nearest 8 alone would lower recall by .002.
 CANDIDATES = 16
 _EF_SEARCH = 32  # efSearch of the search for these members
-# Sources whose links are selected at a time: 24 MiB of members at 768 dimensions.
+# Number of sources whose links are selected at a time: 24 MiB of members at 768 dimensions.
 _BLOCK_SOURCES = 512
 # positions of a shard's arrays; the arrays of the cell's history follow
-_LISTS, _OUT, _INTO_STARTS, _INTO = range(4)
+_LISTS, _OUT_LINKS, _IN_STARTS, _IN_LINKS = range(4)
 _N_ARRAYS = 4 + HISTORY_ARRAYS
 
 
@@ -53,9 +53,9 @@ _N_ARRAYS = 4 + HISTORY_ARRAYS
 class CrossLinks:
     """The links of one cell across its border; members and sources are numbered within the cell."""
 
-    out: ScoredLinks  # (sources, OUT_LINKS): members of each source, nearest first
-    into_starts: Rows  # (members + 1,): the start of each member's sources in `into`
-    into: ScoredLinks  # sources by member, nearest first, at most IN_LINKS each
+    out_links: ScoredLinks  # (sources, OUT_LINKS): members of each source, nearest first
+    in_starts: Rows  # (members + 1,): the start of each member's sources in `in_links`
+    in_links: ScoredLinks  # sources by member, nearest first, at most IN_LINKS each
 
 
 def link_across_border(graph: CellGraph, members: Vectors, sources: Vectors, metric: Metric) -> CrossLinks:
@@ -115,20 +115,21 @@ def _compute_pairwise_similarities(vectors: Vectors, metric: Metric) -> Vectors:
     return 2 * products - squared_norms[:, :, None] - squared_norms[:, None, :]
 
 
-def add_reverse_links(out: ScoredLinks, n_members: int) -> CrossLinks:
+def add_reverse_links(out_links: ScoredLinks, n_members: int) -> CrossLinks:
     """Return the links of the sources to members, and the best links in the other direction."""
-    members = unpack_links(out).ravel()  # (s, OUT) -> (s OUT,)
-    sources = np.repeat(np.arange(len(out), dtype=np.uint64), out.shape[1])  # (s,) -> (s OUT,)
-    score_bits = out.ravel() >> np.uint64(32)
+    members = unpack_links(out_links).ravel()  # (s, OUT) -> (s OUT,)
+    # (s,) -> (s OUT,)
+    sources = np.repeat(np.arange(len(out_links), dtype=np.uint64), out_links.shape[1])
+    score_bits = out_links.ravel() >> np.uint64(32)
     link_positions = np.flatnonzero(members >= 0)
     keys = members[link_positions].astype(np.uint64) << np.uint64(32) | score_bits[link_positions]
-    # stable: sources of equal similarity ascend
+    # The stable sort orders sources of equal similarity by number.
     order = link_positions[np.argsort(keys, kind="stable")]
     reverse_keys, members = score_bits[order] << np.uint64(32) | sources[order], members[order]
     first_positions = np.searchsorted(members, np.arange(n_members + 1))
     is_nearest = np.arange(len(members)) - first_positions.take(members) < IN_LINKS
     link_starts = np.concatenate([[0], np.cumsum(np.minimum(np.diff(first_positions), IN_LINKS))])
-    return CrossLinks(out, link_starts, reverse_keys[is_nearest])
+    return CrossLinks(out_links, link_starts, reverse_keys[is_nearest])
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +137,7 @@ class CellShard:
     """A cell's links and its history."""
 
     lists: ScoredLinks  # (m, 2M) links of each member, nearest first
-    crossings: CrossLinks
+    cross_links: CrossLinks
     history: CellHistory
 
     def write(self, plan: VectorPlan, number: int, out: Path) -> None:
@@ -145,7 +146,8 @@ class CellShard:
         Raises:
             ResourceError: the file cannot be written.
         """
-        arrays = [self.lists, self.crossings.out, self.crossings.into_starts, self.crossings.into]
+        links = self.cross_links
+        arrays = [self.lists, links.out_links, links.in_starts, links.in_links]
         write_piece(out, _compute_shard_stamp(plan, number), [*arrays, *self.history.to_arrays()])
 
     @classmethod
@@ -157,20 +159,23 @@ class CellShard:
         """
         stamps = [_compute_shard_stamp(plan, cell_number) for cell_number in range(MAX_CELL_RATIO * plan.cells)]
         with PieceReader.open(opener, stamps, _N_ARRAYS, f"a shard of {plan.factory}") as piece:
-            link_lists, *cross_links = map(piece.read, range(_LISTS, _INTO + 1))
+            link_lists, *link_arrays = map(piece.read, range(_LISTS, _IN_LINKS + 1))
             history = CellHistory.from_arrays(
-                [piece.read(array_number) for array_number in range(_INTO + 1, _N_ARRAYS)]
+                [piece.read(array_number) for array_number in range(_IN_LINKS + 1, _N_ARRAYS)]
             )
-        return cls(link_lists, CrossLinks(*cross_links), history)
+        return cls(link_lists, CrossLinks(*link_arrays), history)
 
 
 def get_cell_inputs(plan: VectorPlan) -> dict[str, Any]:
-    """Return the plan's values that determine a cell; the number of cells is not among them."""
+    """Return the values of the plan that determine a cell; the number of cells does not."""
     return {name: setting for name, setting in plan.piece_inputs().items() if name != "cells"}
 
 
 def _compute_shard_stamp(plan: VectorPlan, cell_number: int) -> str:
-    """Return a shard's stamp, which omits the trained file: a split changes only a few cells."""
+    """Return the stamp of a shard.
+
+    It does not cover the trained file, because a split of cells changes the file, but few shards.
+    """
     return digest_json([get_cell_inputs(plan), "shard", cell_number])
 
 
@@ -201,7 +206,7 @@ class GraphShard:
         piece = PieceReader.open(
             opener, _compute_shard_stamp(plan, number), _N_ARRAYS, f"shard {number} of {plan.factory}"
         )
-        if (piece.count_rows(_LISTS), piece.count_rows(_OUT)) != (len(members), len(sources)):
+        if (piece.count_rows(_LISTS), piece.count_rows(_OUT_LINKS)) != (len(members), len(sources)):
             piece.close()
             raise InputError(f"shard {number} of {plan.factory} does not match the scattered vectors: build it again")
         return cls(piece, members, sources)
@@ -214,13 +219,13 @@ class GraphShard:
             lists, rows = self.piece.read(_LISTS, first, last), self.members[first:last] - start
             # (r, 2M) -> (r 2M,)
             yield CandidateLinks(rows, np.full(len(rows), lists.shape[1]), _to_global_rows(lists, self.members).ravel())
-            into_starts = self.piece.read(_INTO_STARTS, first, last + 1)
-            into = self.piece.read(_INTO, int(into_starts[0]), int(into_starts[-1]))
-            yield CandidateLinks(rows, np.diff(into_starts), _to_global_rows(into, self.sources))
+            in_starts = self.piece.read(_IN_STARTS, first, last + 1)
+            in_links = self.piece.read(_IN_LINKS, int(in_starts[0]), int(in_starts[-1]))
+            yield CandidateLinks(rows, np.diff(in_starts), _to_global_rows(in_links, self.sources))
         first, last = np.searchsorted(self.sources, (start, end))
         if first < last:
             # (r, OUT), (r,)
-            links, rows = self.piece.read(_OUT, first, last), self.sources[first:last] - start
+            links, rows = self.piece.read(_OUT_LINKS, first, last), self.sources[first:last] - start
             # (r, OUT) -> (r OUT,)
             yield CandidateLinks(rows, np.full(len(rows), links.shape[1]), _to_global_rows(links, self.members).ravel())
 
@@ -243,6 +248,6 @@ def collect_candidates(shards: Sequence[GraphShard], start: int, end: int, width
 
 
 def _to_global_rows(keys: ScoredLinks, cell_rows: Links) -> ScoredLinks:
-    """Replace the numbers within a cell, to which the links lead, with global rows."""
+    """Replace the targets of links, which are numbered within a cell, with global rows."""
     global_rows = np.append(cell_rows, -1).astype(np.int32)  # the last entry maps -1 to -1
     return join_links(keys & SIMILARITY_BITS, global_rows.take(unpack_links(keys)))

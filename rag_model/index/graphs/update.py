@@ -83,8 +83,8 @@ def update_cell_graph(
 ) -> CellGraph:
     """Return the graph of a cell after a change of its members.
 
-    The result depends on the arguments alone. It contains no number and no similarity of a dropped
-    member. Memory holds two copies of the vectors.
+    The result depends on the arguments alone. It contains neither the number nor a similarity of a
+    dropped member. Memory holds two copies of the vectors.
 
     Args:
         plan: plan of the index.
@@ -107,7 +107,7 @@ def update_cell_graph(
 
 
 def _remove_repeats(old_numbers: Rows) -> Rows:
-    """Return the numbers with -1 in place of each repetition of an earlier number."""
+    """Return `old_numbers` with each number only where it occurs first, and -1 elsewhere."""
     distinct_numbers = np.full(len(old_numbers), -1)
     distinct_old, first_positions = np.unique(old_numbers, return_index=True)
     distinct_numbers[first_positions] = distinct_old
@@ -248,7 +248,7 @@ def _select_repair_links(
 
 
 @compiled
-def _list_next_pairs(links: Any, keys: Any, to_member: Any, between: Any, state: Any, pairs: Any) -> Any:
+def _list_next_pairs(links: Any, keys: Any, member_scores: Any, pair_scores: Any, selection: Any, pairs: Any) -> Any:
     """Exclude candidates by the similarities of the last pairs, and list the next pairs to compare.
 
     Return the number of the new pairs.
@@ -259,20 +259,21 @@ def _list_next_pairs(links: Any, keys: Any, to_member: Any, between: Any, state:
     Args:
         links: (a, 2M) keys of each member's links, nearest first.
         keys: (a, w) keys of each member's candidates, nearest first.
-        to_member: (a, w) similarities of the candidates to the member.
-        between: (p,) similarities of the pairs that the previous call listed.
-        state: the arrays that are updated: (a, w) whether a candidate is selected; (a, w) the
+        member_scores: (a, w) similarities of the candidates to the member.
+        pair_scores: (p,) similarities of the pairs that the previous call listed.
+        selection: the arrays that are updated: (a, w) whether a candidate is selected; (a, w) the
             columns of the candidates, the pending ones first; (a,) the number of pending ones; and
             (a,) the next column of `links`.
         pairs: (2, p) receives the pairs.
     """
-    is_selected, pending_columns, n_pending, next_link = state
+    is_selected, pending_columns, n_pending, next_link = selection
     n_old_pairs = n_new_pairs = 0
     for i in range(len(keys)):
         n_remaining = 0
         for j in range(n_pending[i]):
-            pending_columns[i, n_remaining] = pending_columns[i, j]
-            n_remaining += not between[n_old_pairs + j] > to_member[i, pending_columns[i, j]]
+            column = pending_columns[i, j]
+            pending_columns[i, n_remaining] = column
+            n_remaining += not pair_scores[n_old_pairs + j] > member_scores[i, column]
         n_old_pairs += n_pending[i]
         n_selected = 0
         if n_remaining:
@@ -306,8 +307,8 @@ def _link_back(lists: ScoredLinks, members: Links, keys: ScoredLinks) -> None:
     changed_members, starts, key_counts = np.unique(members, return_index=True, return_counts=True)
     n_filled = (lists[changed_members] != NO_LINK).sum(axis=1)
     new_slots = np.arange(len(keys)) + np.repeat(n_filled - starts, key_counts)
-    has_room = new_slots < lists.shape[1]
-    lists[members[has_room], new_slots[has_room]] = keys[has_room]
+    has_free_slot = new_slots < lists.shape[1]
+    lists[members[has_free_slot], new_slots[has_free_slot]] = keys[has_free_slot]
     lists[changed_members] = np.sort(lists[changed_members], axis=1)
 
 
@@ -362,7 +363,7 @@ def load_graph(
     storage.ntotal = index.ntotal = n_loaded
     faiss.copy_array_to_vector(slots.astype(np.uint64), index.hnsw.offsets)
     faiss.copy_array_to_vector(levels, index.hnsw.levels)
-    index.hnsw.entry_point, index.hnsw.max_level = upper_levels.entry, upper_levels.top
+    index.hnsw.entry_point, index.hnsw.max_level = upper_levels.entry_point, upper_levels.top_level
     return index
 
 
@@ -451,11 +452,11 @@ def update_cross_links(
     if not len(staying_sources) or not is_staying.any():
         return link_across_border(graph, vectors, sources, plan.metric)
     new_numbers = _map_members(old_members, len(old_lists))
-    old_out_links = links.out[old_sources[staying_sources]]  # (y, OUT)
+    old_out_links = links.out_links[old_sources[staying_sources]]  # (y, OUT)
     old_targets = unpack_links(old_out_links)
     targets = new_numbers[old_targets]
-    out: ScoredLinks = np.full((len(sources), links.out.shape[1]), NO_LINK)
-    out[staying_sources] = np.sort(_replace_targets(old_out_links, targets), axis=1)
+    out_links: ScoredLinks = np.full((len(sources), links.out_links.shape[1]), NO_LINK)
+    out_links[staying_sources] = np.sort(_replace_targets(old_out_links, targets), axis=1)
     must_search = has_turn | (old_sources < 0)
     must_search[staying_sources] |= targets[:, 0] < 0
     losing_sources, slots = np.nonzero((targets < 0) & (old_targets >= 0) & ~must_search[staying_sources, None])
@@ -463,7 +464,7 @@ def update_cross_links(
     lost_neighbors = new_numbers[unpack_links(old_lists[old_targets[losing_sources, slots], :CANDIDATES])]
     losing_sources = staying_sources[losing_sources]
     near_keys = pack_links(score_targets(sources[losing_sources], vectors, lost_neighbors, plan.metric), lost_neighbors)
-    source_rows, offer_keys = _offer_new_members(plan, old_members, graph, out, vectors, sources)
+    source_rows, offer_keys = _offer_new_members(plan, old_members, graph, out_links, vectors, sources)
     source_rows, offer_keys = source_rows[~must_search[source_rows]], offer_keys[~must_search[source_rows]]
     changed_sources = np.union1d(losing_sources, source_rows)
     source_rows = np.concatenate([source_rows, np.repeat(losing_sources, near_keys.shape[1])])
@@ -471,17 +472,18 @@ def update_cross_links(
     offered_keys = _group_keys(np.searchsorted(changed_sources, source_rows), offer_keys[:, None], len(changed_sources))
     for start, end in iter_ranges(len(changed_sources), _REPAIR_BLOCK):
         block = changed_sources[start:end]
-        best_keys = _select_distinct(np.concatenate([out[block], offered_keys[start:end]], axis=1))
+        block_keys = np.concatenate([out_links[block], offered_keys[start:end]], axis=1)
+        best_keys = _select_distinct(block_keys)
         near_targets = unpack_links(best_keys[:, :_NEAR_LINKS])  # (b, w)
         further_members = unpack_links(graph.lists[near_targets, :CANDIDATES])  # (b, w, f)
         # (b, w f)
         further_members = np.where(near_targets[:, :, None] < 0, -1, further_members).reshape(len(block), -1)
         keys = pack_links(score_targets(sources[block], vectors, further_members, plan.metric), further_members)
         candidates = _select_distinct(np.concatenate([best_keys, keys], axis=1))[:, :CANDIDATES]
-        out[block] = select_diverse(sources[block], vectors, unpack_links(candidates), plan.metric)
-    searching_sources = np.flatnonzero(must_search | (out == NO_LINK).all(axis=1))
-    out[searching_sources] = search_members(graph, vectors, sources[searching_sources], plan.metric)
-    return add_reverse_links(out, len(vectors))
+        out_links[block] = select_diverse(sources[block], vectors, unpack_links(candidates), plan.metric)
+    must_search |= (out_links == NO_LINK).all(axis=1)
+    out_links[must_search] = search_members(graph, vectors, sources[must_search], plan.metric)
+    return add_reverse_links(out_links, len(vectors))
 
 
 def _select_distinct(keys: ScoredLinks) -> ScoredLinks:
@@ -495,23 +497,23 @@ def _offer_new_members(
     plan: VectorPlan,
     old_members: Rows,
     graph: CellGraph,
-    out: ScoredLinks,
+    out_links: ScoredLinks,
     vectors: Vectors,
     sources: Vectors,
 ) -> tuple[Rows, ScoredLinks]:
     """Return pairs of a source and a new member that is nearer than the source's farthest link."""
     new_members = np.flatnonzero(old_members < 0)
     near_members = unpack_links(graph.lists[new_members, :_NEAR_MEMBERS])  # (i, f)
-    targets = unpack_links(out)  # (s, OUT)
+    targets = unpack_links(out_links)  # (s, OUT)
     link_order, target_starts = _group_by_target(targets.ravel(), len(vectors))
     # (i, f) sources of each near member
     link_counts = np.where(near_members < 0, 0, np.diff(target_starts)[near_members])
     positions = concatenate_ranges(link_counts.ravel()) + np.repeat(target_starts[near_members], link_counts.ravel())
     link_rows = link_order[positions] // targets.shape[1]
     member_positions = np.repeat(np.arange(len(new_members)), link_counts.sum(axis=1))
-    member_positions, link_rows = np.divmod(np.unique(member_positions * len(out) + link_rows), len(out))
+    member_positions, link_rows = np.divmod(np.unique(member_positions * len(out_links) + link_rows), len(out_links))
     keys = _pair_keys(plan, sources, link_rows, vectors, new_members[member_positions])
-    current_keys = np.where(out[link_rows] == NO_LINK, np.uint64(0), out[link_rows])
+    current_keys = np.where(out_links[link_rows] == NO_LINK, np.uint64(0), out_links[link_rows])
     is_nearer = keys < current_keys.max(axis=1)
     return link_rows[is_nearer], keys[is_nearer]
 

@@ -60,15 +60,15 @@ LOSS_SAMPLE = 4_096
 _TILE_ROWS = 4096
 # Codes alone change the order of near neighbours even if every list is searched: recall is .90 (p5
 # .80) over 5,227 passages of Wikipedia at 1 byte per 4 dimensions, .79 (p5 .60) at 1 byte per 8,
-# and lower in a large corpus. Codes trained on other data find almost nothing. Reranked candidates
-# (`Refine`) have the order of exact search, so `DEFAULT_FLOOR` applies to them.
+# and lower in a large corpus. A search with codes trained on other data finds almost nothing.
+# Reranked candidates (`Refine`) have the order of exact search, so `DEFAULT_FLOOR` applies to them.
 QUANTISED_FLOOR = RecallFloor(mean=0.60, p5=0.30)
 _QUANTISERS = ("PQ", "RaBitQ")  # lossy codecs in factory strings; scalar quantisers lose little
-# Number of new and of old vectors that are the queries of `recalls`, which are exact to about .03.
+# `recalls` searches for so many new and so many old vectors; a recall is then exact to about .03.
 _RECALL_QUERIES = 256
 _MIN_VECTORS = 32  # with fewer new or old vectors, a recall is too uncertain
-_NEIGHBORS = 10  # depth of the recall
-# Multiply-adds per second of one core while sub-vectors are compared with the centroids of codes.
+_NEIGHBORS = 10  # k of the recall@k that `recalls` measures
+# Multiply-adds per second of one core that compares sub-vectors with the centroids of codes.
 _CODE_PRODUCTS_PER_SECOND = 1.4e10
 _CODE_KMEANS_ROUNDS = 25
 # With OPQ, codes are trained repeatedly: 4.7 to 5.0 times as long at 96 and 384 dimensions.
@@ -84,7 +84,7 @@ class ListKind(VectorKind):
 
     name: ClassVar[str] = "ivf"
     VERSION: ClassVar[int] = 6
-    # also the estimated bytes that a search reads for the id of a hit
+    # A search is estimated to read as many bytes for the id of a hit.
     block_bytes: ClassVar[int] = 4 << 10
     factories = re.compile("IVF|OPQ|PCA|RR")
 
@@ -94,8 +94,9 @@ class ListKind(VectorKind):
         return QUANTISED_FLOOR if codes_rank_alone else DEFAULT_FLOOR
 
     def build_outline(self, path: Path) -> dict[str, Any] | None:
-        """Return the ranges before and after the lists, and the boundaries of the codes and of the
-        ids of lists; None for a file without inverted lists; see `RangedKind`.
+        """Return the ranges outside the lists, and the boundaries of blocks of codes and of ids.
+
+        The result is None for a file without inverted lists; see `RangedKind`.
         """
         row_lists, file_bytes = find_row_lists(path), path.stat().st_size
         with path.open("rb") as file:
@@ -134,8 +135,8 @@ class ListKind(VectorKind):
     def recalls(
         self, plan: VectorPlan, trained: Path, new_vectors: Vectors, old_vectors: Vectors
     ) -> tuple[float, float] | None:
-        """Return recall@10 of new and of old vectors with the trained lists; None if there are too
-        few.
+        """Return the recall@10 of new and of old vectors with the trained lists; None if either are
+        too few.
         """
         if min(len(new_vectors), len(old_vectors)) < _MIN_VECTORS:
             return None
@@ -267,7 +268,7 @@ class ListKind(VectorKind):
             ) * plan.d
             return 1 if inherited else 0.1 + training_seconds
         if stage == "scatter":  # size / (2 d) rows, each compared with lists x d numbers
-            if isinstance(factory, IvfSpec) and factory.coarse:
+            if isinstance(factory, IvfSpec) and factory.quantizer_links:
                 n_compared = min(n_lists, int(_COARSE_GRAPH_COST[0] * n_lists ** _COARSE_GRAPH_COST[1]))
             # A parent's rows and piece are read too.
             read_factor, new_share = (3, _NEW_SHARE) if inherited else (1, 1)
@@ -332,16 +333,16 @@ def _compute_losses(plan: VectorPlan, index: FaissIndex, vectors: Vectors) -> di
 
 
 def _allocate_codes(base_index: FaissIndex, n: int) -> tuple[Rows, Codes]:
-    """Return the lists of n vectors, (n,), all -1, and empty codes, (n, bytes per code)."""
+    """Return (n,) list numbers, all -1, and empty codes, (n, bytes per code)."""
     ivf_index = get_inverted_lists(base_index)
     return np.full(n, -1), np.empty((n, 0 if ivf_index is None else ivf_index.code_size), np.uint8)
 
 
 def _copy_previous_codes(
-    plan: VectorPlan, trained: Path, vectors: Path, previous_piece: PreviousPiece, lists: Rows, codes: Codes
+    plan: VectorPlan, trained: Path, path: Path, previous_piece: PreviousPiece, lists: Rows, codes: Codes
 ) -> None:
-    """Copy the lists and the codes of vectors that are also in a previous piece."""
-    equal_previous_rows = find_equal_rows(vectors, previous_piece.rows)
+    """Copy the lists and the codes of those vectors in `path` that a previous piece has too."""
+    equal_previous_rows = find_equal_rows(path, previous_piece.rows)
     n_rows, code_bytes = len(map_vectors(previous_piece.rows)), codes.shape[1]
     previous_codes = read_codes(plan, trained, previous_piece.piece, previous_piece.number, n_rows, code_bytes)
     reused_rows = np.flatnonzero(equal_previous_rows >= 0)
@@ -410,21 +411,22 @@ def _write_lists(file: BinaryIO, code_pieces: CodePieces, sizes: Rows, vector_by
     """Write all lists in blocks of `BLOCK_BYTES`; write a longer list in slices."""
     n_rows = max(1, BLOCK_BYTES // vector_bytes)
     block_borders = _divide_into_blocks(sizes, n_rows)
-    block_cuts = code_pieces.find_cuts(block_borders)
+    block_starts = code_pieces.find_list_starts(block_borders)
     # (lists,) -> (blocks,)
     for block_index, block_rows in enumerate(np.add.reduceat(sizes, block_borders[:-1]).tolist()):
-        part_cuts = block_cuts[:, block_index : block_index + 2]  # (parts, 2)
+        entry_ranges = block_starts[:, block_index : block_index + 2]  # (parts, 2)
         if block_rows > n_rows:
             for slice_column in (2, 1):  # first the codes of the block, then its ids
-                for slices in code_pieces.iter_slices(part_cuts, n_rows):
+                for slices in code_pieces.iter_slices(entry_ranges, n_rows):
                     file.write(np.ascontiguousarray(slices[slice_column]).data)
         elif block_rows:
-            write_list_block(file, *code_pieces.read_block(part_cuts, vector_bytes - 8))
+            write_list_block(file, *code_pieces.read_block(entry_ranges, vector_bytes - 8))
 
 
 def _divide_into_blocks(list_sizes: Rows, n_rows: int) -> Rows:
-    """Return the first list of each block of at most `n_rows` vectors or of one list, and the
-    end.
+    """Divide the lists into blocks of at most `n_rows` vectors, or of one longer list.
+
+    Return the first list of each block, and the number of lists.
     """
     block_borders, block_rows = [0], 0
     for list_number, list_size in enumerate(list_sizes.tolist()):

@@ -96,17 +96,17 @@ def _pack_sizes(list_sizes: Rows) -> bytes:
 
 Codes = npt.NDArray[np.uint8]  # (m, bytes per code)
 ListNumbers = npt.NDArray[np.uint32]
-# Arrays of a piece: the lists of the vectors; the vectors' rows and codes; the number of arrays.
+# Positions of a piece's arrays: list numbers; rows and codes. Then the number of arrays.
 _LISTS, _ENTRIES, _N_ARRAYS = range(3)
 
 
-def write_codes(plan: VectorPlan, trained: Path, number: int, lists: Rows, codes: Codes, out: Path) -> None:
+def write_codes(plan: VectorPlan, trained: Path, part_number: int, lists: Rows, codes: Codes, out: Path) -> None:
     """Sort a part's codes by list and write them.
 
     Args:
         plan: the plan of the index.
         trained: the trained file.
-        number: the number of the part.
+        part_number: number of the part.
         lists: (rows,) int64, the list of each row.
         codes: (rows, bytes per code).
         out: the piece to write.
@@ -117,25 +117,27 @@ def write_codes(plan: VectorPlan, trained: Path, number: int, lists: Rows, codes
     sorted_positions = np.argsort(lists, kind="stable")  # (rows,)
     code_entries = np.empty(len(lists), _get_entry_dtype(codes.shape[1]))
     code_entries["row"], code_entries["code"] = sorted_positions, codes[sorted_positions]
-    stamp = compute_stamp(plan, trained, "scattered", number)
+    stamp = compute_stamp(plan, trained, "scattered", part_number)
     write_piece(out, stamp, [lists[sorted_positions].astype("<u4"), code_entries])
 
 
 def read_codes(
-    plan: VectorPlan, trained: Path, opener: Opener, number: int, n_rows: int, width: int
+    plan: VectorPlan, trained: Path, opener: Opener, part_number: int, n_rows: int, width: int
 ) -> tuple[Rows, Codes]:
-    """Read the lists and the codes, of `width` bytes, of a part of `n_rows` rows, in row order.
+    """Return the list numbers and the codes, `width` bytes each, of a part's rows, in row order.
 
     Raises:
         InputError: the piece is missing, damaged or of another build, or does not hold these rows
             and codes.
     """
-    stamp = compute_stamp(plan, trained, "scattered", number)
-    with PieceReader.open(opener, stamp, _N_ARRAYS, _name_piece(number)) as piece:
+    stamp = compute_stamp(plan, trained, "scattered", part_number)
+    with PieceReader.open(opener, stamp, _N_ARRAYS, _name_piece(part_number)) as piece:
         sorted_lists, entries = piece.read(_LISTS), piece.read(_ENTRIES)
     has_all_rows = len(sorted_lists) == len(entries) == n_rows and entries.dtype == np.dtype(_get_entry_dtype(width))
     if not has_all_rows or not (np.sort(entries["row"]) == np.arange(n_rows)).all():
-        raise InputError(f"{_name_piece(number)} does not hold each of the part's {n_rows} rows once: build it again")
+        raise InputError(
+            f"{_name_piece(part_number)} does not hold each of the part's {n_rows} rows once: build it again"
+        )
     list_numbers, codes = np.empty(n_rows, np.int64), np.empty_like(entries["code"])
     list_numbers[entries["row"]], codes[entries["row"]] = sorted_lists, entries["code"]
     return list_numbers, codes
@@ -148,7 +150,7 @@ class CodePieces:
     plan: VectorPlan
     trained: Path
     openers: Sequence[Opener]
-    starts: Sequence[int]  # the first row of each part, then the number of all rows
+    part_starts: Sequence[int]  # the first row of each part, then the number of all rows
 
     def count_list_sizes(self, n_lists: int) -> Rows:
         """Return (lists,) int64: the number of vectors in each list, over all parts.
@@ -159,42 +161,41 @@ class CodePieces:
         """
         list_sizes = np.zeros(n_lists, np.int64)
         for i, piece in self._iter_pieces():
-            n_stored, n_rows = piece.count_rows(_LISTS), self.starts[i + 1] - self.starts[i]
+            n_stored, n_rows = piece.count_rows(_LISTS), self.part_starts[i + 1] - self.part_starts[i]
             if n_stored != n_rows:
                 raise InputError(f"{_name_piece(i)} holds {n_stored} vectors and the part has {n_rows}: build it again")
             list_sizes += np.bincount(piece.read(_LISTS), minlength=n_lists)
         return list_sizes
 
-    def find_cuts(self, borders: Rows) -> Rows:
-        """Return (parts, len(borders)) int64: where each list of `borders` begins in each part's
-        piece.
+    def find_list_starts(self, list_numbers: Rows) -> Rows:
+        """Return (parts, len(list_numbers)) int64: the entry at which each list begins in the piece
+        of each part.
         """
-        # parts times (borders,) -> (parts, borders)
-        return np.stack([np.searchsorted(piece.read(_LISTS), borders) for _, piece in self._iter_pieces()])
+        # parts times (lists,) -> (parts, lists)
+        return np.stack([np.searchsorted(piece.read(_LISTS), list_numbers) for _, piece in self._iter_pieces()])
 
-    def read_block(self, cuts: Rows, width: int) -> tuple[ListNumbers, Rows, Codes]:
-        """Return the lists, rows and codes (of `width` bytes) between each part's two `cuts`,
-        (parts, 2).
+    def read_block(self, entry_ranges: Rows, width: int) -> tuple[ListNumbers, Rows, Codes]:
+        """Return the lists, the corpus rows and the codes, `width` bytes each, of some entries.
+
+        `entry_ranges`, (parts, 2), has the first entry and the end of the entries of each part.
         """
-        count, n_read = int((cuts[:, 1] - cuts[:, 0]).sum()), 0
+        count, n_read = int((entry_ranges[:, 1] - entry_ranges[:, 0]).sum()), 0
         lists, rows, codes = np.empty(count, np.uint32), np.empty(count, np.int64), np.empty((count, width), np.uint8)
-        for part_lists, part_rows, part_codes in self.iter_slices(cuts, max(1, count)):
+        for part_lists, part_rows, part_codes in self.iter_slices(entry_ranges, max(1, count)):
             target = slice(n_read, n_read + len(part_lists))
             lists[target], rows[target], codes[target] = part_lists, part_rows, part_codes
             n_read = target.stop
         return lists, rows, codes
 
-    def iter_slices(self, cuts: Rows, n_rows: int) -> Iterator[tuple[ListNumbers, Rows, Codes]]:
-        """Yield (lists, corpus rows, codes) between each part's two `cuts`, (parts, 2), `n_rows` at
-        once.
-        """
-        for i, piece in self._iter_pieces(np.flatnonzero(cuts[:, 1] > cuts[:, 0]).tolist()):
-            start_entry, end_cut = cuts[i].tolist()
-            for first_entry in range(start_entry, end_cut, n_rows):
-                end_entry = min(end_cut, first_entry + n_rows)
-                code_entries = piece.read(_ENTRIES, first_entry, end_entry)
-                corpus_rows = code_entries["row"].astype(np.int64) + self.starts[i]
-                yield piece.read(_LISTS, first_entry, end_entry), corpus_rows, code_entries["code"]
+    def iter_slices(self, entry_ranges: Rows, n_rows: int) -> Iterator[tuple[ListNumbers, Rows, Codes]]:
+        """Yield what `read_block` returns, in slices of at most `n_rows` entries of one part."""
+        for i, piece in self._iter_pieces(np.flatnonzero(entry_ranges[:, 1] > entry_ranges[:, 0]).tolist()):
+            first_entry, end_entry = entry_ranges[i].tolist()
+            for start in range(first_entry, end_entry, n_rows):
+                end = min(end_entry, start + n_rows)
+                code_entries = piece.read(_ENTRIES, start, end)
+                corpus_rows = code_entries["row"].astype(np.int64) + self.part_starts[i]
+                yield piece.read(_LISTS, start, end), corpus_rows, code_entries["code"]
 
     def _iter_pieces(self, part_numbers: Sequence[int] | None = None) -> Iterator[tuple[int, PieceReader]]:
         for part_number in range(len(self.openers)) if part_numbers is None else part_numbers:

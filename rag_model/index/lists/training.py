@@ -102,7 +102,10 @@ def apply_transforms(index: FaissIndex, vectors: Vectors) -> Vectors:
 
 
 def _configure_training(index: FaissIndex, seed: int) -> list[Any]:
-    """Seed every k-means and reduce OPQ's rounds; return objects to keep until training ends."""
+    """Seed every k-means and reduce OPQ's rounds.
+
+    Return objects that must live until training ends.
+    """
     live_objects: list[Any] = []
     if isinstance(index, faiss.IndexRefine):
         live_objects += _configure_training(faiss.downcast_index(index.base_index), seed)
@@ -144,7 +147,7 @@ def _train_projection(index: FaissIndex, sample: Vectors, seed: int) -> None:
 def _configure_rotation(transform: Any, seed: int) -> Any:
     quantizer = faiss.ProductQuantizer(transform.d_out, transform.M, 8)
     _configure_kmeans(quantizer.cp, seed)
-    quantizer.cp.niter = 4  # each round continues from the last centroids, as in faiss
+    quantizer.cp.niter = 4  # each round of OPQ continues from the last centroids, as in faiss
     transform.pq = quantizer
     transform.niter = OPQ_ROUNDS
     transform.verbose = False
@@ -153,5 +156,5 @@ def _configure_rotation(transform: Any, seed: int) -> Any:
 
 def _configure_kmeans(parameters: Any, seed: int) -> None:
     parameters.seed = 1234 + seed  # faiss's own seed is 1234
-    parameters.min_points_per_centroid = 1  # the plan has checked the sample's size
+    parameters.min_points_per_centroid = 1  # the plan ensures a large enough sample
     parameters.max_points_per_centroid = 256

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _MERGE_BYTES = 13
 _COMPILED_BYTES = 128 << 20  # memory of numba and its compiled functions; 127 MB were measured
 _CARRY_BYTES = 30  # memory per passage while postings are copied from a previous index
-# number of the gate's queries that are also searched without skipping, which reads every posting
+# number of queries that the gate also searches without skipping, which reads every posting
 EXHAUSTIVE_QUERIES = 64
 # Tuned for passages of Wikipedia: Karpukhin et al. 2020, section 5; Pyserini's defaults.
 K1, B = 0.9, 0.4

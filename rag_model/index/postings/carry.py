@@ -218,7 +218,7 @@ def copy_block(data, begin, end, count, row, new_row, out, offset):
         return -1
     for i in range(0, end - begin, 8):
         store64(out, offset + i, load64(data, begin + i))
-    # The first gap follows two bytes.
+    # The first gap follows the two bytes of the widths.
     other_bits = load64(data, begin + 2) >> np.uint64(width) << np.uint64(width)
     store64(out, offset + 2, other_bits | np.uint64(new_row))
     return offset + end - begin

@@ -45,7 +45,7 @@ Ints = npt.NDArray[np.int64]
 class TokenTable(NamedTuple):
     """A hash table that numbers distinct tokens."""
 
-    # Number of the token in each slot, -1 if free; the length is a power of two.
+    # token number in each slot, -1 if the slot is free; the length is a power of two
     slots: npt.NDArray[np.int32]
     hashes: npt.NDArray[np.uint64]  # hash of each token
     ends: npt.NDArray[np.int64]  # 0, and the end of each token in `text`, including its line feed
@@ -96,9 +96,9 @@ def _fill_slots(tokens):
 
 @bare
 def _number_token(slots, hashes, ends, text, count_array, token_bytes, token_hash):
-    """Return the number of the token whose bytes follow the last token of the table.
+    """Return the token number of the bytes that follow the last token of the table.
 
-    Insert it if it is new.
+    A new token is inserted.
     """
     token_hash ^= token_hash >> _HALF_HASH_BITS
     n_tokens = count_array[0]
@@ -122,9 +122,9 @@ def _number_token(slots, hashes, ends, text, count_array, token_bytes, token_has
 
 @bare
 def _scan_ascii(data, first, end, slots, hashes, ends, text, count_array, out, position):
-    """Append the numbers of the words of ASCII text data[first:end] to `out`.
+    """Append the token numbers of the words of ASCII text data[first:end] to `out`.
 
-    Return the new end.
+    Return the new end of `out`.
     """
     while first < end:
         byte = _LOWERCASE[data[first]]
@@ -199,7 +199,7 @@ def number_tokens(
         data: uint8, the texts in UTF-8, concatenated.
         offsets: (n + 1,) start of each text, and the end of the last one.
         tokens: a table with space for all bytes, and one more byte for each text.
-        out: int32, of at least that length; filled with the numbers of the tokens, text after text.
+        out: int32, of at least that length; filled with the token numbers, text after text.
         ends: (n,) int64, filled with the end of each text's tokens in `out`.
         whole_runs: runs of ASCII characters are tokens too, instead of their words.
     """
@@ -247,7 +247,7 @@ def count_texts(batches: Iterable[pa.Array], analyzer: Analyzer) -> PartPostings
     counter = _PostingsCounter(analyzer)
     for text_array in batches:
         counter.add(text_array)
-    return counter.postings()
+    return counter.sort_postings()
 
 
 @bare
@@ -255,10 +255,10 @@ def _count_terms(numbers, ends, starts, terms, positions, text_terms, weights, c
     """Count the terms of texts.
 
     Args:
-        numbers: numbers of the tokens, text after text.
+        numbers: token numbers, text after text.
         ends: (n,) end of each text's tokens.
         starts: start of each token's terms in `terms`, and the end of the last token's terms.
-        terms: numbers of the terms of all tokens.
+        terms: term numbers of all tokens.
         positions: (t,) int64, filled with -1; last posting of each term.
         text_terms: int32, filled with the distinct terms of each text.
         weights: uint16, filled with their frequencies.
@@ -309,10 +309,10 @@ class _PostingsCounter:
 
     def __init__(self, analyzer: Analyzer) -> None:
         self._analyzer, self._tokens = analyzer, create_token_table()
-        # Numbers of the terms; a new term gets the next number.
-        self._numbers: dict[bytes, int] = defaultdict(count().__next__)
-        self._terms = np.empty(0, np.int32)  # numbers of the terms of all tokens, concatenated
-        # Start of each token's terms, and the end of the last token's terms.
+        # term -> number; looking up a new term gives it the next number
+        self._term_ids: dict[bytes, int] = defaultdict(count().__next__)
+        self._terms = np.empty(0, np.int32)  # term numbers of all tokens, concatenated
+        # start of each token's terms in `_terms`, and the end of the last token's terms
         self._starts = np.zeros(1, np.int64)
         self._batches: list[tuple[Array, Array, Array, Array]] = []  # see `_count_terms`
 
@@ -322,17 +322,19 @@ class _PostingsCounter:
         max_postings = int(np.diff(self._starts)[numbers].sum())
         text_terms, weights = np.empty(max_postings, np.int32), np.empty(max_postings, np.uint16)
         counts, lengths = np.empty(len(texts), np.int64), np.empty(len(texts), np.int64)
-        positions = np.full(len(self._numbers), -1)
+        positions = np.full(len(self._term_ids), -1)
         count = _count_terms(numbers, ends, self._starts, self._terms, positions, text_terms, weights, counts, lengths)
         self._batches.append((text_terms[:count].copy(), weights[:count].copy(), counts, lengths))
 
-    def postings(self) -> PartPostings:
-        """Return the postings, sorted by term."""
+    def sort_postings(self) -> PartPostings:
+        """Return all postings, sorted by term."""
         empty_arrays = np.empty(0, np.int32), np.empty(0, np.uint16), np.empty(0, np.int64), np.empty(0, np.int64)
         text_terms, weights, counts, lengths = map(np.concatenate, zip(empty_arrays, *self._batches, strict=True))
-        terms = sorted(self._numbers)
+        terms = sorted(self._term_ids)
         rank_of_number = np.empty(len(terms), np.int64)  # term's number -> its rank in sorted order
-        rank_of_number[np.fromiter(map(self._numbers.__getitem__, terms), np.int64, len(terms))] = np.arange(len(terms))
+        rank_of_number[np.fromiter(map(self._term_ids.__getitem__, terms), np.int64, len(terms))] = np.arange(
+            len(terms)
+        )
         term_numbers = rank_of_number[text_terms]
         term_sizes = np.bincount(term_numbers, minlength=len(terms))
         term_ends = np.cumsum(term_sizes)
@@ -364,6 +366,6 @@ class _PostingsCounter:
         tokens = self._tokens
         begin, end = tokens.ends[first_new], tokens.ends[int(tokens.token_count[0])]
         token_terms, term_counts = self._analyzer.analyze_tokens(tokens.text[begin:end].tobytes().split(b"\n")[:-1])
-        terms = np.fromiter(map(self._numbers.__getitem__, token_terms), np.int32, len(token_terms))
+        terms = np.fromiter(map(self._term_ids.__getitem__, token_terms), np.int32, len(token_terms))
         self._terms = np.concatenate([self._terms, terms])
         self._starts = np.concatenate([self._starts, self._starts[-1] + np.cumsum(term_counts, dtype=np.int64)])

@@ -43,7 +43,7 @@ POSTINGS_BEGIN, POSTINGS_END, WINDOWS_BEGIN, BITS_BEGIN = range(4)
 _MIN_POSTINGS_PER_WINDOW = 4  # a shorter list gets no windows
 _MAX_ROWS_PER_POSTING = 64  # a sparser list gets no bits
 _MAX_WORDS_PER_POSTING = 0.25  # words of `Decoded.bits` to allocate per posting of the capacity
-_HISTOGRAM_BINS = 1 << 10  # bins for contributions, from which lower bounds are read
+_HISTOGRAM_BINS = 1 << 10  # number of bins of the histogram of contributions
 _EMPTY_LIST = -1  # replaces the offset of a list without postings
 Ints = npt.NDArray[np.int64]
 _MAX_INSERTION_SORT = 64  # maximum terms that are sorted by insertion
@@ -78,7 +78,7 @@ class _Scratch(NamedTuple):
     scores: Ints  # score of each candidate so far
     order: Ints  # terms by ascending bound
     bounds: Ints  # largest score in the window of each term
-    reach: Ints  # item i: sum of the i lowest bounds, the largest score of these terms together
+    reach: Ints  # item i: sum of the i lowest bounds; these terms cannot score more
     begins: Ints  # first posting of each term in the window
     ends: Ints  # end of each term's postings in the window
 
@@ -151,7 +151,7 @@ class DecodedLists:
         """Reserve address space for `capacity` postings; memory is used as lists are added."""
         self.weighting, self.capacity = weighting, capacity
         self._used = [0, 0, 0]  # numbers of stored postings, windows and words of bits
-        self._number_by_offset = {_EMPTY_LIST: 0}  # number of each list by its offset in the file
+        self._number_by_offset = {_EMPTY_LIST: 0}  # list numbers by offset in the file
         # Each list needs one more window, which stores the end of the last window.
         n_words, n_windows = int(capacity * _MAX_WORDS_PER_POSTING), capacity // 2 + 1
         self.arrays = Decoded(
@@ -192,7 +192,7 @@ class DecodedLists:
         )
         if max_contribution < 0:
             return False
-        if number == len(self.arrays.offsets):  # running searches still use the previous arrays
+        if number == len(self.arrays.offsets):  # copied, since running searches use these arrays
             offsets, tops = (np.concatenate([list_array, np.empty_like(list_array)]) for list_array in self.arrays[2:4])
             self.arrays = self.arrays._replace(offsets=offsets, tops=tops)
         _write_top_bounds(contributions, max_contribution, self.arrays.tops[number])
@@ -362,9 +362,9 @@ def _bound_lists(lists, list_numbers, factors, window, begins, ends, bounds):
 
 @compiled
 def _count_optional(bounds, order, reach, threshold):
-    """Accumulate the bounds of lists.
+    """Accumulate the bounds of lists in `reach`.
 
-    Return the number of non-essential ones, whose sum is within the threshold.
+    Return the number of non-essential lists, whose bounds add up to at most `threshold`.
     """
     n_optional = 0
     for i in range(len(order)):

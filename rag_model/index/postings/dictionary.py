@@ -32,10 +32,10 @@ class DictionaryWriter:
         """Start without terms."""
         self.n_terms = 0
         self._previous_term = np.empty(0, np.uint8)
-        self._ends = np.zeros(2, np.int64)  # bytes of all terms, and of all lists, so far
+        self._bytes = np.zeros(2, np.int64)  # bytes of all terms, and of all lists, so far
 
     def write_terms(self, text: Bytes, ends: Ints, postings: Ints, sizes: Ints) -> tuple[bytes, bytes]:
-        """Return (bytes of the next terms, bytes of the groups that begin with one of them).
+        """Encode the next terms; return their bytes, and the bytes of the groups that they begin.
 
         Args:
             text: the terms, concatenated.
@@ -48,7 +48,7 @@ class DictionaryWriter:
         out = np.empty(int(ends[-1]) + _MAX_NUMBER_BYTES * len(ends), np.uint8)
         groups = np.empty((len(ends) // GROUP_TERMS + 1, 2), np.int64)
         n_bytes, n_groups = _write_terms(
-            text, ends, postings, sizes, self.n_terms, self._previous_term, self._ends, out, groups
+            text, ends, postings, sizes, self.n_terms, self._previous_term, self._bytes, out, groups
         )
         self.n_terms += len(ends)
         self._previous_term = text[ends[-2] if len(ends) > 1 else 0 : ends[-1]].copy()
@@ -193,7 +193,7 @@ def look_up_terms(text, ends, data, groups, n_terms, entries):
 
 def read_first_term(data: npt.NDArray[np.uint8], offset: int) -> bytes:
     """Return the first term of the group at an offset of the dictionary."""
-    _, offset = read_varint(data, offset, len(data))  # 0, because no bytes are shared
+    _, offset = read_varint(data, offset, len(data))  # a first term shares no bytes
     term_bytes, offset = read_varint(data, offset, len(data))
     return data[offset : offset + term_bytes].tobytes()
 

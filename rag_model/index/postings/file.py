@@ -14,9 +14,9 @@ search.
 Each section begins at a multiple of 8, after zero bytes. The scale defines the weights: 0 for term
 frequencies; otherwise `scale` units are a weight of 1.
 
-Of the corpus statistics, the file contains only the three sums n, postings of a term and total
-length, which are added up when parts are merged. BM25's weights are computed at search time. Terms
-are words in UTF-8, or numbers of an encoder's vocabulary (`part.encode_term_ids`).
+The file contains only those corpus statistics that are sums over the parts: n, the postings of a
+term, and the total length. The weights of BM25 are computed from them at search time. Terms
+are words in UTF-8, or term numbers of an encoder's vocabulary (`part.encode_term_ids`).
 """
 
 import mmap
@@ -48,7 +48,7 @@ _PIVOT_BYTES = 16 << 10  # bytes of the dictionary between two terms of the outl
 _NO_PIVOTS: dict[str, list[Any]] = {"pivots": []}
 Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]
-# Concatenated terms, and for each term its end, number of postings and list bytes.
+# Concatenated terms, and for each term its end, its number of postings and the bytes of its list.
 TermBatch = tuple[npt.NDArray[np.uint8], Ints, Ints, Ints]
 
 

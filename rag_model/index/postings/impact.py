@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from rag_model.index.postings.search import ImpactIndex
 
 _WEIGHT_BITS = {"Impact": 8, "Impact1": 1}
-TERMS_PER_PASSAGE = 128  # for estimates: SPLADE models give passages of 100 words 100 to 200 terms
-_GAP_BITS = 10  # bits of a gap between rows, for 40,000 passages of 128 terms by Zipf's law
+TERMS_PER_PASSAGE = 128  # for estimates: SPLADE gives a passage of 100 words 100 to 200 terms
+_GAP_BITS = 10  # bits per gap for 40,000 passages of 128 terms by Zipf's law
 ROW_FILE_BYTES = 5 * TERMS_PER_PASSAGE + 4  # bytes per passage in the file of its part
 _SORT_RATE = 2e7  # bytes of rows that one core sorts per second
 _MERGE_RATE = 5e6  # postings that one core merges per second

@@ -159,7 +159,7 @@ def _compare_parts(windows, a, b):
 
 @bare
 def _precedes(windows, a, b):
-    """Return whether part `a` precedes part `b`, by their next terms and then by number."""
+    """Return whether part `a` precedes part `b`, by their next terms, then by part number."""
     comparison = _compare_parts(windows, a, b)
     return comparison < 0 or (comparison == 0 and a < b)
 
@@ -286,7 +286,7 @@ def merge_parts(parts: Sequence[PartReader], out: Path, scale: int = 0) -> Index
     """
 
     def write_lists(lengths: Array, file: IO[bytes]) -> Iterator[TermBatch]:
-        for batch, list_sizes in _ListMerger(parts, lengths, file).batches():
+        for batch, list_sizes in _ListMerger(parts, lengths, file).iter_batches():
             n_terms = count_terms(batch)
             yield batch.text, batch.term_ends[:n_terms], batch.counts[:n_terms], list_sizes
 
@@ -303,13 +303,13 @@ class _ListMerger:
         self._postings_read = np.zeros(len(parts), np.int64)  # number of postings read, by part
         # Rows and weights of each part that have been read but not yet written.
         self._buffers = [part.read_postings(0, 0) for part in parts]
-        self._terms_read, self._term_counts = np.zeros(len(parts), np.int64), np.array([part.terms for part in parts])
+        self._terms_read, self._term_counts = np.zeros(len(parts), np.int64), np.array([part.n_terms for part in parts])
         self._window = min(_WINDOW_TERMS, max(_MIN_WINDOW_TERMS, _MAX_WINDOW_TERMS // max(1, len(parts))))
         self._read_ahead = max(_MIN_READ_AHEAD, _READ_AHEAD // max(1, len(parts)))
         self._max_batch_postings = max(_BATCH_POSTINGS, _BATCH_POSTINGS_PER_PART * len(parts))
         self._windows = create_windows(len(parts), self._window)
 
-    def batches(self) -> Iterator[tuple[Batch, Array]]:
+    def iter_batches(self) -> Iterator[tuple[Batch, Array]]:
         """Write all lists.
 
         Yield batches of terms in order, with the size of each term's list in bytes.
@@ -333,7 +333,7 @@ class _ListMerger:
     def _fill_window(self, part_number: int) -> None:
         """Read the next terms of a part."""
         part_reader, first_term = self._parts[part_number], int(self._terms_read[part_number])
-        end_term = min(first_term + self._window, part_reader.terms)
+        end_term = min(first_term + self._window, part_reader.n_terms)
         term_text, term_ends, posting_counts = part_reader.read_terms(first_term, end_term)
         if (
             posting_counts.min() < 1
@@ -406,7 +406,7 @@ class _ListMerger:
         rows, weights = self._buffers[part_number]
         if n_postings > len(rows):
             part_reader, first = self._parts[part_number], int(self._postings_read[part_number])
-            end = max(first + n_postings - len(rows), min(first + self._read_ahead, part_reader.total_postings))
+            end = max(first + n_postings - len(rows), min(first + self._read_ahead, part_reader.n_postings))
             next_postings = part_reader.read_postings(first, end)
             rows, weights = np.concatenate([rows, next_postings[0]]), np.concatenate([weights, next_postings[1]])
             self._postings_read[part_number] = end

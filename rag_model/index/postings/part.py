@@ -63,7 +63,7 @@ class PartPostings:
         return [text[term_begin:term_end] for term_begin, term_end in pairwise(term_bounds)]
 
     def write(self, path: Path, stamp: str) -> IndexStats:
-        """Write the piece; return its numbers of rows, terms and postings.
+        """Write the piece; return the counts of rows, terms and postings.
 
         Raises:
             ResourceError: the file cannot be written.
@@ -102,17 +102,15 @@ class PartReader:
             InputError: the piece is missing, damaged or from another build.
         """
         self._piece, self._name = PieceReader.open(opener, stamp, _ARRAY_COUNT, name), name
-        self.n, self.terms = self._piece.count_rows(_LENGTHS), self._piece.count_rows(_TERM_ENDS)
-        self.total_postings = self._piece.count_rows(_ROWS)
+        self.n, self.n_terms = self._piece.count_rows(_LENGTHS), self._piece.count_rows(_TERM_ENDS)
+        self.n_postings = self._piece.count_rows(_ROWS)
 
     def read_lengths(self) -> Array:
         """Return the (n,) lengths of the part's passages."""
         return self._piece.read(_LENGTHS)
 
     def read_terms(self, start: int, end: int) -> tuple[Array, Array, Array]:
-        """Return the terms [start, end): concatenated, the end of each, and each one's number of
-        postings.
-        """
+        """Return the terms [start, end), concatenated; their ends; and their numbers of postings."""
         term_ends = self._read_ends(_TERM_ENDS, start, end)
         text = self._piece.read(_TEXT, int(term_ends[0]), int(term_ends[-1]))
         return text, term_ends[1:] - term_ends[0], np.diff(self._read_ends(_ENDS, start, end))

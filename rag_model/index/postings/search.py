@@ -78,7 +78,7 @@ class PostingsIndex:
             query_terms: the terms of all queries.
             k: 1 <= k <= n.
             weighting: the weighting of the postings.
-            units_per_score: number of the factors' score units that make a score of 1.
+            units_per_score: number of score units, as in `factors`, in a score of 1.
             skip: False reads every posting, with the same result.
 
         Raises:

@@ -43,8 +43,9 @@ Ranges = list[tuple[int, int]]  # (begin, end) offsets in the section of the lis
 
 
 class SelectiveSearch:
-    """The search of one query. Call the methods in order, and load the ranges that each of them
-    returns.
+    """The search of one query.
+
+    Call its methods in order; before the next call, load the ranges that a method returned.
     """
 
     def __init__(
@@ -138,7 +139,7 @@ class SelectiveSearch:
         return self._list_blocks(headers)
 
     def rank(self, weighting: Weighting, scores: Ints, rows: Ints) -> int | None:
-        """Fill in the best scores, in score units, and rows, and return their number.
+        """Fill in the best rows and their scores, in score units; return the number of hits.
 
         Return None if `find_candidates` returned all lists, which are then searched with
         `maxscore`.

@@ -55,8 +55,8 @@ def sample_changes(
     """Draw samples of new and old vectors by seed.
 
     Args:
-        changed_files: at least one `.npy` file, each with the parent's files of the same range;
-            a row that is in one of the parent's files is old.
+        changed_files: at least one `.npy` file, each with the files that the parent has for the
+            same range; a row that one of these has too is old.
         unchanged_files: unchanged `.npy` files, of which only the sampled rows are read.
         seed: the seed of the samples.
 
@@ -79,7 +79,7 @@ def sample_changes(
 
 
 def find_common_rows(path: Path, other_paths: Sequence[Path]) -> npt.NDArray[np.bool_]:
-    """Return an (n,) mask of the rows of a `.npy` file that are in one of the `other_paths`."""
+    """Return an (n,) mask of the rows of a `.npy` file that one of the `other_paths` also has."""
     is_common = np.zeros(len(map_vectors(path)), np.bool_)
     for other_path in other_paths:
         is_common |= find_equal_rows(path, other_path) >= 0

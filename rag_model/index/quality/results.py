@@ -11,7 +11,7 @@ from rag_model.errors import UsageError
 from rag_model.index.factory import Structure
 from rag_model.index.files.engine import Rows, Vectors
 
-# Takes (m,) numbers of queries and (m, k) rows for them; returns the (m, k) exact scores, -inf for
+# Takes (m,) query numbers and (m, k) rows for these queries; returns (m, k) exact scores, -inf for
 # row -1.
 ExactScore = Callable[[Rows, Rows], Vectors]
 Recalls = npt.NDArray[np.float64]  # (q,): the recall of each query, in [0, 1]
@@ -24,8 +24,8 @@ _MIN_NEW_VECTORS = 32  # with fewer new vectors, their mean loss and recall are 
 _LOSS_SLACK = 0.02
 # accepted difference between the recall of old and new vectors: three times the random error
 _MAX_RECALL_LOSS = 0.1
-# An imbalance that is always accepted: a build splits larger cells until they are below this
-# multiple of the mean.
+# This imbalance is always accepted, because a build splits cells until they are below this multiple
+# of the mean.
 _MAX_EVEN_IMBALANCE = 1.5
 # Memory of a worker process without data; 225 MB were measured after the imports of the Beam jobs.
 PROCESS_BYTES = 240 << 20
@@ -123,7 +123,7 @@ class ListStats:
 
 @dataclass(frozen=True, slots=True)
 class OperatingPoint:
-    """One point of an index's trade-off: a search setting with its recall, time and work."""
+    """A search setting of an index with its recall, time and work."""
 
     setting: str  # name of the setting, such as efSearch=128, nprobe=32 or exact
     recall_mean: float
@@ -164,7 +164,7 @@ class TuningResult:
     # values of efSearch, or of nprobe and refine; empty for an index without parameters
     search: Mapping[str, int]
     recall: float  # mean recall with this setting
-    note: str = ""  # why the target cannot be reached, as a sentence; empty if it is reached
+    note: str = ""  # a sentence on why the target cannot be reached; empty if it is
 
 
 @dataclass(frozen=True, slots=True)

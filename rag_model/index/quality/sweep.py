@@ -30,7 +30,7 @@ class VectorQuerySet:
     # (q, >= k) scores of exact search, best first; more than k to detect ties at rank k
     scores: Vectors
     rows: Rows  # (q, >= k) rows of exact search, best first
-    score: ExactScore | None = None  # computes exact scores, for ties that continue beyond `rows`
+    compute_score: ExactScore | None = None  # for ties that continue beyond `rows`
 
     @classmethod
     def from_exact_search(cls, exact_index: ExactIndex, vectors: Vectors, k: int) -> Self:
@@ -48,7 +48,7 @@ class VectorQuerySet:
 
     def compute_recalls(self, retrieved_rows: Rows) -> Recalls:
         """Return the recall@k of each query for `retrieved_rows`, (q, >= k), padded with -1."""
-        return compute_recall(retrieved_rows, self.rows, self.scores, self.k, self.score)
+        return compute_recall(retrieved_rows, self.rows, self.scores, self.k, self.compute_score)
 
 
 def sweep_settings(
@@ -59,8 +59,7 @@ def sweep_settings(
     `values` are values of `efSearch` or `nprobe`. By default each is twice the one before:
     `efSearch` from 16, or the depth of the queries if that is more, to 512; `nprobe` from 1 to the
     number of lists (at most 1,024). Other parameters have the index's defaults. faiss counts
-    distances for the whole process, so a concurrent search makes only the number of distances
-    wrong.
+    distances for the whole process, so a concurrent search falsifies the number of distances.
 
     Raises:
         UsageError: the queries or their depth do not fit the index.
@@ -75,8 +74,7 @@ def sweep_settings(
 def list_near_settings(index: FaissFileIndex, k: int) -> list[dict[str, int]]:
     """Return settings with `efSearch` or `nprobe` from an eighth to twice the index's own value.
 
-    The cost of a search with these settings does not depend on the number of lists, unlike the
-    cost with the largest values of `nprobe`.
+    Unlike the largest values of `nprobe`, these settings cost no more in an index with more lists.
     """
     if index.structure == "exact":
         return [index.defaults]
@@ -88,7 +86,7 @@ def list_near_settings(index: FaissFileIndex, k: int) -> list[dict[str, int]]:
 
 
 def _list_default_values(index: FaissFileIndex, k: int) -> list[int]:
-    minimum, maximum = (max(16, k), max(512, k)) if index.structure == "hnsw" else (1, min(index.lists, 1024))
+    minimum, maximum = (max(16, k), max(512, k)) if index.structure == "hnsw" else (1, min(index.n_lists, 1024))
     powers = (1 << exponent for exponent in range(minimum.bit_length(), (maximum - 1).bit_length()))
     return list(dict.fromkeys([minimum, *powers, maximum]))
 
@@ -105,7 +103,7 @@ def measure_point(index: FaissFileIndex, query_set: VectorQuerySet, parameters: 
 def measure_recalls(
     index: FaissFileIndex, query_set: VectorQuerySet, parameters: Mapping[str, int], min_runs: int = 1
 ) -> tuple[OperatingPoint, Recalls]:
-    """Return the point of `measure_point` and the recall of each query.
+    """Search with one setting; return its operating point and the recall of each query.
 
     Raises:
         UsageError: for the same reasons as `measure_point`.

@@ -2,10 +2,10 @@
 
 `tune_search` finds the smallest `efSearch` or `nprobe` that reaches the target. The first setting
 to try is the index's own, which a later build takes from its parent. In most builds it is still the
-smallest one, which two measurements confirm. Otherwise the setting is doubled or halved until the
-target lies between two settings, and then bisected; this works because recall rises with the
-setting. Only recall decides, not time, so the same file and queries give the same setting on every
-machine.
+smallest setting, and two measurements confirm that. Otherwise the setting is doubled or halved
+until the target lies between two settings, and then bisected; this works because recall rises with
+the setting. Only recall decides, not time, so the same file and queries give the same setting on
+every machine.
 
 `evaluate_index` measures recall against latency over a range of settings. The queries are given, or
 are vectors of the index; the true neighbours come from exact search of the files that the index was
@@ -35,12 +35,12 @@ from rag_model.index.search import FaissFileIndex, open_index
 MAX_EF_SEARCH = 2_048
 MAX_NPROBE = 4_096  # largest nprobe: finding so many lists costs as much as reading them
 REFINE_FACTORS = (1, 2, 4, 8, 16, 32)  # values of refine: this many times k candidates are reranked
-# accepted loss of the best possible recall, if the target cannot be reached
+# If the target cannot be reached, a setting within this distance of the best recall is chosen.
 CEILING_TOLERANCE = 0.005
 _CODES_PER_CANDIDATE = 16  # codes that a graph search compares per candidate (efSearch)
-_CODES_PER_VECTOR = 8  # codes read in the time of one vector of the refinement
+_CODES_PER_VECTOR = 8  # codes that are read in the time of one vector of the refinement
 
-RecallFunction = Callable[[int], float]  # returns the mean recall over the queries for a setting
+RecallFunction = Callable[[int], float]  # value of efSearch or nprobe -> mean recall
 QUERY_DEPTH = 20  # number of neighbours searched per query
 _MAX_QUERIES = 1_000  # enough to distinguish recalls that differ by .005
 _MIN_QUERIES = 100  # minimum number of queries, even if they exceed `_MAX_PRODUCTS`
@@ -60,7 +60,7 @@ class _SearchGrid:
     maximum: int
     refine_factors: tuple[int, ...] = (0,)
 
-    def search(self, refine_factor: int, value: int) -> dict[str, int]:
+    def build_search(self, refine_factor: int, value: int) -> dict[str, int]:
         return {self.name: value} | ({"refine": refine_factor} if refine_factor else {})
 
 
@@ -83,31 +83,31 @@ def tune_search(index: FaissFileIndex, query_set: VectorQuerySet, target: float)
     if not 0 < target < 1:
         raise UsageError(f"the recall target is {target}: give one between 0 and 1, such as 0.95")
 
-    def mean_recall(search: Mapping[str, int]) -> float:
+    def measure(search: Mapping[str, int]) -> float:
         hit_rows = index.search(query_set.vectors, query_set.k, **search)[1]
         return float(query_set.compute_recalls(hit_rows).mean())
 
     if index.structure == "exact":
-        return TuningResult({}, mean_recall({}))
+        return TuningResult({}, measure({}))
     grid = _build_grid(index, query_set.k)
-    recall = cache(lambda factor, value: mean_recall(grid.search(factor, value)))
+    measure_recall = cache(lambda factor, value: measure(grid.build_search(factor, value)))
     estimate_cost = partial(_estimate_cost, index, query_set.k)
     first_setting = index.defaults.get("refine", 0), index.defaults.get(grid.name, grid.minimum)
-    best_setting = _find_cheapest(recall, grid, target, estimate_cost, first_setting)
+    best_setting = _find_cheapest(measure_recall, grid, target, estimate_cost, first_setting)
     if best_setting is not None:
-        return TuningResult(grid.search(*best_setting), recall(*best_setting))
+        return TuningResult(grid.build_search(*best_setting), measure_recall(*best_setting))
     best_recall = max(
-        recall(factor, value) for factor in grid.refine_factors for value in _double_up_to(grid.minimum, grid.maximum)
+        measure_recall(factor, value)
+        for factor in grid.refine_factors
+        for value in _double_up_to(grid.minimum, grid.maximum)
     )
-    best_setting = _find_cheapest(recall, grid, best_recall - CEILING_TOLERANCE, estimate_cost, first_setting)
+    lower_target = best_recall - CEILING_TOLERANCE
+    best_setting = _find_cheapest(measure_recall, grid, lower_target, estimate_cost, first_setting)
     if best_setting is None:
         raise AssertionError("no setting reaches the best recall, which was measured")
-    best_search = grid.search(*best_setting)
-    return TuningResult(
-        best_search,
-        recall(*best_setting),
-        _explain_missed_target(index, query_set.k, target, best_search, recall(*best_setting), best_recall),
-    )
+    best_search, recall = grid.build_search(*best_setting), measure_recall(*best_setting)
+    note = _explain_missed_target(index, query_set.k, target, best_search, recall, best_recall)
+    return TuningResult(best_search, recall, note)
 
 
 def _build_grid(index: FaissFileIndex, k: int) -> _SearchGrid:
@@ -118,14 +118,14 @@ def _build_grid(index: FaissFileIndex, k: int) -> _SearchGrid:
     )
     if index.structure == "hnsw":
         return _SearchGrid("efSearch", k, max(k, min(MAX_EF_SEARCH, index.n)), factors)
-    return _SearchGrid("nprobe", 1, min(MAX_NPROBE, index.lists), factors)
+    return _SearchGrid("nprobe", 1, min(MAX_NPROBE, index.n_lists), factors)
 
 
 def _find_cheapest(
-    recall: Callable[[int, int], float],
+    measure_recall: Callable[[int, int], float],
     grid: _SearchGrid,
     target: float,
-    cost: Callable[[tuple[int, int]], float],
+    estimate_cost: Callable[[tuple[int, int]], float],
     first_setting: tuple[int, int],
 ) -> tuple[int, int] | None:
     """Return the cheapest refinement factor and value that reach `target`; None if there are none.
@@ -138,11 +138,14 @@ def _find_cheapest(
     for factor in sorted(grid.refine_factors, key=lambda factor: factor != first_setting[0]):
         max_value = grid.maximum
         if best_setting is not None:
-            cost_per_value = cost((factor, 1)) - cost((factor, 0))
-            max_value = min(max_value, ceil((cost(best_setting) - cost((factor, 0))) / cost_per_value) - 1)
-            if max_value < grid.minimum or recall(factor, max_value) < target:
+            factor_cost = estimate_cost((factor, 0))
+            cost_per_value = estimate_cost((factor, 1)) - factor_cost
+            max_value = min(max_value, ceil((estimate_cost(best_setting) - factor_cost) / cost_per_value) - 1)
+            if max_value < grid.minimum or measure_recall(factor, max_value) < target:
                 continue
-        smallest_value = _find_smallest(partial(recall, factor), grid.minimum, max_value, target, first_setting[1])
+        smallest_value = _find_smallest(
+            partial(measure_recall, factor), grid.minimum, max_value, target, first_setting[1]
+        )
         best_setting = best_setting if smallest_value is None else (factor, smallest_value)
     return best_setting
 
@@ -150,7 +153,7 @@ def _find_cheapest(
 def _estimate_cost(index: FaissFileIndex, k: int, setting: tuple[int, int]) -> float:
     """Return about how many codes a query reads; a vector of the refinement counts as 8 codes."""
     refine_factor, value = setting
-    codes_per_value = _CODES_PER_CANDIDATE if index.structure == "hnsw" else index.n / max(1, index.lists)
+    codes_per_value = _CODES_PER_CANDIDATE if index.structure == "hnsw" else index.n / max(1, index.n_lists)
     return value * codes_per_value + _CODES_PER_VECTOR * refine_factor * k
 
 
@@ -161,17 +164,19 @@ def _double_up_to(minimum: int, maximum: int) -> list[int]:
     return doubled_values
 
 
-def _find_smallest(recall: RecallFunction, minimum: int, maximum: int, target: float, start: int = 1) -> int | None:
+def _find_smallest(
+    measure_recall: RecallFunction, minimum: int, maximum: int, target: float, start: int = 1
+) -> int | None:
     """Return the smallest value whose recall reaches `target`; None if there is none.
 
     The search begins at `start`. If that value reaches the target, the next smaller one is tried.
     """
     start = min(max(start, minimum), maximum)
     low, high = minimum - 1, maximum + 1  # `low` misses the target, `high` reaches it
-    if recall(start) >= target:
+    if measure_recall(start) >= target:
         high, tried_value = start, start - 1
         while high > minimum:
-            if recall(tried_value) < target:
+            if measure_recall(tried_value) < target:
                 low = tried_value
                 break
             high, tried_value = tried_value, max(minimum, tried_value // 2)
@@ -179,7 +184,7 @@ def _find_smallest(recall: RecallFunction, minimum: int, maximum: int, target: f
         low = start
         while low < maximum:
             tried_value = min(2 * low, maximum)
-            if recall(tried_value) >= target:
+            if measure_recall(tried_value) >= target:
                 high = tried_value
                 break
             low = tried_value
@@ -187,7 +192,7 @@ def _find_smallest(recall: RecallFunction, minimum: int, maximum: int, target: f
         return None
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (low, middle) if recall(middle) >= target else (middle, high)
+        low, high = (low, middle) if measure_recall(middle) >= target else (middle, high)
     return high
 
 
@@ -211,9 +216,9 @@ class IndexEvaluation:
     k: int  # depth of recall
     points: tuple[OperatingPoint, ...]  # measurements over a range of settings, cheapest first
     health: Mapping[str, float | int]  # statistics of the index by their names in a manifest
-    # the search setting to write into the file: the tuned one, or else the default
+    # search setting to write into the file: the tuned one, or else the default
     search: Mapping[str, int]
-    note: str = ""  # why the recall target cannot be reached, as a sentence; empty if it is reached
+    note: str = ""  # a sentence on why the recall target cannot be reached; empty if it is
 
 
 def evaluate_index(

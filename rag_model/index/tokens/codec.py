@@ -31,11 +31,11 @@ FACTORY_NAME = "MaxSim"
 _FACTORY_PATTERN = re.compile(FACTORY_NAME + r"(?:,(?:Bits(?P<bits>\d+)|PQ(?P<pieces>\d+)(?P<narrow>x4)?))?")
 _BITS_CHOICES = (1, 2, 4, 8)  # bits per component of `ResidualBits`
 Array = npt.NDArray[Any]
-_KMEANS_ROUNDS = 8  # rounds of k-means; ColBERTv2's code has 4
+_KMEANS_ROUNDS = 8  # of the centroids; ColBERTv2's code has 4
 # Number of tokens from whose residuals the quantiles are computed: 8 million numbers at 128
 # dimensions.
 _SAMPLE_TOKENS = 1 << 16
-_WEIGHT_COUNTS = (2, 4, 16, 256)  # valid numbers of weights, for codes of 1, 2, 4 or 8 bits
+_WEIGHT_COUNTS = (2, 4, 16, 256)  # valid lengths of `weights`, for codes of 1, 2, 4 or 8 bits
 _BLOCK_TOKENS = 1 << 14  # number of tokens that are encoded at a time
 _POINTS_PER_CENTROID = 256  # training tokens per centroid of a sub-quantizer, as in faiss
 
@@ -204,7 +204,7 @@ class ResidualProducts:
 
     centroids: Vectors  # (K, d)
     codebooks: Vectors  # (M, 2^b, d / M)
-    quantizer: FaissIndex = field(repr=False, compare=False)  # faiss's, with the codebooks
+    quantizer: FaissIndex = field(repr=False, compare=False)  # of faiss, with the codebooks
 
     @classmethod
     def train(cls, sample: Vectors, centroids: Vectors, n_pieces: int, bits: int) -> Self:

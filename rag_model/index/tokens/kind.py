@@ -54,14 +54,14 @@ from rag_model.index.tokens.search import TokenIndexFile, maxsim
 # Arrays of a piece: number of tokens of each passage, and centroid id and code of each token.
 _LENGTHS, _IDS, _CODES = range(3)
 _BLOCK_TOKENS = 1 << 18  # number of tokens that are copied at a time
-TOKENS_PER_PASSAGE = 120  # tokens of 100 words and a title, without punctuation, for estimates
+TOKENS_PER_PASSAGE = 120  # for estimates: tokens of 100 words and a title, without punctuation
 # Measured on 1,581 paragraphs (a MiniLM without training, 128 dimensions): of the best 20, PQ32
 # keeps .84, Bits2 .69.
 _RECALL_FLOOR = RecallFloor(mean=0.60, p5=0.25)
 # multiply-adds per second of one core, including the decoding of codes; 2.6e10 to 5e10 measured
 _MULTIPLY_RATE = 4e10
 _MERGE_RATE = 5e7  # bytes of codes that one core copies per second
-_DEFAULT_PART_ROWS = 1 << 16  # assumed rows of a part if they are unknown
+_DEFAULT_PART_ROWS = 1 << 16  # assumed number of rows of a part if it is unknown
 _KMEANS_ROUNDS = 20  # rounds of k-means for the centroids and the codes together
 
 
@@ -88,7 +88,7 @@ class TokenRows:
         self.lengths = np.concatenate([file.lengths for file in self._files])
 
     @property
-    def tokens(self) -> int:
+    def n_tokens(self) -> int:
         """The number of token vectors."""
         return int(self.lengths.sum())
 
@@ -183,14 +183,14 @@ class TokenKind(UnshardedKind[TokenPlan]):
     def train(self, plan: TokenPlan, rows: Sequence[Path], out: Path) -> IndexStats:
         """Train centroids and codes with a sample of the tokens."""
         token_rows = TokenRows(rows, plan.d)
-        n_samples = plan.train_sample or choose_sample_size(token_rows.tokens)
+        n_samples = plan.train_sample or choose_sample_size(token_rows.n_tokens)
         sample = token_rows.sample(n_samples, plan.seed)
-        centroid_vectors = train_centroids(sample, choose_centroid_count(token_rows.tokens, len(sample)), plan.seed)
+        centroid_vectors = train_centroids(sample, choose_centroid_count(token_rows.n_tokens, len(sample)), plan.seed)
         codec = parse_codec_factory(plan.factory, plan.d).train(sample, centroid_vectors)
         write_codec(codec, out)
         return {
             "losses": {"codes": compute_reconstruction_loss(codec, sample)},
-            "tokens": token_rows.tokens,
+            "tokens": token_rows.n_tokens,
             "centroids": len(centroid_vectors),
         }
 
@@ -201,7 +201,7 @@ class TokenKind(UnshardedKind[TokenPlan]):
         empty_codes = codec.encode(np.empty((0, plan.d), np.float32))
         ids, codes = (np.concatenate(arrays) for arrays in zip(empty_codes, *blocks, strict=True))
         write_piece(out, compute_stamp(plan, trained, "tokens", number), [part_tokens.lengths, ids, codes])
-        return {"rows": part_tokens.n, "tokens": part_tokens.tokens}
+        return {"rows": part_tokens.n, "tokens": part_tokens.n_tokens}
 
     def merge(
         self,
@@ -257,10 +257,6 @@ class TokenKind(UnshardedKind[TokenPlan]):
             len(vectors), {name: (current_losses[name], losses[name]) for name in current_losses if name in losses}
         )
 
-    def follow(self, plan: TokenPlan, trained: Path, rows: Sequence[Path], out: Path) -> IndexStats:
-        """Train from scratch: a reused file that does not fit is of no use."""
-        return self.train(plan, rows, out)
-
     def open(self, files: IndexFiles, entry: IndexEntry, *, mmap: bool = True) -> TokenIndexFile:
         """Map the file."""
         return TokenIndexFile.open(files.index, mmap=mmap)
@@ -273,7 +269,7 @@ class TokenKind(UnshardedKind[TokenPlan]):
         scores, exact_rows = _rank(maxsim(query_set.queries, tokens.vectors, tokens.offsets))
         approximate_rows = _rank(maxsim(query_set.queries, decoded_tokens.vectors, decoded_tokens.offsets))[1][:, :k]
         metrics = {
-            "tokens_a_passage": round(token_rows.tokens / max(1, token_rows.n), 1),
+            "tokens_a_passage": round(token_rows.n_tokens / max(1, token_rows.n), 1),
             "bytes_a_passage": round(files.index.stat().st_size / max(1, token_rows.n)),
             "loss": round(float(np.square(tokens.vectors - decoded_tokens.vectors).sum(axis=1).mean()), 4),
         }

@@ -25,7 +25,7 @@ from rag_model.index.files.tensors import Array, read_tensors
 from rag_model.index.recipe import check_search_parameters
 from rag_model.index.tokens.codec import Codec, create_codec
 
-_TILE_VALUES = 1 << 19  # similarities in a tile of 2 MB
+_TILE_VALUES = 1 << 19  # number of similarities in a tile of 2 MB
 _MIN_TILE_TOKENS = 1 << 9  # minimum tokens of a tile, if the queries have many tokens
 _BLOCK_TOKENS = 1 << 16  # number of tokens that are decoded at a time: 32 MB at 128 dimensions
 _QUERIES_PER_BLOCK = 32  # number of queries that share the decoding of a block
@@ -76,7 +76,6 @@ class TokenIndexFile:
         self._path, self.codec = path, codec
         self._offsets, self._ids, self._codes = offsets, ids, codes
         self.n, self.dim = len(offsets) - 1, int(codec.centroids.shape[1])
-        self.tokens = int(offsets[-1])
 
     @classmethod
     def open(cls, path: Path, *, mmap: bool = True) -> Self:

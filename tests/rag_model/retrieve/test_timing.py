@@ -30,9 +30,9 @@ def test_every_stage_is_timed_once_after_its_legs(snapshot: Snapshot, encoder: E
     ]
     hnsw, exact, fused, reranked = timer.stages
     assert (reranked.legs, fused.legs, hnsw.legs) == ((fused,), (hnsw, exact), ())
-    assert hnsw.ranked.rows.shape == (2, 5)
+    assert hnsw.ranked_rows.rows.shape == (2, 5)
     for stage, step in zip(timer.stages, [*ranking.iter_lists()], strict=False):
-        assert np.array_equal(stage.ranked.rows, step.rows)
+        assert np.array_equal(stage.ranked_rows.rows, step.rows)
     assert all(stage.encoders == (encoder,) for stage in timer.stages)
     assert queries.get_encoding_seconds(encoder) == queries.encoding_seconds
     assert list(reranked.files) == sorted(str(path) for path in cross.iterdir())
@@ -44,7 +44,7 @@ def test_timer_keeps_only_the_last_batch(snapshot: Snapshot, encoder: Encoder) -
     retriever, timer = open_retriever(snapshot, "hnsw", encoder=encoder), StageTimer()
     for texts in (QUESTIONS, QUESTIONS[:1]):
         timer.time_batch(retriever, Queries(texts, timer), 2)
-        assert [len(stage.ranked.rows) for stage in timer.stages] == [len(texts)]
+        assert [len(stage.ranked_rows.rows) for stage in timer.stages] == [len(texts)]
 
 
 def test_part_of_a_batch_is_timed(snapshot: Snapshot, encoder: Encoder) -> None:
@@ -81,7 +81,7 @@ def test_intermediate_list_of_a_retriever_is_a_stage(snapshot: Snapshot, encoder
     timer = StageTimer()
     retriever = NeighborsRetriever(ChildRetriever(open_retriever(snapshot, "hnsw", encoder=encoder)))
     timer.time_batch(retriever, Queries(QUESTIONS, timer), 3)
-    assert [(stage.name, stage.ranked.rows.shape[1]) for stage in timer.stages] == [
+    assert [(stage.name, stage.ranked_rows.rows.shape[1]) for stage in timer.stages] == [
         ("hnsw", 3),
         ("neighbours", 2),
         ("near(hnsw)", 3),

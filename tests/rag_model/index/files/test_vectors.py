@@ -92,7 +92,7 @@ def test_headers_are_read_unless_the_outline_states_them(write_parts: Make, dtyp
                 for path, file_starts, length in ranges
             ]
 
-        remote = replace(remote_files(paths), read_ranges=read_ranges, shapes=shapes, outlines=outlines)
+        remote = replace(remote_files(paths), read_ranges=read_ranges, sizes=shapes, outlines=outlines)
         files = RemoteVectorFiles(remote, 8)
         np.testing.assert_array_equal(files.read_rows(rows), matrix[rows])
         assert requests.count(0) == n_headers

@@ -482,12 +482,12 @@ def test_cell_whose_graph_has_decayed_is_built_again(
     piece = scatter_and_write(plan, tmp_path, vectors, "changed")
     shard = CellShard.read(plan, path_opener(tmp_path / "shard"))
     for name, value, expected_reason in (
-        ("degree", shard.history.built.degree * 2, "its vectors have fewer links"),
+        ("degree", shard.history.built_quality.degree * 2, "its vectors have fewer links"),
         ("unreachable", -1.0, "a search cannot reach"),
         ("recall", 1.5, "its recall is"),
     ):
-        baseline = replace(shard.history.built, **{name: value})
-        replace(shard, history=replace(shard.history, built=baseline)).write(plan, 0, tmp_path / "worse")
+        baseline = replace(shard.history.built_quality, **{name: value})
+        replace(shard, history=replace(shard.history, built_quality=baseline)).write(plan, 0, tmp_path / "worse")
         arguments = iter_slices([piece], 1, 0), 0, path_opener(tmp_path / "worse"), tmp_path / "out"
         stats = hnsw.KIND.update(plan, tmp_path / "trained", *arguments)
         assert stats["reason"].startswith(expected_reason)
@@ -541,9 +541,9 @@ def test_a_redacted_index_has_no_trace_of_removed_vectors(metric: Metric, make_v
         slices = iter_slices([tmp_path / "new-piece"], 24, number)
         members, sources = unpack_slices(slices, 32)
         check_similarities(shard.lists, members.vectors, members.vectors, metric)
-        check_similarities(shard.crossings.out, sources.vectors, members.vectors, metric)
-        into = np.repeat(np.arange(len(members.vectors)), np.diff(shard.crossings.into_starts))
-        check_similarities(shard.crossings.into[:, None], members.vectors[into], sources.vectors, metric)
+        check_similarities(shard.cross_links.out_links, sources.vectors, members.vectors, metric)
+        into = np.repeat(np.arange(len(members.vectors)), np.diff(shard.cross_links.in_starts))
+        check_similarities(shard.cross_links.in_links[:, None], members.vectors[into], sources.vectors, metric)
         np.testing.assert_array_equal(shard.history.members, members.digests)
         np.testing.assert_array_equal(shard.history.sources, sources.digests)
         shards.append(out)

@@ -143,7 +143,7 @@ def test_updates_have_the_same_bytes_with_any_number_of_threads(make_vectors: Ma
             has_turn = np.arange(900) % 32 == 0
             changes = old_members, reordered, updated, members, sources[::-1], has_turn
             crossing = update_cross_links(plan, links, graph.lists, *changes)
-        arrays = (updated.lists, crossing.out, crossing.into_starts, crossing.into)
+        arrays = (updated.lists, crossing.out_links, crossing.in_starts, crossing.in_links)
         results.add(b"".join(array.tobytes() for array in arrays))
     assert len(results) == 1
 
@@ -216,8 +216,8 @@ def check_crossing(
     tolerance: float,
 ) -> None:
     """Check the form of cross links, and that they reach nearly as many nearest members as new ones."""
-    assert (len(links.out), len(links.into_starts)) == (len(sources), len(vectors) + 1)
-    targets, present = unpack_links(links.out), links.out != NO_LINK
+    assert (len(links.out_links), len(links.in_starts)) == (len(sources), len(vectors) + 1)
+    targets, present = unpack_links(links.out_links), links.out_links != NO_LINK
     assert present[:, 0].all() or not len(vectors)
     assert all(len(set(row[row >= 0])) == (row >= 0).sum() for row in targets)
     assert targets.max(initial=-1) < len(vectors)
@@ -229,8 +229,8 @@ def check_crossing(
             for rows in (targets[:, :1], unpack_links(fresh.out)[:, :1], nearest)
         )
         assert (scores == best).mean() >= (fresh_scores == best).mean() - tolerance
-    into = unpack_links(links.into)
-    members = np.repeat(np.arange(len(vectors)), np.diff(links.into_starts))
+    into = unpack_links(links.in_links)
+    members = np.repeat(np.arange(len(vectors)), np.diff(links.in_starts))
     assert (targets[into] == members[:, None]).any(axis=1).all()
 
 
@@ -251,7 +251,8 @@ def test_cross_links_of_many_updates_match_those_of_a_search(make_vectors: Make)
     searched = link_across_border(graph, vectors, current, "ip")
     nearest = find_nearest(vectors, current, 4, "ip")
     share, fresh_share = (
-        np.mean((unpack_links(out)[:, :, None] == nearest[:, None]).any(axis=1)) for out in (links.out, searched.out)
+        np.mean((unpack_links(out)[:, :, None] == nearest[:, None]).any(axis=1))
+        for out in (links.out_links, searched.out_links)
     )
     assert share >= fresh_share - 0.05
-    assert len(links.into) >= 0.93 * len(searched.into)
+    assert len(links.in_links) >= 0.93 * len(searched.in_links)

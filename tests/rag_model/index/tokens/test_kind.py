@@ -100,7 +100,7 @@ def test_measurement_compares_with_the_original_vectors(parts: list[Path], tmp_p
     assert KIND.train(plan, remote, tmp_path / "remote") == KIND.train(plan, parts, tmp_path / "local")
     assert (tmp_path / "remote").read_bytes() == (tmp_path / "local").read_bytes()
     assert result.recalls.mean() > 0.9
-    assert result.metrics["tokens_a_passage"] == round(TokenRows(parts).tokens / 71, 1)
+    assert result.metrics["tokens_a_passage"] == round(TokenRows(parts).n_tokens / 71, 1)
     assert result.metrics["loss"] < 0.01
 
 

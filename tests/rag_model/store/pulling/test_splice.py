@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rag_model.errors import InputError
-from rag_model.index.files.tensors import TensorStream, find_row_stretches, write_tensors
+from rag_model.index.files.tensors import TensorStream, find_common_ranges, write_tensors
 from rag_model.store.pulling import delta_files
 from rag_model.store.pulling.delta_files import apply_splice, write_splice
 from tests.fixtures.work_counters import measure_peaks
@@ -112,7 +112,7 @@ def test_rows_of_a_token_index_are_copied_without_a_search(tmp_path: Path, monke
     new_codes = [codes[row] if row >= 0 else rng.integers(0, 256, (9, 16), np.uint8) for row in base_rows]
     base = write_ragged(tmp_path / "base", lengths, np.concatenate(codes))
     target = write_ragged(tmp_path / "target", new_lengths, np.concatenate(new_codes))
-    stretches = find_row_stretches(base, target, lambda: base_rows)
+    stretches = find_common_ranges(base, target, lambda: base_rows)
     assert stretches is not None
     monkeypatch.setattr(delta_files, "_find_match_candidates", None)
     write_splice(base, target, tmp_path / "splice", stretches)
@@ -120,8 +120,8 @@ def test_rows_of_a_token_index_are_copied_without_a_search(tmp_path: Path, monke
     apply_splice(base, tmp_path / "splice", target.stat().st_size, tmp_path / "made")
     assert (tmp_path / "made").read_bytes() == target.read_bytes()
     # Even with wrong rows the splice gives the same file, from fewer equal bytes.
-    write_splice(base, target, tmp_path / "splice", find_row_stretches(base, target, lambda: np.sort(base_rows)))
+    write_splice(base, target, tmp_path / "splice", find_common_ranges(base, target, lambda: np.sort(base_rows)))
     apply_splice(base, tmp_path / "splice", target.stat().st_size, tmp_path / "made")
     assert (tmp_path / "made").read_bytes() == target.read_bytes()
     (tmp_path / "other").write_bytes(b"other")
-    assert find_row_stretches(tmp_path / "other", target, lambda: base_rows) is None
+    assert find_common_ranges(tmp_path / "other", target, lambda: base_rows) is None
