@@ -265,15 +265,21 @@ def _build_read_error(url: str, error: Exception) -> InputError:
     cause = error.__cause__  # fsspec reports each error of an HTTP server as a missing file
     if isinstance(error, FileNotFoundError) and isinstance(cause, Exception) and _comes_from_network(cause):
         error = cause
-    error_type = InputError if _is_permanent(error) else UnreachableError
-    return error_type(f"cannot read {url} ({format_error(error)}): check that it exists and that you may read it")
+    reason = format_error(error)
+    if not _is_permanent(error):
+        return UnreachableError(f"cannot read {url} ({reason}): check the network and the server, and try again")
+    if _comes_from_network(error):
+        reason = f"{type(error).__name__}: {reason}"  # the text of a redirect loop or a malformed URL does not name it
+    return InputError(f"cannot read {url} ({reason}): check that it exists and that you may read it")
 
 
 def _is_permanent(error: Exception) -> bool:
     """Return whether an error shows that reading the file again later would also fail."""
     http_status = getattr(error, "status", None)  # status of an HTTP response
-    if isinstance(http_status, int):
-        return 400 <= http_status < 500 and http_status not in _TEMPORARY_STATUSES
+    if isinstance(http_status, int):  # 0 if the server redirected too often
+        return http_status < 500 and http_status not in _TEMPORARY_STATUSES
+    if isinstance(error, ValueError):  # also an invalid URL, an error of the HTTP client
+        return True
     if not isinstance(error, OSError):
         return not _comes_from_network(error)
     return isinstance(error, _PERMANENT_ERRORS) or error.errno in _PERMANENT_ERRNOS

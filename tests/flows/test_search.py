@@ -1,5 +1,6 @@
 """The imports of `bookwheel search`, and its default depth."""
 
+import re
 import signal
 import subprocess
 import sys
@@ -64,7 +65,15 @@ def test_default_depth_is_capped_at_corpus_size(store: Path, tmp_path: Path, boo
         assert (refused.code, "k is 3 but the snapshot holds 2 passages" in refused.err) == (2, True)
 
 
+@pytest.mark.parametrize(
+    ("command", "method", "path"),
+    [("verify", "GET", "/blobs/"), ("verify", "HEAD", "/blobs/"), ("gc", "GET", "%2Fblobs%2F..%2F")],
+    ids=["reads", "look-ups", "listings"],
+)
 def test_interrupt_ends_a_command_whose_threads_wait_for_the_store(
+    command: str,
+    method: str,
+    path: str,
     store: Path,
     tmp_path: Path,
     faulty_server: FaultyServer,
@@ -74,9 +83,11 @@ def test_interrupt_ends_a_command_whose_threads_wait_for_the_store(
     monkeypatch.setenv("BOOKWHEEL_CACHE", str(tmp_path / "cache"))
     with s3_bucket(faulty_server.url) as url:
         copy_store(Store.open(str(store)), url)
-        faulty_server.fault = lambda request: "hold" if request.method == "GET" and "/blobs/" in request.path else None
-        with subprocess.Popen([sys.executable, "-m", "flows.cli", "verify", "--store", url]) as process:
-            wait_until(lambda: faulty_server.n_held)
+        faulty_server.fault = lambda request: (
+            "hold" if request.method == method and re.search(path, request.path) else None
+        )
+        with subprocess.Popen([sys.executable, "-m", "flows.cli", command, "--store", url]) as process:
+            wait_until(lambda: faulty_server.n_held > 1)
             process.send_signal(signal.SIGINT)
             try:
                 assert process.wait(60) == 130

@@ -70,6 +70,8 @@ NO_CONDITIONAL_WRITES = (
 _MESSAGE_CHARS = 300  # maximum length of a cloud client's error message
 _REMOTE_BLOCK_BYTES = 1 << 20  # minimum bytes that a read at an offset requests
 _CHECK_SECONDS = 0.2  # interval at which a waiting read checks whether it is interrupted
+_LOOKUPS = {"info", "ls"}
+_reader_thread = threading.local()  # `is_reader` is set in the threads of `read_ahead`
 
 
 def create_exclusive(fs: Any, path: str, data: bytes) -> bool:
@@ -166,7 +168,7 @@ def read_ahead(read: Callable[[Item], Output], items: Sequence[Item], n_ahead: i
     if min(len(items), n_ahead) < 2:
         yield from map(read, items)  # without a thread
         return
-    with ThreadPoolExecutor(n_ahead) as pool:
+    with ThreadPoolExecutor(n_ahead, initializer=_mark_reader_thread) as pool:
         futures = deque(pool.submit(read, item) for item in items[:n_ahead])
         remaining_items = iter(items[n_ahead:])
         try:
@@ -175,6 +177,10 @@ def read_ahead(read: Callable[[Item], Output], items: Sequence[Item], n_ahead: i
                 futures.extend(pool.submit(read, item) for item in islice(remaining_items, 1))
         finally:
             pool.shutdown(cancel_futures=True)
+
+
+def _mark_reader_thread() -> None:
+    _reader_thread.is_reader = True
 
 
 def _check_interrupt() -> None:
@@ -496,12 +502,17 @@ class Files:
     def _call_remote(self, method: str, path: str, *arguments: Any, **options: Any) -> Any:
         """Call a method of the file system, interruptibly; see `make_interruptible`.
 
-        Ctrl-C interrupts only the main thread, so reads of other threads look for it. Writes and
-        deletions do not, because they may release a lease or finish an upload.
+        Ctrl-C interrupts only the main thread, so reads of other threads look for it, and so do
+        listings and look-ups of `read_ahead`'s threads. Writes and deletions do not, because they
+        may release a lease or finish an upload.
         """
         arguments = self._get_full_path(path), *arguments
         check = self._check
-        if check is None and method == "cat_file" and threading.current_thread() is not threading.main_thread():
+        if check is None and (
+            getattr(_reader_thread, "is_reader", False)
+            if method in _LOOKUPS
+            else method == "cat_file" and threading.current_thread() is not threading.main_thread()
+        ):
             check = _check_interrupt
         if check is None or self.is_local:
             return getattr(self._fs, method)(*arguments, **options)
