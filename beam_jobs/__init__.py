@@ -3,7 +3,7 @@
 * `chunk`, `embed`, `index`, `gate`: one module for each job; `index_work` contains the tasks of the
   index jobs. `corpus` has the smaller jobs over a snapshot, such as deltas and redaction.
 * `job`, `tasks`, `pipeline`: run the tasks of a job, in this process or on Beam's workers.
-* `launch`, `options`, `workers`: the settings of a run, and its workers.
+* `job_settings`, `options`, `workers`: where jobs run, and with which workers and memory.
 * `flink`, `local_worker`: the job server of Flink, Spark or Prism, and the fork server of local
   worker processes.
 * `explain`: report which results a build would reuse.

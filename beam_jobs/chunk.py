@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from beam_jobs.job import run_job
-from beam_jobs.launch import Launch, OnProgress, Report
+from beam_jobs.job_settings import JobSettings, OnProgress, Report
 from beam_jobs.tasks import TaskFunction
 from rag_model.corpus.article_log import ARTICLE_LOG_VERSION, ReusableArticles
 from rag_model.corpus.chunk import VERSION, ChunkRecipe, chunk_part
@@ -150,8 +150,9 @@ def merge_templates(store: Store, reports: Sequence[Report]) -> BlobRef | None:
 
 @dataclass(frozen=True, slots=True)
 class RedirectTask:
-    """Task to merge and sort the redirects whose sort keys begin with the `bits` bits of `number`;
-    there are 2**bits such tasks.
+    """Task to merge and sort the redirects whose sort keys begin with the bits of `number`.
+
+    There is one task for each of the 2**bits numbers.
     """
 
     parts: BlobRef  # JSON list with one blob of redirects for each part
@@ -184,7 +185,7 @@ def sort_redirects(task: RedirectTask, store: Store) -> Report:
 
 
 @dataclass(frozen=True, slots=True)
-class ItemTask:
+class WikidataItemsTask:
     """Task to read the table of page properties that is published with a dump."""
 
     url: str
@@ -194,7 +195,7 @@ class ItemTask:
         return {"source": digest_chunks(read_bytes(self.url)), "code": TABLE_VERSION}
 
 
-def read_items(task: ItemTask, store: Store) -> Report:
+def read_wikidata_items(task: WikidataItemsTask, store: Store) -> Report:
     """Read the Wikidata items in the table, unless the memo has them."""
 
     def produce(workdir: Path) -> StageResult:
@@ -240,7 +241,7 @@ def collect_tables(
         table_files["redirects"] = run_tasks("redirects", sort_redirects, redirect_tasks, lambda _: task_seconds)
     if "wikidata" in metadata and _has_templates(plan) and (url := find_dump_properties(dump)):
         seconds = get_size(url) / _PROPERTY_BYTES_PER_SECOND
-        table_files["items"] = run_tasks("items", read_items, [ItemTask(url)], lambda _: seconds)
+        table_files["items"] = run_tasks("items", read_wikidata_items, [WikidataItemsTask(url)], lambda _: seconds)
     page_table_blob = store.blobs.put_bytes(canonical_json(table_files)) if table_files else None
     return DumpTables(merge_templates(store, reports), page_table_blob)
 
@@ -250,7 +251,7 @@ def run_table_jobs(
     plan: Plan,
     dump: str,
     metadata: Collection[MetadataName],
-    launch: Launch,
+    job_settings: JobSettings,
     on_progress: OnProgress | None = None,
 ) -> DumpTables:
     """Read the tables of a dump by jobs; see `collect_tables`."""
@@ -258,9 +259,10 @@ def run_table_jobs(
     def run_tasks(
         stage: str, function: TaskFunction[Any], tasks: Sequence[Any], estimate_seconds: Callable[[Any], float]
     ) -> list[Report]:
-        # The memo key of a part is a digest of its bytes, so a look-up reads the whole part.
+        # A part is looked up by a digest of its bytes, so a look-up of a large dump would read it
+        # once more.
         is_small = stage != "templates" or sum(task.bytes for task in tasks) <= _MAX_LAUNCHER_BYTES
-        return run_job(stage, function, tasks, launch, on_progress, estimate_seconds, memoised=is_small)
+        return run_job(stage, function, tasks, job_settings, on_progress, estimate_seconds, memoised=is_small)
 
     return collect_tables(store, plan, dump, metadata, run_tasks)
 
@@ -384,12 +386,15 @@ def chunk(task: ChunkTask, store: Store) -> Report:
     return asdict(ChunkResult.from_record(record, is_new=is_new))
 
 
-def run(tasks: Sequence[ChunkTask], launch: Launch, on_progress: OnProgress | None = None) -> list[ChunkResult]:
+def run(
+    tasks: Sequence[ChunkTask], job_settings: JobSettings, on_progress: OnProgress | None = None
+) -> list[ChunkResult]:
     """Chunk all parts; return their results in order."""
-    # A part is looked up by a digest of its bytes, so the whole part has to be read.
+    # A part is looked up by a digest of its bytes, so a look-up of a large dump would read it once
+    # more.
     is_small = sum(task.bytes for task in tasks if not has_digest_names(task.part)) <= _MAX_LAUNCHER_BYTES
 
-    reports = run_job("chunk", chunk, tasks, launch, on_progress, _estimate_seconds, memoised=is_small)
+    reports = run_job("chunk", chunk, tasks, job_settings, on_progress, _estimate_seconds, memoised=is_small)
     return [from_table(ChunkResult, report, "a report of the chunk job") for report in reports]
 
 

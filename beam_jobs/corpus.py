@@ -17,7 +17,7 @@ import numpy as np
 from beam_jobs import embed, index
 from beam_jobs.embed import STATIC_LIBRARIES, EmbedTask
 from beam_jobs.job import run_job
-from beam_jobs.launch import Launch, OnProgress, Report
+from beam_jobs.job_settings import JobSettings, OnProgress, Report
 from beam_jobs.workers import count_gpus
 from rag_model.arrays import Rows
 from rag_model.corpus.ragged_file import SparseVectors
@@ -45,11 +45,13 @@ from rag_model.toml import from_table
 
 # bytes that one core compares per second, counting both versions of a file
 _COMPARED_BYTES_PER_SECOND = 1e8
-# bytes of passages that one core reads, filters and rewrites per second, with their vectors
+# bytes of passages that one core redacts per second; includes the time for their vectors
 _REWRITTEN_BYTES_PER_SECOND = 1.6e6
 
 
-def run(tasks: Sequence[RecordedTask], on_progress: OnProgress | None = None, *, launch: Launch) -> list[Report]:
+def run(
+    tasks: Sequence[RecordedTask], on_progress: OnProgress | None = None, *, job_settings: JobSettings
+) -> list[Report]:
     """Run all tasks of one stage; return the reports in the order of the tasks.
 
     Raises:
@@ -57,27 +59,27 @@ def run(tasks: Sequence[RecordedTask], on_progress: OnProgress | None = None, *,
     """
     if not tasks:
         return []
-    sized_launch = size_launch(tasks, launch, count_gpus())
+    task_settings = set_worker_count(tasks, job_settings, count_gpus())
     return run_job(
         tasks[0].stage,
         compute_once,
         tasks,
-        sized_launch,
+        task_settings,
         on_progress,
         lambda task: task.estimate_seconds(),
         memoised=True,
     )
 
 
-def size_launch(tasks: Sequence[RecordedTask], launch: Launch, n_gpus: int) -> Launch:
-    """Return a launch with as many local workers as fit in memory, or one for each GPU if tasks use
-    GPUs.
+def set_worker_count(tasks: Sequence[RecordedTask], job_settings: JobSettings, n_gpus: int) -> JobSettings:
+    """Return the settings with as many local workers as fit in memory, or one for each GPU if tasks
+    use GPUs.
     """
-    sized_launch = launch.for_tasks(max(task.memory_bytes for task in tasks))
-    return sized_launch.for_gpus(n_gpus) if any(task.uses_gpu for task in tasks) else sized_launch
+    task_settings = job_settings.for_tasks(max(task.memory_bytes for task in tasks))
+    return task_settings.for_gpus(n_gpus) if any(task.uses_gpu for task in tasks) else task_settings
 
 
-def build_index(plan: IndexPlan, tokenizer: Path | None, *, snapshot: Snapshot, launch: Launch) -> BlobRef:
+def build_index(plan: IndexPlan, tokenizer: Path | None, *, snapshot: Snapshot, job_settings: JobSettings) -> BlobRef:
     """Build an index over the passages of a snapshot, and return its file in the store.
 
     The index is recorded in the memo like an index of a build, so it is reused by a second
@@ -88,24 +90,24 @@ def build_index(plan: IndexPlan, tokenizer: Path | None, *, snapshot: Snapshot, 
         tokenizer: folder of a tokenizer; the index is then built over bags of its tokens. None
             builds the index over the texts.
         snapshot: the snapshot whose passages are indexed.
-        launch: the settings of the run.
+        job_settings: where the tasks run.
 
     Raises:
         BookwheelError: as for `run_job`.
     """
-    store = Store.open(launch.store_url)
+    store = Store.open(job_settings.store_url)
     files, parts = snapshot.manifest.content.files, [part for part in snapshot.parts if part.rows]
     row_files = [files[passages_path(part.name)] for part in parts]
     if tokenizer is not None:
-        row_files = _encode_bags(store, tokenizer, row_files, [part.rows for part in parts], launch)
+        row_files = _encode_bags(store, tokenizer, row_files, [part.rows for part in parts], job_settings)
     builds = [index.start_index(store, plan.kind, plan, row_files)]
     for job in (index.train, index.scatter, index.build_shards):
-        builds = job(builds, launch)
-    return index.merge(builds, launch)[0].blob
+        builds = job(builds, job_settings)
+    return index.merge(builds, job_settings)[0].blob
 
 
 def _encode_bags(
-    store: Store, tokenizer: Path, passages: Sequence[BlobRef], row_counts: Sequence[int], launch: Launch
+    store: Store, tokenizer: Path, passages: Sequence[BlobRef], row_counts: Sequence[int], job_settings: JobSettings
 ) -> list[BlobRef]:
     """Turn the passages of each part into bags of tokens; return the parts' files."""
     encoder = store_bag_tokenizer(store, tokenizer)
@@ -125,7 +127,7 @@ def _encode_bags(
         )
         for passages_ref, n_rows in zip(passages, row_counts, strict=True)
     ]
-    return [result.vectors for result in embed.run(embed_tasks, launch)]
+    return [result.vectors for result in embed.run(embed_tasks, job_settings)]
 
 
 def create_delta(step: DeltaStep, store: Store) -> Report:
@@ -150,11 +152,13 @@ def create_delta(step: DeltaStep, store: Store) -> Report:
     return {"bytes": sum(ref.size for ref in delta_record.outputs.values())}
 
 
-def write_deltas(before: Content, after: Content, launch: Launch, on_progress: OnProgress | None = None) -> int:
+def write_deltas(
+    before: Content, after: Content, job_settings: JobSettings, on_progress: OnProgress | None = None
+) -> int:
     """Create all deltas from one snapshot's files to another's; return their total bytes."""
     steps = [step for steps in list_delta_steps(before, after).values() for step in steps]
     compared_representations = {step.representation for step in steps if step.base and not step.is_passages}
-    put_bytes = Store.open(launch.store_url).blobs.put_bytes
+    put_bytes = Store.open(job_settings.store_url).blobs.put_bytes
     parts = {
         representation: put_bytes(
             json.dumps([asdict(part) for part in list_parts(before, after, representation)]).encode()
@@ -165,11 +169,11 @@ def write_deltas(before: Content, after: Content, launch: Launch, on_progress: O
         replace(step, parts=parts[step.representation]) if step.base and not step.is_passages else step
         for step in steps
     ]
-    delta_reports = run_job("delta", create_delta, steps, launch, on_progress, _estimate_delta_seconds, memoised=True)
-    return sum(delta_report["bytes"] for delta_report in delta_reports)
+    reports = run_job("delta", create_delta, steps, job_settings, on_progress, _estimate_comparison, memoised=True)
+    return sum(report["bytes"] for report in reports)
 
 
-def _estimate_delta_seconds(step: DeltaStep) -> float:
+def _estimate_comparison(step: DeltaStep) -> float:
     base_bytes = (step.base_head_bytes or step.base.size) if step.base else 0
     return (base_bytes + (step.head_bytes or step.target.size)) / _COMPARED_BYTES_PER_SECOND
 
@@ -191,11 +195,8 @@ class RedactTask:
 def redact(task: RedactTask, store: Store) -> Report:
     """Rewrite one part's files without the pages to remove."""
     paths_by_name = {name: store.blobs.get_local_path(ref) for name, ref in task.files}
-    passages, articles, spans = (
-        paths_by_name.pop(TEXT),
-        paths_by_name.pop(ARTICLES, None),
-        paths_by_name.pop(SPANS, None),
-    )
+    passages, articles = paths_by_name.pop(TEXT), paths_by_name.pop(ARTICLES, None)
+    spans = paths_by_name.pop(SPANS, None)
     with temporary_folder("redact") as folder:
         new_files, n_rows = redact_part(PartFiles(passages, paths_by_name, articles, spans), {*task.pages}, folder)
         paths = {TEXT: new_files.passages, ARTICLES: new_files.articles, SPANS: new_files.spans, **new_files.vectors}
@@ -204,7 +205,7 @@ def redact(task: RedactTask, store: Store) -> Report:
 
 
 def redact_parts(
-    tasks: Sequence[RedactTask], launch: Launch, on_progress: OnProgress | None = None
+    tasks: Sequence[RedactTask], job_settings: JobSettings, on_progress: OnProgress | None = None
 ) -> list[RedactResult]:
     """Redact all parts; return their results in order.
 
@@ -213,7 +214,7 @@ def redact_parts(
     """
     return [
         from_table(RedactResult, report, "a report of the redact job")
-        for report in run_job("redact", redact, tasks, launch, on_progress, _estimate_redaction)
+        for report in run_job("redact", redact, tasks, job_settings, on_progress, _estimate_redaction)
     ]
 
 

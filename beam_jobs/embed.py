@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from beam_jobs.job import run_job
-from beam_jobs.launch import Launch, OnProgress, Report
+from beam_jobs.job_settings import JobSettings, OnProgress, Report
 from beam_jobs.tasks import look_up_reports
 from beam_jobs.workers import CPU_FLOAT32, PRECISIONS, count_gpus, detect_precision, is_local
 from rag_model.encoders.bag import BagSpec
@@ -63,7 +63,7 @@ class EmbedTask:
     libraries: tuple[str, ...] = _LIBRARIES
 
     @classmethod
-    def of(
+    def create(
         cls, chunk_result: ChunkResult, encoder: StoredEncoder, dtype: Dtype, parent_parts: tuple[ParentPart, ...] = ()
     ) -> Self:
         """Create the task of a part from the result of the chunk job."""
@@ -139,7 +139,7 @@ def _find_or_encode(task: EmbedTask, store: Store) -> Report:
     memo_record, is_new = store.memo.get_or_create("embed", inputs, produce)
     dtypes = ("", None, task.precision.partition(" ")[2])
     if not task.is_device_independent and memo_record.stats.get("arithmetic") not in dtypes:
-        # Older versions recorded vectors of every device type and dtype under one key.
+        # An older version wrote this record, under a key without device type and dtype.
         memo_record, is_new = store.memo.get_or_create("embed", {**inputs, "arithmetic": task.precision}, produce)
     return asdict(EmbedResult.from_record(memo_record, is_new=is_new))
 
@@ -151,15 +151,17 @@ def _load_encoder(store_url: str, files: tuple[tuple[str, BlobRef], ...]) -> Any
     return load_passage_encoder(build_link_tree({name: blob_store.get_local_path(ref) for name, ref in files}))
 
 
-def run(tasks: Sequence[EmbedTask], launch: Launch, on_progress: OnProgress | None = None) -> list[EmbedResult]:
+def run(
+    tasks: Sequence[EmbedTask], job_settings: JobSettings, on_progress: OnProgress | None = None
+) -> list[EmbedResult]:
     """Encode all parts; return their results in order."""
-    if not is_local(launch.flags):
+    if not is_local(job_settings.flags):
         tasks = [_replace_precision(task, "") for task in tasks]
-    launch = launch.with_task_bytes(PROCESS_BYTES + 2 * max(map(_count_encoder_bytes, tasks), default=0))
+    job_settings = job_settings.with_task_bytes(PROCESS_BYTES + 2 * max(map(_count_encoder_bytes, tasks), default=0))
     if any(task.new_passages and not task.is_device_independent for task in tasks):
-        launch = launch.for_gpus(count_gpus())
-    reports = _find_remote_reports(tasks, launch) or run_job(
-        "embed", embed, tasks, launch, on_progress, _estimate_seconds, memoised=is_local(launch.flags)
+        job_settings = job_settings.for_gpus(count_gpus())
+    reports = _find_remote_reports(tasks, job_settings) or run_job(
+        "embed", embed, tasks, job_settings, on_progress, _estimate_seconds, memoised=is_local(job_settings.flags)
     )
     return [from_table(EmbedResult, report, "a report of the embed job") for report in reports]
 
@@ -176,16 +178,16 @@ def describe_requests(encoder: StoredEncoder, chunk_results: Sequence[ChunkResul
     return describe_endpoint_use(encoder.name, n_new_passages, words_per_passage)
 
 
-def _find_remote_reports(tasks: Sequence[EmbedTask], launch: Launch) -> list[Report]:
+def _find_remote_reports(tasks: Sequence[EmbedTask], job_settings: JobSettings) -> list[Report]:
     """Return the reports of all tasks if remote workers have recorded all of them with the same
     device type and dtype; else return an empty list.
 
     With an empty list, the workers look up the tasks themselves, because only they know their
     device.
     """
-    if is_local(launch.flags):
+    if is_local(job_settings.flags):
         return []
-    store = Store.open(launch.store_url)
+    store = Store.open(job_settings.store_url)
     for precision in PRECISIONS:
         reports = look_up_reports(embed, [_replace_precision(task, precision) for task in tasks], store)
         known_reports = [report for report in reports if report is not None]

@@ -50,16 +50,16 @@ _KIND_PATH = "plan.kind"  # path of the index kind in the inputs of an index
 class StageReuse:
     """The results that one stage would reuse."""
 
-    stage: str  # name: plan, chunk or embed; for the index `hnsw` train/, shard/ or index/hnsw
-    # unit of the counts: parts, articles, passages or indexes; for a trained file `if it fits`, for
-    # the graphs of cells `to update`
+    stage: str  # plan, chunk, embed; train/hnsw, shard/hnsw or index/hnsw for the index `hnsw`
+    # unit of the counts: parts, articles, passages or indexes; `if it fits` for a trained file,
+    # `to update` for the graphs of cells
     unit: str
     reused: int  # number of units that would be reused
     total: int  # number of all units
     tasks: int
     recorded: int  # number of tasks whose outputs are all recorded
-    # by input, the number of tasks whose most similar record has another value of it; `no record`
-    # counts the tasks without a comparable record
+    # by name of an input, the number of tasks whose most similar record differs in this input;
+    # `no record` counts the tasks without a comparable record
     changed: Mapping[str, int]
 
 
@@ -94,7 +94,7 @@ class _StageCounts:
         self.total, self.reused, self.tasks = self.total + total, self.reused + reused, self.tasks + 1
         self.recorded += missing_inputs is None
         if missing_inputs is not None:
-            self.changed.update(self.records.find_changed(missing_inputs))
+            self.changed.update(self.records.find_changed_inputs(missing_inputs))
 
     def to_stage(self, stage: str, unit: str) -> StageReuse:
         """Return the counts as a row of the report."""
@@ -123,7 +123,7 @@ class _RecordedInputs:
         self._distinct_inputs = list({json.dumps(entry, sort_keys=True): entry for entry in comparable_inputs}.values())
         self._varying_input = varying_input
 
-    def find_changed(self, inputs: Mapping[str, Any]) -> list[str]:
+    def find_changed_inputs(self, inputs: Mapping[str, Any]) -> list[str]:
         """Return the names of the inputs in which the most similar record differs."""
         if not self._distinct_inputs:
             return ["no record"]
@@ -274,7 +274,7 @@ class _ReuseLookup:
     def look_up_vectors(self, name: str, chunk_result: ChunkResult, parent_parts: tuple[ParentPart, ...]) -> None:
         """Count the vectors of a part that would be reused in the representation `name`."""
         stage_counts = self._embed[name]
-        task = EmbedTask.of(chunk_result, self._encoders[name], self._recipe.dtype_of(name), parent_parts)
+        task = EmbedTask.create(chunk_result, self._encoders[name], self._recipe.dtype_of(name), parent_parts)
         inputs, n_rows = task.inputs(), chunk_result.rows
         record = self._store.memo.find("embed", self._store.memo.compute_key(inputs))
         if record is not None:
@@ -295,7 +295,7 @@ class _ReuseLookup:
         """
         encoder = self._encoders.get(plan.over)
         changes = find_reuse_obstacles(self._parent, index_name, plan, encoder.space.digest if encoder else None)
-        if changes and not self._find_changed("train", plan):
+        if changes and not self._find_changed_inputs("train", plan):
             changes = []
         n_reused = int(not changes)
         return StageReuse(f"train/{index_name}", "if it fits", n_reused, 1, 1, n_reused, dict.fromkeys(changes, 1))
@@ -307,7 +307,7 @@ class _ReuseLookup:
         if not isinstance(get_kind(plan.kind), ShardUpdatingKind):
             return []
         stage, unit, total = f"shard/{index_name}", "to update", plan.shards
-        if not self._find_changed("merge", plan):
+        if not self._find_changed_inputs("merge", plan):
             return [StageReuse(stage, unit, total, total, total, total, {})]
         encoder, manifest = self._encoders.get(plan.over), self._parent.manifest
         obstacles = find_reuse_obstacles(self._parent, index_name, plan, encoder.space.digest if encoder else None)
@@ -320,14 +320,14 @@ class _ReuseLookup:
 
     def look_up_index(self, index_name: str, plan: IndexPlan) -> StageReuse:
         """Report whether a finished index with this plan over the same vectors is recorded."""
-        changes = self._find_changed("merge", plan)
+        changes = self._find_changed_inputs("merge", plan)
         n_reused = int(not changes)
         return StageReuse(f"index/{index_name}", "indexes", n_reused, 1, 1, n_reused, dict.fromkeys(changes, 1))
 
-    def _find_changed(self, stage: str, plan: IndexPlan) -> list[str]:
+    def _find_changed_inputs(self, stage: str, plan: IndexPlan) -> list[str]:
         """Return the inputs in which the most similar record of a stage differs, if any."""
         stage_counts = self._embed.get(plan.over, self.chunk)
         is_complete = stage_counts.recorded == stage_counts.tasks
         blob_list = json.dumps([ref.to_json() for ref in self._rows[plan.over]]).encode()
         inputs = {**get_index_inputs(plan), "vectors": digest_bytes(blob_list) if is_complete else "not made yet"}
-        return _RecordedInputs(self._store, stage, considered_inputs=tuple(inputs)).find_changed(inputs)
+        return _RecordedInputs(self._store, stage, considered_inputs=tuple(inputs)).find_changed_inputs(inputs)

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from beam_jobs.job import run_job
-from beam_jobs.launch import Launch, OnProgress, Report
+from beam_jobs.job_settings import JobSettings, OnProgress, Report
 from beam_jobs.tasks import look_up_reports
 from rag_model.evaluation.gate import GateRecipe
 from rag_model.index.exact_search import (
@@ -66,7 +66,7 @@ _SAMPLE = "sample"  # output of the stage `QUERIES` that has the `QuerySample` a
 # bytes of an index that are measured per second, with several search settings
 _MEASURED_BYTES_PER_SECOND = 5e7
 _RANKED_PER_SECOND = 1e6  # passages whose hashes are read and ranked per second
-_UPDATED_SHARE = 0.2  # time to update the parent's neighbours, as a share of a full search
+_UPDATED_SHARE = 0.2  # time to update the parent's neighbours, divided by the time of a full search
 _SAMPLE_CODE = 1  # increase it when other passages would be sampled
 _NEIGHBORS_CODE = 2  # increase it when the same vectors and queries would give other neighbours
 
@@ -124,9 +124,14 @@ def find_neighbors(task: NeighborTask, store: Store) -> Report:
         rows_path = store.blobs.get_local_path(task.rows)
         index, queries = ExactIndex([rows_path], task.metric), _read_queries(store, task.queries)
         parent_neighbors = list(_iter_parent_neighbors(store, task, rows_path, queries))
-        lists = update_neighbors(index, queries, parent_neighbors, task.depth, 2 * task.depth)
+        neighbors = update_neighbors(index, queries, parent_neighbors, task.depth, 2 * task.depth)
         with (workdir / "neighbors").open("wb") as file:
-            np.savez(file, scores=lists.scores, rows=lists.rows.astype(np.int32), floor=lists.floor)
+            np.savez(
+                file,
+                scores=neighbors.scores,
+                rows=neighbors.rows.astype(np.int32),
+                floor=neighbors.floor,
+            )
         return StageResult({"neighbors": workdir / "neighbors"}, {TARGET_KEY: [task.rows.id]})
 
     return store.memo.get_or_create(NEIGHBORS, task.inputs(), produce)[0].outputs["neighbors"].to_json()
@@ -135,8 +140,8 @@ def find_neighbors(task: NeighborTask, store: Store) -> Report:
 def _iter_parent_neighbors(
     store: Store, task: NeighborTask, rows_path: Path, queries: Vectors
 ) -> Iterator[tuple[NeighborLists, Rows]]:
-    """Yield the neighbours in each part of the parent, and for each row of that part the number of
-    the equal row in this part (-1 if there is none).
+    """Yield, for each part of the parent, its neighbours, and an array that maps its row numbers to
+    those of equal rows in this part (-1: no row is equal).
     """
     if task.parent_queries is None or not store.blobs.exists(task.parent_queries):
         return
@@ -147,11 +152,11 @@ def _iter_parent_neighbors(
         record = store.memo.find(NEIGHBORS, store.memo.compute_key(parent_task.inputs()))
         if record is None or not store.blobs.exists(parent_rows):
             continue
-        lists = _read_neighbors(store, record.outputs["neighbors"]).select(parent_positions)
+        neighbors = _read_neighbors(store, record.outputs["neighbors"]).select(parent_positions)
         if parent_rows == task.rows:
-            yield lists, np.arange(task.row_count)
+            yield neighbors, np.arange(task.row_count)
         else:
-            yield lists, find_equal_rows(store.blobs.get_local_path(parent_rows), rows_path)
+            yield neighbors, find_equal_rows(store.blobs.get_local_path(parent_rows), rows_path)
 
 
 def _read_queries(store: Store, queries_ref: BlobRef) -> Vectors:
@@ -184,7 +189,7 @@ class MeasureTask:
     # The queries with their exact neighbours; None if the representation is not vectors.
     neighbors: BlobRef | None = None
     target: float | None = None  # recall to tune for; None: only measure
-    start: tuple[tuple[str, int], ...] = ()  # the parent's parameters, from which tuning starts
+    initial_parameters: tuple[tuple[str, int], ...] = ()  # those of the parent's index
 
     @property
     def recipe(self) -> GateRecipe:
@@ -199,7 +204,7 @@ def measure_one(task: MeasureTask, store: Store) -> Report:
         query_set = _open_query_set(store, snapshot, task, representation)
         measurement = measure_index(snapshot, task.index, query_set)
     report = {**asdict(measurement), "recalls": measurement.recalls.tolist()}
-    # An index kind of an installed package may report numbers as numpy scalars.
+    # Index kinds of other packages may report numpy scalars, which JSON does not have.
     plain_report: Report = json.loads(json.dumps(report, default=lambda number: number.item()))
     return plain_report
 
@@ -214,7 +219,9 @@ def tune_one(task: MeasureTask, store: Store) -> Report:
     """Find search parameters for the recall target of one index, unless the memo has them."""
     with _open_snapshot(store, task.content) as snapshot:
         get_query_set, target_recall = partial(_open_query_set, store, snapshot, task), float(task.target or 0)
-        return tune_index(store, snapshot, task.index, target_recall, task.recipe, dict(task.start), get_query_set)
+        return tune_index(
+            store, snapshot, task.index, target_recall, task.recipe, dict(task.initial_parameters), get_query_set
+        )
 
 
 def _open_snapshot(store: Store, content: BlobRef) -> Snapshot:
@@ -242,7 +249,7 @@ def _open_query_set(store: Store, snapshot: Snapshot, task: MeasureTask, represe
 
 def measure_indexes(
     store: Store,
-    launch: Launch,
+    job_settings: JobSettings,
     on_progress: OnProgress | None,
     snapshot: Snapshot,
     recipe: GateRecipe,
@@ -260,15 +267,15 @@ def measure_indexes(
         return {}
     tasks = _create_tasks(store, snapshot, recipe, dict.fromkeys(snapshot.manifest.content.indexes))
     gate_progress = _GateProgress(on_progress, len(tasks))
-    tasks = _add_queries(store, snapshot, tasks, launch, gate_progress, parent)
-    sized_launch = _size_launch(launch, tasks, snapshot.manifest.content)
-    reports = run_job("gate", measure_one, tasks, sized_launch, gate_progress, _estimate_seconds)
+    tasks = _add_queries(store, snapshot, tasks, job_settings, gate_progress, parent)
+    task_settings = _set_worker_count(job_settings, tasks, snapshot.manifest.content)
+    reports = run_job("gate", measure_one, tasks, task_settings, gate_progress, _estimate_seconds)
     return {task.index: read_measurement(report) for task, report in zip(tasks, reports, strict=True)}
 
 
 def tune_indexes(
     store: Store,
-    launch: Launch,
+    job_settings: JobSettings,
     on_progress: OnProgress | None,
     draft: Content,
     built_indexes: Sequence[BuiltIndex],
@@ -285,7 +292,7 @@ def tune_indexes(
 
     Args:
         store: the store with the files of the draft.
-        launch: the settings of the run.
+        job_settings: where the tasks run.
         on_progress: called with the finished and the total number of tasks.
         draft: the content before tuning.
         built_indexes: the indexes of the draft.
@@ -305,12 +312,12 @@ def tune_indexes(
         recorded_reports = look_up_reports(tune_one, tasks, store)
         unrecorded_tasks = [task for task, report in zip(tasks, recorded_reports, strict=True) if report is None]
         progress = _GateProgress(on_progress, len(tasks))
-        tasks_with_queries = _add_queries(store, snapshot, unrecorded_tasks, launch, progress, parent)
+        tasks_with_queries = _add_queries(store, snapshot, unrecorded_tasks, job_settings, progress, parent)
         task_by_index = {task.index: task for task in tasks_with_queries}
         tasks = [task_by_index.get(task.index, task) for task in tasks]
-        sized_launch = _size_launch(launch, tasks, draft)
+        task_settings = _set_worker_count(job_settings, tasks, draft)
         reports = run_job(
-            "tune", tune_one, tasks, sized_launch, progress, _estimate_seconds, recorded_reports=recorded_reports
+            "tune", tune_one, tasks, task_settings, progress, _estimate_seconds, recorded_reports=recorded_reports
         )
     results = {task.index: report for task, report in zip(tasks, reports, strict=True)}
     return [with_tuning(index, results[index.name]) if index.name in results else index for index in built_indexes]
@@ -334,7 +341,7 @@ def _create_tasks(
             recipe.seed,
             content.files[content.index_file(name)].size,
             target=target,
-            start=_get_search_parameters(parent, name),
+            initial_parameters=_get_search_parameters(parent, name),
         )
         for name, target in targets.items()
     ]
@@ -367,7 +374,7 @@ def _add_queries(
     store: Store,
     snapshot: Snapshot,
     tasks: Sequence[MeasureTask],
-    launch: Launch,
+    job_settings: JobSettings,
     progress: _GateProgress,
     parent: Content | None,
 ) -> list[MeasureTask]:
@@ -378,9 +385,9 @@ def _add_queries(
     representation_by_task = {task: content.representation_of(task.index) for task in tasks}
     if not tasks or not snapshot.n:
         return list(tasks)
-    recipe, sized_launch = tasks[0].recipe, launch.for_tasks(PROCESS_BYTES + 4 * BLOCK_BYTES)
+    recipe, task_settings = tasks[0].recipe, job_settings.for_tasks(PROCESS_BYTES + 4 * BLOCK_BYTES)
     previous_sample = _find_previous_sample(store, parent, recipe)
-    sample = _sample_queries(snapshot, recipe, sized_launch, previous_sample)
+    sample = _sample_queries(snapshot, recipe, task_settings, previous_sample)
     sample_blob = store.blobs.put_bytes(json.dumps(asdict(sample)).encode())
     queries_by_representation = {
         representation: _store_queries(store, snapshot, recipe, representation, sample)
@@ -398,7 +405,7 @@ def _add_queries(
             NEIGHBORS,
             find_neighbors,
             all_tasks,
-            sized_launch,
+            task_settings,
             progress.show_parts,
             _estimate_scan_seconds,
             memoised=True,
@@ -429,7 +436,7 @@ def _find_previous_sample(store: Store, parent: Content | None, recipe: GateReci
 
 
 def _sample_queries(
-    snapshot: Snapshot, recipe: GateRecipe, launch: Launch, previous_sample: QuerySample | None
+    snapshot: Snapshot, recipe: GateRecipe, job_settings: JobSettings, previous_sample: QuerySample | None
 ) -> QuerySample:
     """Sample sentences of a snapshot as queries; workers rank the passages to choose from."""
     files = snapshot.manifest.content.files
@@ -443,7 +450,7 @@ def _sample_queries(
         for part in snapshot.parts
     ]
     reports = run_job(
-        "sample", rank_part, tasks, launch, None, lambda task: task.row_count / _RANKED_PER_SECOND, memoised=True
+        "sample", rank_part, tasks, job_settings, None, lambda task: task.row_count / _RANKED_PER_SECOND, memoised=True
     )
     candidates = [(np.array(report["keys"], np.uint64), np.array(report["rows"], np.int64)) for report in reports]
     return read_sample(snapshot, choose_sample_rows(snapshot, recipe.queries, candidates), recipe.seed, previous_sample)
@@ -455,8 +462,8 @@ def _store_queries(
     """Encode the queries, unless the memo has their vectors, and return the file of vectors.
 
     `gc` keeps this file and that of the sample only while a snapshot has all passages and vectors
-    of the corpus that the queries come from. So nothing remains of a page that was taken down, nor
-    of one that was edited so little that its vector did not change.
+    of the corpus that the queries come from. So no old sentence remains of a page that was taken
+    down, or that was edited so little that its vectors did not change.
     """
     inputs = _list_query_inputs(snapshot.manifest.content, recipe, representation)
 
@@ -524,9 +531,9 @@ def _merge_neighbors(store: Store, snapshot: Snapshot, queries: BlobRef, reports
     scores, best_rows = np.empty((len(vectors), 0), np.float32), np.empty((len(vectors), 0), np.int64)
     first_row = 0
     for part, report in zip((part for part in snapshot.parts if part.rows), reports, strict=True):
-        lists = _read_neighbors(store, BlobRef.from_json(report))
-        all_scores = np.hstack([scores, lists.scores])  # (queries, neighbours of the parts so far)
-        all_rows = np.hstack([best_rows, np.where(lists.rows < 0, -1, lists.rows + first_row)])
+        neighbors = _read_neighbors(store, BlobRef.from_json(report))
+        all_scores = np.hstack([scores, neighbors.scores])  # (queries, neighbours so far)
+        all_rows = np.hstack([best_rows, np.where(neighbors.rows < 0, -1, neighbors.rows + first_row)])
         scores, best_rows = select_top_k(all_scores, all_rows, depth)
         first_row += part.rows
     file = io.BytesIO()
@@ -534,9 +541,11 @@ def _merge_neighbors(store: Store, snapshot: Snapshot, queries: BlobRef, reports
     return store.blobs.put_bytes(file.getvalue())
 
 
-def _size_launch(launch: Launch, tasks: Sequence[MeasureTask], content: Content) -> Launch:
-    """Return the launch with memory for the largest index, because a search may read the whole
-    file, and for the posting lists that a search decodes.
+def _set_worker_count(job_settings: JobSettings, tasks: Sequence[MeasureTask], content: Content) -> JobSettings:
+    """Return the settings with as many local workers as fit in memory.
+
+    A task needs memory for the largest index, because a search may read the whole file, and for
+    the posting lists that a search decodes.
     """
     postings_suffix = f".{PostingsKind.suffix}"
     index_bytes = [
@@ -545,7 +554,7 @@ def _size_launch(launch: Launch, tasks: Sequence[MeasureTask], content: Content)
         * estimate_decoded_bytes(content.n, task.file_bytes, SMALL_CACHE_POSTINGS)
         for task in tasks
     ]
-    return launch.for_tasks(PROCESS_BYTES + max(index_bytes, default=0))
+    return job_settings.for_tasks(PROCESS_BYTES + max(index_bytes, default=0))
 
 
 def _estimate_seconds(task: MeasureTask) -> float:

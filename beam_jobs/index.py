@@ -32,7 +32,7 @@ from beam_jobs.index_work import (
     train_one,
 )
 from beam_jobs.job import run_job
-from beam_jobs.launch import Launch, OnProgress, Report
+from beam_jobs.job_settings import JobSettings, OnProgress, Report
 from beam_jobs.tasks import look_up_reports
 from beam_jobs.workers import is_local
 from rag_model.digest import digest_bytes
@@ -60,16 +60,16 @@ def start_index(
     name: str,
     plan: IndexPlan,
     row_files: Sequence[BlobRef],
-    reused: ReusedTraining | None = None,
+    reused_training: ReusedTraining | None = None,
     parent_index: ParentIndex | None = None,
 ) -> IndexInProgress:
     """Return the initial record of an index; if possible it will be derived from `parent_index`."""
     parent_blob = store.blobs.put_bytes(json.dumps(asdict(parent_index)).encode()) if parent_index else None
-    return IndexInProgress(name, plan, _store_blob_list(store, row_files), reused, parent_blob)
+    return IndexInProgress(name, plan, _store_blob_list(store, row_files), reused_training, parent_blob)
 
 
 def derive(
-    builds: Sequence[IndexInProgress], launch: Launch, on_progress: OnProgress | None = None
+    builds: Sequence[IndexInProgress], job_settings: JobSettings, on_progress: OnProgress | None = None
 ) -> list[IndexInProgress]:
     """Derive indexes from those of the parent where possible; later jobs skip derived indexes."""
     derivable_builds = [build for build in builds if build.parent_index]
@@ -78,7 +78,7 @@ def derive(
             "derive",
             derive_one,
             derivable_builds,
-            _size_derive_launch(derivable_builds, launch),
+            _set_derive_worker_count(derivable_builds, job_settings),
             on_progress,
             _estimate_merge_seconds,
             memoised=True,
@@ -86,15 +86,15 @@ def derive(
     )
     results = [IndexStageResult.from_report(next(reports)) if build.parent_index else None for build in builds]
     return [
-        replace(build, derived=result if result and result.blob else None)
+        replace(build, derived_result=result if result and result.blob else None)
         for build, result in zip(builds, results, strict=True)
     ]
 
 
-def _size_derive_launch(builds: Sequence[IndexInProgress], launch: Launch) -> Launch:
-    """Return the launch with the memory that is needed to derive these indexes."""
+def _set_derive_worker_count(builds: Sequence[IndexInProgress], job_settings: JobSettings) -> JobSettings:
+    """Return the settings with as many local workers as can derive these indexes in memory."""
     kinds_and_sizes = [(get_kind(build.plan.kind), build.plan.n) for build in builds]
-    return launch.for_tasks(
+    return job_settings.for_tasks(
         max((kind.derive_memory_bytes(n) for kind, n in kinds_and_sizes if isinstance(kind, DerivingKind)), default=1)
     )
 
@@ -108,17 +108,17 @@ def _skip_derived(job: Job) -> Job:
 
     @wraps(job)
     def run(
-        builds: Sequence[IndexInProgress], launch: Launch, on_progress: OnProgress | None = None
+        builds: Sequence[IndexInProgress], job_settings: JobSettings, on_progress: OnProgress | None = None
     ) -> list[IndexInProgress]:
-        results = iter(job([build for build in builds if not build.derived], launch, on_progress))
-        return [build if build.derived else next(results) for build in builds]
+        results = iter(job([build for build in builds if not build.derived_result], job_settings, on_progress))
+        return [build if build.derived_result else next(results) for build in builds]
 
     return run
 
 
 @_skip_derived
 def train(
-    builds: Sequence[IndexInProgress], launch: Launch, on_progress: OnProgress | None = None
+    builds: Sequence[IndexInProgress], job_settings: JobSettings, on_progress: OnProgress | None = None
 ) -> list[IndexInProgress]:
     """Train all indexes whose reused trained file does not fit; the notes of each plan say what was
     done and why.
@@ -126,8 +126,8 @@ def train(
     If no vector is new, the trained file of the parent is reused without a test, and no job runs.
     """
     untrained = [build for build in builds if not _is_reused_untested(build)]
-    sized_launch = launch.with_task_bytes(_estimate_largest_task_bytes(untrained, "train"))
-    reports = iter(_run_on_gpus("train", train_one, untrained, sized_launch, on_progress, _estimate_train_seconds))
+    task_settings = job_settings.with_task_bytes(_estimate_largest_task_bytes(untrained, "train"))
+    reports = iter(_run_on_gpus("train", train_one, untrained, task_settings, on_progress, _estimate_train_seconds))
     return [
         _with_reused_training(build)
         if _is_reused_untested(build)
@@ -137,7 +137,7 @@ def train(
 
 
 def _is_reused_untested(build: IndexInProgress) -> bool:
-    return build.reused is not None and build.reused.fits_untested(build.plan.drift)
+    return build.reused_training is not None and build.reused_training.fits_untested(build.plan.drift)
 
 
 def _with_train_result(build: IndexInProgress, result: IndexStageResult) -> IndexInProgress:
@@ -146,14 +146,14 @@ def _with_train_result(build: IndexInProgress, result: IndexStageResult) -> Inde
     annotated_build = _with_note(build, result.note) if result.note else build
     training_fit = TrainingStats(result.stats["losses"]) if get_kind(build.plan.kind).learns else None
     trained_build = _with_training(annotated_build, result.blob, training_fit)
-    if not result.keeps_shards or not build.reused:
+    if not result.keeps_shards or not build.reused_training:
         return trained_build
-    numbers = tuple(result.stats.get("previous_shards", ()))
-    return replace(trained_build, parent_shards=build.reused.shards, parent_shard_numbers=numbers)
+    parent_numbers = tuple(result.stats.get("previous_shards", ()))
+    return replace(trained_build, parent_shards=build.reused_training.shards, parent_shard_numbers=parent_numbers)
 
 
 def _with_reused_training(build: IndexInProgress) -> IndexInProgress:
-    reused = build.reused
+    reused = build.reused_training
     if reused is None:
         raise ValueError(f"index {build.name} has no training to reuse: train it")
     annotated_build = _with_note(build, f"trained as in snapshot {reused.snapshot[:12]}")
@@ -161,13 +161,15 @@ def _with_reused_training(build: IndexInProgress) -> IndexInProgress:
     return replace(trained_build, parent_rows=reused.parent_rows, parent_shards=reused.shards)
 
 
-def _with_training(build: IndexInProgress, trained: BlobRef, training_fit: TrainingStats | None) -> IndexInProgress:
+def _with_training(
+    build: IndexInProgress, trained_file: BlobRef, training_fit: TrainingStats | None
+) -> IndexInProgress:
     """Return the record for the jobs after training.
 
-    The record has to be small, because each task of these jobs contains it. So `reused`, which
-    names the files of all parts, is left out.
+    The record has to be small, because each task of these jobs contains it. So
+    `reused_training`, which names the files of all parts, is left out.
     """
-    return replace(build, trained=trained, training_fit=training_fit, reused=None)
+    return replace(build, trained_file=trained_file, training_fit=training_fit, reused_training=None)
 
 
 def _with_note(build: IndexInProgress, note: str) -> IndexInProgress:
@@ -176,20 +178,18 @@ def _with_note(build: IndexInProgress, note: str) -> IndexInProgress:
 
 @_skip_derived
 def scatter(
-    builds: Sequence[IndexInProgress], launch: Launch, on_progress: OnProgress | None = None
+    builds: Sequence[IndexInProgress], job_settings: JobSettings, on_progress: OnProgress | None = None
 ) -> list[IndexInProgress]:
     """Sort the vectors of every part by shard, for all indexes."""
-    store = Store.open(launch.store_url)
+    store = Store.open(job_settings.store_url)
     tasks = [_create_scatter_tasks(store, build) for build in builds]
-    sized_launch = _size_launch(builds, "scatter", launch)
-    results = _run_by_index("scatter", scatter_one, tasks, sized_launch, on_progress, _estimate_scatter_seconds)
+    task_settings = _set_worker_count(builds, "scatter", job_settings)
+    results = _run_by_index("scatter", scatter_one, tasks, task_settings, on_progress, _estimate_scatter_seconds)
     return [_with_pieces(store, build, index_results) for build, index_results in zip(builds, results, strict=True)]
 
 
 def _with_pieces(store: Store, build: IndexInProgress, results: Sequence[IndexStageResult]) -> IndexInProgress:
-    """Return the record with the pieces of all parts, and with the locations of the slices of each
-    shard in these pieces.
-    """
+    """Return the record with all pieces, and with the location of each shard's slice in them."""
     pieces = [require_blob(result.blob) for result in results]
     n_shards, put_bytes = build.plan.shards, store.blobs.put_bytes
     build = replace(build, pieces=_store_blob_list(store, pieces))
@@ -231,13 +231,13 @@ def _create_scatter_tasks(store: Store, build: IndexInProgress) -> list[ScatterT
 
 @_skip_derived
 def build_shards(
-    builds: Sequence[IndexInProgress], launch: Launch, on_progress: OnProgress | None = None
+    builds: Sequence[IndexInProgress], job_settings: JobSettings, on_progress: OnProgress | None = None
 ) -> list[IndexInProgress]:
     """Build the shards of all indexes; update the parent's shards if the index kind can.
 
     A shard of the parent whose slices are unchanged is reused as it is.
     """
-    store = Store.open(launch.store_url)
+    store = Store.open(job_settings.store_url)
     parent_shards = [_find_parent_shards(store, build) for build in builds]
     tasks = [
         [
@@ -251,8 +251,8 @@ def build_shards(
     tasks = [
         [replace(task, concurrent_shards=max(1, reports.count(None))) for task in index_tasks] for index_tasks in tasks
     ]
-    sized_launch = _size_launch(builds, "shard", launch)
-    results = _run_by_index("shard", build_shard, tasks, sized_launch, on_progress, _estimate_shard_seconds, reports)
+    task_settings = _set_worker_count(builds, "shard", job_settings)
+    results = _run_by_index("shard", build_shard, tasks, task_settings, on_progress, _estimate_shard_seconds, reports)
     return [
         _with_shards(store, build, shards, [*zip(index_tasks, index_results, strict=True)])
         for build, shards, index_tasks, index_results in zip(builds, parent_shards, tasks, results, strict=True)
@@ -323,16 +323,20 @@ def _describe_rebuilt(reasons: Mapping[int, str]) -> str:
     return f"graphs of cells built again: {', '.join(named_cells)}{f' and {n_more:,} more' if n_more else ''}"
 
 
-def merge(builds: Sequence[IndexInProgress], launch: Launch, on_progress: OnProgress | None = None) -> list[BuiltIndex]:
+def merge(
+    builds: Sequence[IndexInProgress], job_settings: JobSettings, on_progress: OnProgress | None = None
+) -> list[BuiltIndex]:
     """Merge the pieces and shards of all indexes; return the finished indexes."""
-    store = Store.open(launch.store_url)
-    unmerged_builds = [build for build in builds if not build.derived]
-    sized_launch = launch.with_task_bytes(_estimate_largest_task_bytes(unmerged_builds, "merge"))
+    store = Store.open(job_settings.store_url)
+    unmerged_builds = [build for build in builds if not build.derived_result]
+    task_settings = job_settings.with_task_bytes(_estimate_largest_task_bytes(unmerged_builds, "merge"))
     results = map(
         IndexStageResult.from_report,
-        run_job("merge", merge_one, unmerged_builds, sized_launch, on_progress, _estimate_merge_seconds, memoised=True),
+        run_job(
+            "merge", merge_one, unmerged_builds, task_settings, on_progress, _estimate_merge_seconds, memoised=True
+        ),
     )
-    merged_results = [(build, build.derived or next(results)) for build in builds]
+    merged_results = [(build, build.derived_result or next(results)) for build in builds]
     return [
         BuiltIndex(
             build.name,
@@ -350,25 +354,29 @@ def _find_reusable_training(store: Store, build: IndexInProgress) -> tuple[BlobR
     """Return the trained file that later builds may reuse, and its statistics; None if the index
     has no such file.
     """
-    if build.derived:
+    if build.derived_result:
         return None
     sizes = [cell["rows"] for cell in _read_cells(store, build)]
     imbalance = round(max(sizes) * len(sizes) / max(1, sum(sizes)), 4) if sizes else 0.0
-    return (require_blob(build.trained), build.training_fit.with_imbalance(imbalance)) if build.training_fit else None
+    return (
+        (require_blob(build.trained_file), build.training_fit.with_imbalance(imbalance)) if build.training_fit else None
+    )
 
 
 def _run_by_index(
     stage: str,
     function: Callable[[Any, Store], Report],
     tasks: Sequence[Sequence[Any]],
-    launch: Launch,
+    job_settings: JobSettings,
     on_progress: OnProgress | None,
     estimate_seconds: Callable[[Any], float],
     recorded_reports: Sequence[Report | None] | None = None,
 ) -> Iterator[list[IndexStageResult]]:
     """Run the tasks of all indexes as one job; yield their results index by index."""
     all_tasks = [task for index_tasks in tasks for task in index_tasks]
-    reports = iter(_run_on_gpus(stage, function, all_tasks, launch, on_progress, estimate_seconds, recorded_reports))
+    reports = iter(
+        _run_on_gpus(stage, function, all_tasks, job_settings, on_progress, estimate_seconds, recorded_reports)
+    )
     for index_tasks in tasks:
         yield [IndexStageResult.from_report(next(reports)) for _ in index_tasks]
 
@@ -377,7 +385,7 @@ def _run_on_gpus(
     stage: str,
     function: Callable[[Any, Store], Report],
     tasks: Sequence[Any],
-    launch: Launch,
+    job_settings: JobSettings,
     on_progress: OnProgress | None,
     estimate_seconds: Callable[[Any], float],
     recorded_reports: Sequence[Report | None] | None = None,
@@ -389,24 +397,28 @@ def _run_on_gpus(
     other indexes, such as an inverted index, run with a worker for each core. Without a GPU, all
     tasks run in one job.
     """
-    all_reports = [*(recorded_reports or look_up_reports(function, tasks, Store.open(launch.store_url)))]
+    all_reports = [*(recorded_reports or look_up_reports(function, tasks, Store.open(job_settings.store_url)))]
     n_gpus = engine.count_gpus()
-    if not n_gpus or not is_local(launch.flags):
+    if not n_gpus or not is_local(job_settings.flags):
         # The stage `shard` is left out: it uses a GPU only with cuVS, and works mostly on the CPU.
         if stage in {"train", "scatter"} and any(_get_plan(task).kind in _GPU_KINDS for task in tasks):
-            launch = launch.for_gpus(0)
-        return run_job(stage, function, tasks, launch, on_progress, estimate_seconds, recorded_reports=all_reports)
+            job_settings = job_settings.for_gpus(0)
+        return run_job(
+            stage, function, tasks, job_settings, on_progress, estimate_seconds, recorded_reports=all_reports
+        )
     numbers_by_gpu_use: dict[bool, list[int]] = {True: [], False: []}
     for task_number, task in enumerate(tasks):
         numbers_by_gpu_use[_get_plan(task).kind in _GPU_KINDS].append(task_number)
     for uses_gpu, task_numbers in numbers_by_gpu_use.items():
         group_tasks, n_before = [tasks[i] for i in task_numbers], len(numbers_by_gpu_use[True]) * (not uses_gpu)
-        is_small = launch.is_too_small(sum(estimate_seconds(tasks[i]) for i in task_numbers if all_reports[i] is None))
+        is_small = job_settings.is_too_small(
+            sum(estimate_seconds(tasks[i]) for i in task_numbers if all_reports[i] is None)
+        )
         reports = run_job(
             stage,
             function,
             group_tasks,
-            launch.for_gpus(n_gpus) if uses_gpu and not is_small else launch,
+            job_settings.for_gpus(n_gpus) if uses_gpu and not is_small else job_settings,
             partial(_report_group_progress, on_progress, n_before, len(tasks)),
             estimate_seconds,
             recorded_reports=[all_reports[i] for i in task_numbers],
@@ -427,7 +439,9 @@ def _report_group_progress(on_progress: OnProgress | None, n_before: int, total:
 
 def _estimate_train_seconds(build: IndexInProgress) -> float:
     """Estimate the core seconds of training; a reused trained file is only tested on some rows."""
-    return get_kind(build.plan.kind).seconds(build.plan, "train", build.plan.n, 0, inherited=bool(build.reused))
+    return get_kind(build.plan.kind).seconds(
+        build.plan, "train", build.plan.n, 0, inherited=bool(build.reused_training)
+    )
 
 
 def _estimate_scatter_seconds(task: ScatterTask) -> float:
@@ -444,8 +458,8 @@ def _estimate_merge_seconds(build: IndexInProgress) -> float:
     return get_kind(build.plan.kind).seconds(build.plan, "merge", build.plan.n, 0)
 
 
-def _size_launch(builds: Sequence[IndexInProgress], stage: str, launch: Launch) -> Launch:
-    return launch.for_tasks(_estimate_largest_task_bytes(builds, stage))
+def _set_worker_count(builds: Sequence[IndexInProgress], stage: str, job_settings: JobSettings) -> JobSettings:
+    return job_settings.for_tasks(_estimate_largest_task_bytes(builds, stage))
 
 
 def _estimate_largest_task_bytes(builds: Sequence[IndexInProgress], stage: str) -> int:

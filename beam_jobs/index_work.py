@@ -20,7 +20,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from beam_jobs.launch import Report
+from beam_jobs.job_settings import Report
 from beam_jobs.tasks import limit_threads
 from rag_model.digest import digest_bytes
 from rag_model.errors import InputError, StoreError
@@ -50,7 +50,7 @@ class IndexStageResult:
     stats: IndexStats  # statistics that the index kind reports
     is_new: bool = False  # whether this run, not an earlier run, wrote the file
     note: str = ""  # a note for the plan, such as why the index was trained again
-    keeps_shards: bool = False  # whether the parent's shards can be updated with a new trained file
+    keeps_shards: bool = False  # whether shards of the parent can be updated to a new trained file
 
     @classmethod
     def from_report(cls, report: Report) -> Self:
@@ -68,10 +68,10 @@ class IndexInProgress:
     name: str
     plan: IndexPlan
     rows: BlobRef  # JSON list of the index's row files, one per part, in row order
-    reused: ReusedTraining | None = None  # the parent's trained file, used if it fits
+    reused_training: ReusedTraining | None = None  # the parent's trained file, used if it fits
     parent_index: BlobRef | None = None  # JSON of a `ParentIndex` to derive the index from
-    derived: IndexStageResult | None = None  # the derived index; the other jobs then skip it
-    trained: BlobRef | None = None  # the trained file, which all workers read
+    derived_result: IndexStageResult | None = None  # the derived index; the other jobs then skip it
+    trained_file: BlobRef | None = None  # all workers read it
     # For a reused trained file, `ReusedTraining.parent_rows`: by part, the parent's row files.
     parent_rows: BlobRef | None = None
     # For a reused trained file, `ReusedTraining.shards`: the list of the parent's shards.
@@ -96,7 +96,7 @@ class ScatterTask:
     """Task to sort the vectors of one part by shard."""
 
     build: IndexInProgress
-    number: int  # number of the part
+    number: int  # part number
     rows: BlobRef  # row file of the part
     # Parts of the parent with the same pages; their pieces contain most of the vectors.
     parent_parts: tuple[ParentRows, ...] = ()
@@ -107,7 +107,7 @@ class ShardTask:
     """Task to build one shard of an index from its slices of all pieces."""
 
     build: IndexInProgress
-    number: int  # number of the shard
+    number: int  # shard number
     rows: int  # number of vectors in the shard
     slices: str  # digest of the slices
     places: str  # digest of the locations of the slices
@@ -172,7 +172,7 @@ class _NotDerivedError(Exception):
 
 def train_one(build: IndexInProgress, store: Store) -> Report:
     """Train one index, unless the memo has it; if a reused trained file fits, only report that."""
-    plan, reused = build.plan, build.reused
+    plan, reused = build.plan, build.reused_training
     if reused and reused.redacted_parts:
         return asdict(_redact_training(build, reused, reused.redacted_parts, store))
     imbalance = reused and reused.stats.explain_misfit(plan.drift)
@@ -181,11 +181,11 @@ def train_one(build: IndexInProgress, store: Store) -> Report:
     if reused and not retrain_reason:
         fit = _measure_fit(build, reused, store) if reused.changed_parts else FitResult(0, {})
         retrain_reason = fit.explain_misfit(plan.drift)
-        follow_reason = reused.growth or fit.explain_missed_neighbors() or imbalance
+        adapt_reason = reused.growth or fit.explain_missed_neighbors() or imbalance
         if not retrain_reason:
-            if not follow_reason:
+            if not adapt_reason:
                 return asdict(IndexStageResult(None, {}))
-            return asdict(_follow_new_vectors(build, reused, follow_reason, store))
+            return asdict(_adapt_training(build, reused, adapt_reason, store))
 
     def write_file(out: Path) -> IndexStats:
         return get_kind(plan.kind).train(plan, _open_listed_row_files(store, build.rows), out)
@@ -227,7 +227,7 @@ def _redact_training(
     return replace(result, note=note, keeps_shards=not reason)
 
 
-def _follow_new_vectors(build: IndexInProgress, reused: ReusedTraining, reason: str, store: Store) -> IndexStageResult:
+def _adapt_training(build: IndexInProgress, reused: ReusedTraining, reason: str, store: Store) -> IndexStageResult:
     """Adapt a reused trained file (lists or cells) to new vectors, unless the memo has it."""
     plan, keeps_shards = build.plan, isinstance(get_kind(build.plan.kind), ShardUpdatingKind)
 
@@ -272,7 +272,7 @@ def _measure_fit(build: IndexInProgress, reused: ReusedTraining, store: Store) -
 
 def scatter_one(task: ScatterTask, store: Store) -> Report:
     """Sort the vectors of one part by shard, unless the memo has the result."""
-    plan, trained_blob = task.build.plan, require_blob(task.build.trained)
+    plan, trained_blob = task.build.plan, require_blob(task.build.trained_file)
 
     def write_file(out: Path) -> IndexStats:
         trained_path, rows_path = map(store.blobs.get_local_path, (trained_blob, task.rows))
@@ -298,7 +298,7 @@ def _get_scatter_inputs(rows_ref: BlobRef, trained_blob: BlobRef, number: int) -
 
 def _find_parent_pieces(task: ScatterTask, store: Store) -> list[PreviousPiece]:
     """Return recorded pieces of the parent with pages of this part and the same trained file."""
-    trained, pieces = require_blob(task.build.trained), list[PreviousPiece]()
+    trained, pieces = require_blob(task.build.trained_file), list[PreviousPiece]()
     for parent_part in task.parent_parts:
         inputs = get_piece_inputs(task.build.plan) | _get_scatter_inputs(parent_part.rows, trained, parent_part.number)
         record = store.memo.find("scatter", store.memo.compute_key(inputs))
@@ -311,7 +311,7 @@ def _find_parent_pieces(task: ScatterTask, store: Store) -> list[PreviousPiece]:
 
 def build_shard(task: ShardTask, store: Store) -> Report:
     """Build one shard from its slices, or update the parent's shard, unless the memo has it."""
-    plan, trained_blob, kind = task.build.plan, require_blob(task.build.trained), get_kind(task.build.plan.kind)
+    plan, trained_blob, kind = task.build.plan, require_blob(task.build.trained_file), get_kind(task.build.plan.kind)
 
     def write_file(out: Path) -> IndexStats:
         trained_path = store.blobs.get_local_path(trained_blob)
@@ -355,14 +355,14 @@ def _iter_slices(task: ShardTask, store: Store) -> Iterator[bytes]:
 
 def merge_one(build: IndexInProgress, store: Store) -> Report:
     """Merge the pieces and shards of one index, unless the memo has the result."""
-    plan, trained = build.plan, require_blob(build.trained)
+    plan, trained = build.plan, require_blob(build.trained_file)
     piece_list, shard_list = require_blob(build.pieces), require_blob(build.shards)
 
     def write_file(out: Path) -> IndexStats:
         needed_bytes = get_kind(plan.kind).estimate(plan).disk_bytes
         disk_advice = "set TMPDIR to a folder on a disk with room"
         check_disk(out.parent, needed_bytes, f"merging {plan.factory}", disk_advice)
-        # All files are read in turn, a little at a time, each from its start to its end.
+        # With shards, each piece is read once, from start to end, so it needs no local copy.
         shard_openers = [path_opener(path) for path in _fetch_listed_files(store, shard_list)]
         if shard_openers:
             pieces: list[Opener] = [partial(store.blobs.open, ref) for ref in read_blob_list(store, piece_list)]

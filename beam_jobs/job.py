@@ -7,7 +7,7 @@ writes to `runs/<run>/<stage>/`. So the launcher can read results and progress o
 
 from collections.abc import Callable, Sequence
 
-from beam_jobs.launch import Launch, OnProgress, Report
+from beam_jobs.job_settings import JobSettings, OnProgress, Report
 from beam_jobs.tasks import Task, TaskFunction, look_up_reports, restore_threads, run_task
 from beam_jobs.workers import import_beam, prevent_pandas_import
 from rag_model.store.store import Store
@@ -17,7 +17,7 @@ def run_job(
     stage: str,
     function: TaskFunction[Task],
     tasks: Sequence[Task],
-    launch: Launch,
+    job_settings: JobSettings,
     on_progress: OnProgress | None = None,
     estimate_seconds: Callable[[Task], float] | None = None,
     *,
@@ -28,15 +28,15 @@ def run_job(
 
     Tasks run on Beam's workers, with two exceptions: if the function is `memoised`, recorded tasks
     are not run again; and a job that is too small to start workers for runs in the launcher
-    (`Launch.is_too_small`).
+    (`JobSettings.is_too_small`).
 
     Args:
         stage: the name of the job.
         function: a function of an installed module, which workers import by name. It must be
             idempotent, because an engine may run a task twice.
         tasks: any number of small descriptions of tasks.
-        launch: the settings of the run.
-        on_progress: called about every `launch.poll_seconds`.
+        job_settings: where the tasks run.
+        on_progress: called about every `job_settings.poll_seconds`.
         estimate_seconds: returns the estimated core seconds of a task; None if unknown. Longer
             tasks start first, so that local workers, to which tasks are dealt in turn, get similar
             amounts of work.
@@ -49,7 +49,7 @@ def run_job(
         BookwheelError: an error of the class that a worker raised, or `ResourceError` if a worker
             died.
     """
-    store, report_progress = Store.open(launch.store_url), on_progress or (lambda done, total: None)
+    store, report_progress = Store.open(job_settings.store_url), on_progress or (lambda done, total: None)
     reports = (
         [*recorded_reports]
         if recorded_reports is not None
@@ -65,14 +65,16 @@ def run_job(
         report_progress(n_recorded + done, n_recorded + total)
 
     if not remaining_tasks or (
-        estimate_seconds is not None and launch.is_too_small(sum(map(estimate_seconds, remaining_tasks)))
+        estimate_seconds is not None and job_settings.is_too_small(sum(map(estimate_seconds, remaining_tasks)))
     ):
         new_reports = _run_in_process(function, remaining_tasks, store, report_total_progress)
     else:
-        import_beam(launch.flags)
+        import_beam(job_settings.flags)
         from beam_jobs.pipeline import run_on_workers  # noqa: PLC0415 - imports Beam, slowly
 
-        new_reports = run_on_workers(stage, function, remaining_tasks, launch, report_total_progress, estimate_seconds)
+        new_reports = run_on_workers(
+            stage, function, remaining_tasks, job_settings, report_total_progress, estimate_seconds
+        )
     reports_by_number = dict(zip(remaining_numbers, new_reports, strict=True))
     return [reports_by_number[i] if report is None else report for i, report in enumerate(reports)]
 

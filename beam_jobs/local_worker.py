@@ -68,7 +68,7 @@ class ForkedWorkerHandler(worker_handlers.GrpcWorkerHandler):
             "WORKER_ID": self.worker_id,
         }
         fork_server = ForkServer.get(self._log)
-        self._exit_code = fork_server.start_worker({**os.environ, **variables}, self._log)
+        self._exit_code_queue = fork_server.start_worker({**os.environ, **variables}, self._log)
         self._thread.start()
 
     def stop_worker(self) -> None:
@@ -76,7 +76,7 @@ class ForkedWorkerHandler(worker_handlers.GrpcWorkerHandler):
         self._thread.join()
 
     def _wait_for_exit(self) -> None:
-        if exit_code := self._exit_code.get():
+        if exit_code := self._exit_code_queue.get():
             raise RuntimeError(f"{WORKER_DIED} {exit_code}")
 
 
@@ -89,7 +89,7 @@ class ForkServer:
     def __init__(self, log_path: str) -> None:
         """Start the process; errors of the fork server itself go to the file `log_path`."""
         self._launcher_pid = os.getpid()
-        self._exit_codes: list[SimpleQueue[int]] = []
+        self._queues: list[SimpleQueue[int]] = []
         with Path(log_path).open("ab") as error_log:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "beam_jobs.local_worker"],
@@ -118,11 +118,11 @@ class ForkServer:
         """Fork a worker; return the queue into which its exit code is put."""
         assert self._process.stdin is not None
         with self._lock:
-            request = len(self._exit_codes), dict(environment), _get_current_folder(), log_path
-            self._exit_codes.append(SimpleQueue())
+            request = len(self._queues), dict(environment), _get_current_folder(), log_path
+            self._queues.append(SimpleQueue())
             self._process.stdin.write(f"{json.dumps(request)}\n")
             self._process.stdin.flush()
-            return self._exit_codes[-1]
+            return self._queues[-1]
 
     def _read_exit_codes(self) -> None:
         assert self._process.stdout is not None
@@ -131,12 +131,12 @@ class ForkServer:
             request_number, exit_code, cpu_seconds = line.split()
             report_cpu_seconds(float(cpu_seconds) - reported_seconds)
             reported_seconds = float(cpu_seconds)
-            self._exit_codes[int(request_number)].put(int(exit_code))
-        # The server died. The queues of all workers get its exit code; queues of workers that ended
-        # earlier are not read again.
+            self._queues[int(request_number)].put(int(exit_code))
+        # The server died, so its workers get its exit code. Workers that ended earlier get it too,
+        # but nothing reads their queues again.
         server_exit_code = self._process.wait()
-        for exit_codes in self._exit_codes:
-            exit_codes.put(server_exit_code or 1)
+        for queue in self._queues:
+            queue.put(server_exit_code or 1)
 
 
 def _get_current_folder() -> str:
@@ -152,7 +152,7 @@ def serve_requests() -> None:
     prevent_pandas_import()
     for name in _PRELOADED_JOBS:
         import_module(f"beam_jobs.{name}")
-    gc.freeze()  # or else garbage collection in workers would copy shared memory
+    gc.freeze()  # otherwise garbage collection in workers would copy shared memory
     # On an interrupt, the launcher decides what to stop.
     interrupt_handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
     # If a worker exits just before a read starts, the signal does not interrupt the read, so each
@@ -161,7 +161,7 @@ def serve_requests() -> None:
     os.set_blocking(signal_writer, False)
     signal.set_wakeup_fd(signal_writer, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
-    request_by_pid: dict[int, int] = {}  # numbers of requests by process id
+    request_by_pid: dict[int, int] = {}  # request numbers by process id
     partial_line = b""
     while True:
         readable_descriptors, _, _ = select.select([0, exit_signals], [], [])

@@ -23,7 +23,7 @@ from apache_beam.metrics.metric import Metrics
 from apache_beam.options.pipeline_options import GoogleCloudOptions, PipelineOptions
 
 from beam_jobs.flink import cancel_job, set_job_server
-from beam_jobs.launch import Launch, OnProgress, Report
+from beam_jobs.job_settings import JobSettings, OnProgress, Report
 from beam_jobs.local_worker import WORKER_DIED
 from beam_jobs.options import build_pipeline_options, count_worker_threads, create_local_runner, is_local
 from beam_jobs.tasks import Task, TaskFunction, limit_threads, run_task
@@ -117,9 +117,14 @@ class Worker(beam.DoFn, Generic[Task]):
     """Run tasks with the store, and write their reports."""
 
     def __init__(
-        self, stage: str, function: TaskFunction[Task], launch: Launch, launcher_lock: Path | None, n_threads: int
+        self,
+        stage: str,
+        function: TaskFunction[Task],
+        job_settings: JobSettings,
+        launcher_lock: Path | None,
+        n_threads: int,
     ) -> None:
-        self.stage, self.function, self.launch = stage, function, launch
+        self.stage, self.function, self.job_settings = stage, function, job_settings
         self.launcher_lock, self.n_threads = launcher_lock, n_threads
         self.version = version("bookwheel")
 
@@ -141,7 +146,7 @@ class Worker(beam.DoFn, Generic[Task]):
         """
         task_number, task = element
         store = self.store = self.store or self._open_store()
-        runs, run = store.runs, self.launch.run
+        runs, run = store.runs, self.job_settings.run
         if self.launcher_lock is not None and runs.count_reports(run, self.stage + FAILED_SUFFIX):
             # The local runner does not retry, so after one failure the job fails and further tasks
             # are useless.
@@ -166,7 +171,7 @@ class Worker(beam.DoFn, Generic[Task]):
 
     def _open_store(self) -> Store:
         try:
-            return Store.open(self.launch.store_url)
+            return Store.open(self.job_settings.store_url)
         except errors.StoreError as error:
             raise errors.StoreError(
                 f"a worker cannot reach the store ({error}): use a store that all machines reach, "
@@ -185,7 +190,7 @@ def run_on_workers(
     stage: str,
     function: TaskFunction[Task],
     tasks: Sequence[Task],
-    launch: Launch,
+    job_settings: JobSettings,
     report_progress: OnProgress,
     estimate_seconds: Callable[[Task], float] | None,
 ) -> list[Report]:
@@ -194,27 +199,29 @@ def run_on_workers(
     Raises:
         BookwheelError: for the same reasons as `run_job`.
     """
-    store = Store.open(launch.store_url)
+    store = Store.open(job_settings.store_url)
     # delete reports of an earlier job of the same stage
-    store.runs.delete_reports(launch.run, stage, stage + FAILED_SUFFIX)
-    options = build_pipeline_options(launch.flags, len(tasks), uses_gpu=launch.uses_gpu)
+    store.runs.delete_reports(job_settings.run, stage, stage + FAILED_SUFFIX)
+    options = build_pipeline_options(job_settings.flags, len(tasks), uses_gpu=job_settings.uses_gpu)
     # the name that the engine's UI shows
-    options.view_as(GoogleCloudOptions).job_name = f"bookwheel-{stage}-{launch.run}".lower()
-    set_job_server(options, launch.flags)
-    log = Path(tempfile.gettempdir()) / f"bookwheel-{launch.run}-{stage}.log"
+    options.view_as(GoogleCloudOptions).job_name = f"bookwheel-{stage}-{job_settings.run}".lower()
+    set_job_server(options, job_settings.flags)
+    log = Path(tempfile.gettempdir()) / f"bookwheel-{job_settings.run}-{stage}.log"
     with hold_launcher_lock() as lock:
-        worker = Worker(stage, function, launch, lock if is_local(options) else None, count_worker_threads(options))
+        worker = Worker(
+            stage, function, job_settings, lock if is_local(options) else None, count_worker_threads(options)
+        )
         numbered_tasks = sorted(
             enumerate(tasks), key=lambda task: -estimate_seconds(task[1]) if estimate_seconds else 0
         )
         with _PipelineThread(_create_pipeline(stage, worker, numbered_tasks, options, log), options) as pipeline_thread:
-            while not pipeline_thread.finished.wait(launch.poll_seconds):
-                report_progress(store.runs.count_reports(launch.run, stage), len(tasks))
+            while not pipeline_thread.finished.wait(job_settings.poll_seconds):
+                report_progress(store.runs.count_reports(job_settings.run, stage), len(tasks))
     if pipeline_thread.failure is not None:
-        raise explain_failure(store, launch.run, stage, pipeline_thread.failure, log) from pipeline_thread.failure
+        raise explain_failure(store, job_settings.run, stage, pipeline_thread.failure, log) from pipeline_thread.failure
     log.unlink(missing_ok=True)
     report_progress(len(tasks), len(tasks))
-    return _read_reports(store, launch.run, stage, len(tasks))
+    return _read_reports(store, job_settings.run, stage, len(tasks))
 
 
 def _create_pipeline(

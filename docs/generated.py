@@ -159,11 +159,13 @@ def _list_objectives(objectives: list[str], names: tuple[str, ...]) -> str:
 
 def _help(verb: str) -> str:
     command = app[verb]
-    told = generate_markdown_docs(command, heading_level=2, command_chain=["bookwheel", verb])
+    # Without the app in the stack, flags would be listed with negative forms, which the command line refuses.
+    with command.app_stack([app, command]):
+        page = generate_markdown_docs(command, heading_level=2, command_chain=["bookwheel", verb])
     docstring = inspect.getdoc(command.default_command) or ""
     more = docstring.partition("\n\n")[2].partition("Args:\n")[0].strip()
-    before, found, parameters = told.partition("\n**")
-    return f"{before}\n{more}\n{found}{parameters}" if more else told
+    before, separator, parameters = page.partition("\n**")
+    return f"{before}\n{more}\n{separator}{parameters}" if more else page
 
 
 def as_restructured_text(app: Any, what: str, name: str, thing: object, options: Any, lines: list[str]) -> None:

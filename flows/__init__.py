@@ -23,7 +23,7 @@ Models and evaluation:
 Shared:
     stage, parameters: decorators of flows and stages, their parameters, progress, and failed runs.
     outcome, artifacts: the outcomes of flows, and how the Prefect UI shows them.
-    launch, launch_model: start a run on a machine of the estimated size.
+    start_reindex, start_model_run: start a run on a machine of the estimated size.
     machine: local services, work pools, automations and `doctor`.
     demo: the pages, questions and encoder of `bookwheel demo`.
 """

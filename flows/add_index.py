@@ -16,7 +16,7 @@ from cyclopts import Parameter
 
 from beam_jobs import corpus, embed
 from beam_jobs.embed import EmbedTask
-from beam_jobs.launch import Launch, OnProgress
+from beam_jobs.job_settings import JobSettings, OnProgress
 from beam_jobs.workers import get_worker_memory
 from flows.finish import Build, finish_build
 from flows.outcome import BuildOutcome
@@ -77,14 +77,14 @@ def add_index(
     """
     target, clock = Store.open(store), StageClock()
     target.refs.require_exclusive_creation()
-    launch = Launch.new(target.url, beam_options)
-    with target.intents.hold(launch.run):
+    job_settings = JobSettings.new(target.url, beam_options)
+    with target.intents.hold(job_settings.run):
         base_manifest = target.snapshots.get(target.snapshots.resolve_trusted(snapshot))
         effective_recipe = recipe or read_snapshot_recipe(base_manifest.content)
         chosen_indexes = choose_indexes(effective_recipe, indexes)
         check_recipe(base_manifest.content, replace(effective_recipe, index=chosen_indexes))
         with clock("look"), Snapshot.from_manifest(target, base_manifest) as base_snapshot:
-            chunk_results, embeddings = read_results(target, base_manifest.content, launch)
+            chunk_results, embeddings = read_results(target, base_manifest.content, job_settings)
             dimensions = read_dimensions(base_snapshot)
         plans = plan_indexes(chosen_indexes, chunk_results, dimensions, get_worker_memory(beam_options))
         provenance = inherit_provenance(base_manifest)
@@ -94,7 +94,9 @@ def add_index(
         )
         provenance["indexed"] = {"of": base_manifest.id, "indexes": sorted(chosen_indexes)}
         build_arguments = chunk_results, embeddings, plans, assemble_content, provenance
-        return finish_build(Build(target, launch, clock, effective_recipe, ref, dump_url, encoder, *build_arguments))
+        return finish_build(
+            Build(target, job_settings, clock, effective_recipe, ref, dump_url, encoder, *build_arguments)
+        )
 
 
 def choose_indexes(recipe: Recipe, names: Sequence[str]) -> dict[str, IndexRecipe]:
@@ -115,10 +117,10 @@ def choose_indexes(recipe: Recipe, names: Sequence[str]) -> dict[str, IndexRecip
 
 @stage
 def read_results(
-    store: Store, content: Content, launch: Launch
+    store: Store, content: Content, job_settings: JobSettings
 ) -> tuple[list[ChunkResult], dict[str, list[EmbedResult]]]:
     """Read the files of a snapshot; return the chunk and embed results of its parts."""
-    return read_stage_results(store, content, partial(corpus.run, launch=launch))
+    return read_stage_results(store, content, partial(corpus.run, job_settings=job_settings))
 
 
 def check_recipe(content: Content, recipe: Recipe) -> None:
@@ -165,30 +167,34 @@ def reencode(snapshot: str, store: Url, encoder: Url, ref: str, beam_options: Se
     """
     target, clock = Store.open(store), StageClock("reencode")
     target.refs.require_exclusive_creation()
-    launch = Launch.new(target.url, beam_options)
-    with target.intents.hold(launch.run):  # keeps `gc` from deleting new and reused files
+    job_settings = JobSettings.new(target.url, beam_options)
+    with target.intents.hold(job_settings.run):  # keeps `gc` from deleting new and reused files
         base_manifest = target.snapshots.get(target.snapshots.resolve_trusted(snapshot))
         recipe = read_reencode_recipe(base_manifest.content)
         with clock("look"):
-            chunk_results, _ = read_results(target, base_manifest.content, launch)
+            chunk_results, _ = read_results(target, base_manifest.content, job_settings)
             encoding = prepare_encoder(target, encoder, recipe.encode)
         dimensions = {EMBEDDINGS: encoding.space.dim}
         stale_indexes = list_stale_indexes(base_manifest.content, recipe)
         plans = plan_indexes(stale_indexes, chunk_results, dimensions, get_worker_memory(beam_options))
         with clock("embed") as on_progress:
-            embeddings = embed_parts(chunk_results, encoding, recipe.dtype_of(EMBEDDINGS), launch, on_progress)
+            embeddings = embed_parts(chunk_results, encoding, recipe.dtype_of(EMBEDDINGS), job_settings, on_progress)
         assemble_content = partial(replace_indexes, replace_embeddings(base_manifest.content, encoding, embeddings))
         provenance = build_reencoded_provenance(base_manifest, encoding)
         build_inputs = chunk_results, {EMBEDDINGS: embeddings}, plans, assemble_content, provenance
         return finish_build(
-            Build(target, launch, clock, recipe, ref, str(provenance.get("dump", "")), encoder, *build_inputs)
+            Build(target, job_settings, clock, recipe, ref, str(provenance.get("dump", "")), encoder, *build_inputs)
         )
 
 
 @stage
 def embed_parts(
-    chunk_results: Sequence[ChunkResult], encoding: StoredEncoder, dtype: Dtype, launch: Launch, on_progress: OnProgress
+    chunk_results: Sequence[ChunkResult],
+    encoding: StoredEncoder,
+    dtype: Dtype,
+    job_settings: JobSettings,
+    on_progress: OnProgress,
 ) -> list[EmbedResult]:
     """Encode every part's passages."""
-    tasks = [EmbedTask.of(chunk_result, encoding, dtype) for chunk_result in chunk_results]
-    return embed.run(tasks, launch, on_progress)
+    tasks = [EmbedTask.create(chunk_result, encoding, dtype) for chunk_result in chunk_results]
+    return embed.run(tasks, job_settings, on_progress)

@@ -68,11 +68,11 @@ def show_answers(outcome: EvaluateOutcome) -> None:
 
 def show_retrievers(outcome: CompareOutcome) -> None:
     """Write the metrics of retrievers, stages and question groups, and link to the report."""
-    for expression, comparison in outcome.standings.items():
+    for expression, comparison in outcome.comparisons.items():
         log_metrics(f"{expression} on snapshot {outcome.snapshot}", comparison["metrics"], outcome.n)
     rows = [
         row
-        for expression, comparison in outcome.standings.items()
+        for expression, comparison in outcome.comparisons.items()
         for row in _iter_retriever_rows(expression, comparison)
     ]
     table_description = (

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 
 from beam_jobs import corpus
-from beam_jobs.launch import Launch, OnProgress
+from beam_jobs.job_settings import JobSettings, OnProgress
 from flows import artifacts
 from flows.evaluation_records import REPORT, ROWS, NewEvaluation, store_evaluation, to_metrics
 from flows.outcome import CompareOutcome
@@ -52,7 +52,7 @@ from rag_model.store.store import Store
 from rag_model.store.versions.evaluation_manifest import EvaluationSubject
 from rag_model.store.versions.snapshot import Snapshot
 
-DEFAULT_DEPTH = 20  # passages per question at which retrieval is measured
+DEFAULT_DEPTH = 20  # passages per question that are measured
 _MAX_SLUG_CHARACTERS = 60  # maximum characters of an expression in a file name
 
 
@@ -60,7 +60,7 @@ _MAX_SLUG_CHARACTERS = 60  # maximum characters of an expression in a file name
 class RunFiles:
     """Paths of the files to write the results to.
 
-    With several retrievers, each gets its own file, with its number and name in the file name.
+    If there are several retrievers, each retriever's file has its number and name in the file name.
     """
 
     trec: str | None = None  # TREC run
@@ -82,7 +82,7 @@ def compare(
     files: RunFiles | None = None,
     timing_seconds: float = DEFAULT_TIMING.seconds,
 ) -> CompareOutcome:
-    """Search every question with each retriever, and measure each of its stages.
+    """Search every question with each retriever, and measure the stages of each retriever.
 
     Args:
         store: URL or folder of the store.
@@ -91,7 +91,7 @@ def compare(
         retrievers: expressions, such as rrf(hnsw, ivfpq); the others are compared with the first.
             By default the snapshot's default retriever.
         ref: a ref, ref@number, an id or a unique prefix of a snapshot.
-        k: number of passages at which retrieval is measured; by default 20, or fewer if a retriever
+        k: number of passages per question that are measured; by default 20, or fewer if a retriever
             returns fewer.
         judged_by: how relevance is judged; by default by pages for a BEIR folder, by passages if
             every question names one, otherwise by answers.
@@ -108,7 +108,7 @@ def compare(
     check_paths(report, run_files.trec, run_files.dpr, run_files.rows, questions=questions)
     with clock("open"):
         run = open_retrievers_on_questions(store, questions, retrievers, ref, k, judged_by, patterns, encoder)
-    for name, retriever in zip(run.names, run.retrievers, strict=True):
+    for name, retriever in zip(run.expressions, run.retrievers, strict=True):
         with clock(name) as on_progress:
             measure_retriever(run, name, retriever, run_files, on_progress)
     with clock("time"):
@@ -127,9 +127,9 @@ class ComparisonRun:
 
     store: Store
     snapshot: Snapshot
-    names: Sequence[str]  # expressions of the retrievers
+    expressions: Sequence[str]  # of the retrievers
     retrievers: Sequence[SnapshotRetriever]
-    k: int  # number of passages at which retrieval is measured
+    k: int  # cutoff: the number of passages per question that are measured
     subject: EvaluationSubject
     question_set: QuestionSet
     batches: QueryBatches
@@ -163,8 +163,9 @@ def open_retrievers_on_questions(
     opened_retrievers = open_retrievers(snapshot, list(retrievers) or None, encoder=encoder)
     depth = min(retriever.choose_depth(k, DEFAULT_DEPTH) for retriever in opened_retrievers)
     for retriever in opened_retrievers:
-        retriever.check_depth(depth)  # check the depth of all retrievers before the first search
-    question_groups = group_questions(snapshot, question_set, judge, partial(corpus.run, launch=Launch.new(target.url)))
+        retriever.check_depth(depth)  # before the first search, so that an error costs no time
+    run_tasks = partial(corpus.run, job_settings=JobSettings.new(target.url))
+    question_groups = group_questions(snapshot, question_set, judge, run_tasks)
     subject = describe_retrieval_subject(target, snapshot, question_set, retrievers, depth, judge, encoder)
     batches = QueryBatches(question_set.questions)
     return ComparisonRun(
@@ -201,10 +202,10 @@ def _build_name_infix(run: ComparisonRun, number: int) -> str:
 
     Return an empty string if there is only one retriever.
     """
-    return "" if len(run.names) == 1 else f"{number}-{_make_slug(run.names[number - 1])}"
+    return "" if len(run.expressions) == 1 else f"{number}-{_to_slug(run.expressions[number - 1])}"
 
 
-def _make_slug(expression: str) -> str:
+def _to_slug(expression: str) -> str:
     return re.sub(r"[^A-Za-z0-9]+", "-", expression).strip("-")[:_MAX_SLUG_CHARACTERS]
 
 
@@ -235,7 +236,7 @@ def compare_and_report(
         n=len(run.question_set.questions),
         judged_by=run.judge.judged_by,
         measure=headline_measure,
-        standings={comparison.expression: comparison.to_json() for comparison in run.comparisons},
+        comparisons={comparison.expression: comparison.to_json() for comparison in run.comparisons},
         advice=advice,
         notes=run.groups.notes,
         seconds=clock.seconds,
@@ -252,7 +253,7 @@ def record_comparison(run: ComparisonRun, outcome: CompareOutcome, questions: st
     )
     metrics_by_retriever = {
         name: to_metrics({**comparison["metrics"], **comparison["ranks"]}, comparison["intervals"])
-        for name, comparison in outcome.standings.items()
+        for name, comparison in outcome.comparisons.items()
     }
     outcome_json = replace(outcome, report=None).to_json()
     new_evaluation = NewEvaluation(
@@ -280,6 +281,6 @@ def _build_report(run: ComparisonRun, advice: str) -> RetrievalReport:
         notes=run.groups.notes,
         lineage={
             "snapshot": run.snapshot.id,
-            **{f"retriever {i}": expression for i, expression in enumerate(run.names, start=1)},
+            **{f"retriever {i}": name for i, name in enumerate(run.expressions, start=1)},
         },
     )

@@ -120,7 +120,7 @@ class AnswerRun:
     snapshot: Snapshot
     model: str  # full id, or the folder
     reader: str
-    folder: Path | None  # the model's folder, if it has one
+    model_folder: Path | None  # None: the model has no folder
     evaluation: AnswerEvaluation
     subject: EvaluationSubject
 
@@ -171,7 +171,7 @@ def prepare_answer_run(
 ) -> AnswerRun:
     """Read the questions; pin the snapshot and the model, and load the model."""
     question_set = read_questions(questions)
-    # This check comes before the model is fetched and loaded.
+    # Invalid answers are reported before the model is fetched and loaded, which may take minutes.
     check_gold_answers(question_set.questions, settings.kind)
     RetrievalJudge.for_questions(question_set, settings.judged_by)
     snapshot = Snapshot.from_store(store, ref)
@@ -241,7 +241,7 @@ def _prepare_ablations(
     encoder = None
     if isinstance(first_reader, MarginalReader):
         if first_reader.rag.settings.weighed_by == "scores":
-            return {}, whole_corpus  # p(z|x) needs the scores of the model's retriever
+            return {}, whole_corpus  # p(z|x) uses the scores of the model's own retriever
         encoder = reading_model.question_encoder
     return open_other_retrievers(retriever.snapshot, store, settings.expression, encoder), whole_corpus
 
@@ -305,7 +305,7 @@ def _build_report(run: AnswerRun, outcome: EvaluateOutcome) -> AnswerReport:
         retrieval_worth=outcome.worth,
         notes=outcome.notes,
         abstention=evaluation.abstention,
-        curves=read_training_curves(run.folder / "metrics.jsonl") if run.folder else TrainingCurves(),
+        curves=read_training_curves(run.model_folder / "metrics.jsonl") if run.model_folder else TrainingCurves(),
         lineage={
             "model": outcome.model,
             "snapshot": outcome.snapshot,

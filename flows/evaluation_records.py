@@ -72,12 +72,13 @@ def store_evaluation(
 
 def _publish_page(store: Store, evaluation: str) -> str | None:
     """Write the report of a recorded evaluation as a page; return its URL, or None on failure."""
-    with suppress(StoreError, KeyError, ValueError):  # the page is only a copy of the report
+    # The page is only a copy of the recorded report, so a failure to write it is ignored.
+    with suppress(StoreError, KeyError, ValueError):
         report_html = store.blobs.read(store.evaluations.get(evaluation).content.files[REPORT])
         return store_report(store, evaluation, report_html.decode())
     return None
 
 
 def to_metrics(metrics: Mapping[str, float], intervals: Mapping[str, tuple[float, float]]) -> dict[str, MetricValue]:
-    """Return metrics in the form of a manifest, with their confidence intervals, if any."""
+    """Convert metrics, with their confidence intervals if they have any, to those of a manifest."""
     return {name: MetricValue(metric, *intervals.get(name, (None, None))) for name, metric in metrics.items()}

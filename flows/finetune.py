@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from beam_jobs import corpus
-from beam_jobs.launch import Launch
+from beam_jobs.job_settings import JobSettings
 from flows import artifacts
 from flows.add_index import reencode
 from flows.command.console import ProgressReporter, format_seconds
@@ -70,7 +70,7 @@ class TrainingWatch:
         self._has_reported_scores = False
 
     def __call__(self, kind: str, step: int, n_steps: int, values: Mapping[str, float]) -> None:
-        """Show a report; `kind` says of what, such as `train`, `dev` or `stage NAME`."""
+        """Show a report; `kind` is the reported event, such as `train`, `dev` or `stage NAME`."""
         event, _, stage = kind.partition(" ")
         if event == "stage":
             self._evaluate_every = int(values["evaluate_every"])
@@ -259,8 +259,9 @@ def prepare_training(
     origins.check_trainable()
     settings = parse_settings(kind, tables, max_steps, unit_vectors=origins.has_unit_vectors())
     examples = _read_examples(objective, train, dev, settings.loop)
-    launch = Launch.new(store.url, beam_options)
-    runner, indexer = partial(corpus.run, launch=launch), partial(corpus.build_index, snapshot=snapshot, launch=launch)
+    job_settings = JobSettings.new(store.url, beam_options)
+    runner = partial(corpus.run, job_settings=job_settings)
+    indexer = partial(corpus.build_index, snapshot=snapshot, job_settings=job_settings)
     job = Job(store, snapshot, origins, settings, examples, runner=runner, indexer=indexer)
     return Finetuning(objective, job)
 
@@ -277,11 +278,10 @@ def _read_examples(objective: Objective[Any], train: str | None, dev: str | None
 
 
 def check_index_ref(job: Finetuning, name: str) -> None:
-    """Check before the training that the model's own index may be published under its name.
+    """Check before the training that the index of the new model may be published under `name`.
 
     Raises:
-        UsageError: the ref with the model's name points to a snapshot that `reencode` did not
-            build.
+        UsageError: the ref `name` points to a snapshot that `reencode` did not build.
     """
     current_move = job.store.refs.find_current(name) if job.objective.result.rebuilds else None
     if current_move is not None and REENCODED not in job.store.snapshots.get(current_move.snapshot).provenance:

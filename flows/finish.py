@@ -11,7 +11,7 @@ from typing import Any
 
 from beam_jobs import corpus, gate, index
 from beam_jobs.index_work import IndexInProgress
-from beam_jobs.launch import Launch, OnProgress
+from beam_jobs.job_settings import JobSettings, OnProgress
 from beam_jobs.workers import is_local
 from flows import artifacts
 from flows.outcome import BuildOutcome
@@ -46,7 +46,7 @@ class Build:
     """A build after its passages have been chunked and encoded; input of `finish_build`."""
 
     store: Store
-    launch: Launch
+    job_settings: JobSettings
     clock: StageClock
     recipe: Recipe
     ref: str  # the ref to move
@@ -63,15 +63,15 @@ class Build:
     reused_trainings: Mapping[str, ReusedTraining] = field(default_factory=dict)
     # indexes of other programs, whose files are in the store already
     ready_indexes: Sequence[BuiltIndex] = ()
-    base: str | None = None  # the ref whose snapshot the gate compares with; None: `ref`
+    base_ref: str | None = None  # the ref whose snapshot the gate compares with; None: `ref`
     # the parent, whose inverted indexes are updated instead of built again
     parent: Manifest | None = None
     # by reason, how many files of an input folder were left out
     dropped_files: Mapping[str, int] = field(default_factory=dict)
     # sentences to record in the provenance, such as that files of the parent are missing
     notes: Sequence[str] = ()
-    # In a takedown, the old content with the pages; new inverted indexes are derived from its
-    # indexes.
+    # In a takedown, the content of the old snapshot, which has the pages; new inverted indexes are
+    # derived from its indexes.
     redacted_content: Content | None = None
 
     @property
@@ -88,11 +88,11 @@ def finish_build(build: Build) -> BuildOutcome:
         BookwheelError: a stage failed; finished work is recorded.
     """
     manifest, metrics = build_indexes(build)
-    if parent_manifest := Parent.from_ref(build.store, build.base or build.ref).manifest:
+    if parent_manifest := Parent.from_ref(build.store, build.base_ref or build.ref).manifest:
         for base_content in _list_delta_bases(build.store, parent_manifest, manifest):
             try_to_write_deltas(build, base_content, manifest.content)
     publish_result = publish_snapshot(build, manifest, metrics)
-    build.store.runs.delete_reports(build.launch.run)
+    build.store.runs.delete_reports(build.job_settings.run)
     outcome = report_build(build, manifest, publish_result, metrics)
     if publish_result.move is None:
         raise GateRefusedError(
@@ -111,19 +111,19 @@ def build_indexes(build: Build) -> tuple[Manifest, SnapshotMetrics]:
     Raises:
         BookwheelError: a stage failed; finished work is recorded.
     """
-    store, launch, clock = build.store, build.launch, build.clock
+    store, job_settings, clock = build.store, build.job_settings, build.clock
     parent_indexes = find_parent_indexes(build)
     with clock("train") as on_progress:
         indexes = train_indexes(build, parent_indexes, on_progress)
     with clock("scatter") as on_progress:
-        indexes = scatter_vectors(indexes, launch, on_progress)
+        indexes = scatter_vectors(indexes, job_settings, on_progress)
     with clock("shard") as on_progress:
-        indexes = build_shards(indexes, launch, on_progress)
+        indexes = build_shards(indexes, job_settings, on_progress)
     with clock("merge") as on_progress:
-        built_indexes = [*build.ready_indexes, *merge_shards(indexes, launch, on_progress)]
+        built_indexes = [*build.ready_indexes, *merge_shards(indexes, job_settings, on_progress)]
     with clock("tune") as on_progress:
         draft_content = build.assemble_content(built_indexes)
-        tune_arguments = store, launch, on_progress, draft_content, built_indexes, build.recipe.gate
+        tune_arguments = store, job_settings, on_progress, draft_content, built_indexes, build.recipe.gate
         built_indexes = tune_indexes(*tune_arguments, parent=build.parent_content)
     content = build.assemble_content(built_indexes)
     if range_tasks := list_range_tasks(content):
@@ -139,10 +139,10 @@ def build_indexes(build: Build) -> tuple[Manifest, SnapshotMetrics]:
     all_notes = [*build.notes, *precision_notes]
     new_provenance = build_provenance(build.source, build.encoder, built_indexes, clock.seconds, precisions, all_notes)
     new_provenance["embedded"] = count_passages(build.chunk_results, build.embeddings)["embedded"]
-    # Workers on other machines use CPU time that the clock does not measure.
-    new_provenance["cpu"] = dict(clock.cpu) if is_local(launch.flags) else {}
+    # The clock does not measure the CPU time of workers on other machines, so none is recorded.
+    new_provenance["cpu"] = dict(clock.cpu) if is_local(job_settings.flags) else {}
     new_provenance[HISTORY] = format_history(build.parent)
-    # Indexes that this build takes over unchanged keep their shards.
+    # Indexes that this build does not rebuild keep the shard lists of the parent.
     shards_by_index = {
         name: shard_list
         for name, shard_list in {**build.derived_provenance.get(SHARDS, {}), **new_provenance[SHARDS]}.items()
@@ -153,7 +153,7 @@ def build_indexes(build: Build) -> tuple[Manifest, SnapshotMetrics]:
 
 
 def _list_delta_bases(store: Store, parent: Manifest, manifest: Manifest) -> list[Content]:
-    """Return the contents of the snapshots from which clients may update to the new snapshot.
+    """Return the contents of the snapshots that clients may update from.
 
     If the build yields the parent again, these are the snapshots before the parent, whose deltas
     may be missing.
@@ -174,7 +174,7 @@ def try_to_write_deltas(build: Build, parent_content: Content, content: Content)
     """
     with build.clock("deltas") as on_progress:
         try:
-            write_deltas(parent_content, content, build.launch, on_progress)
+            write_deltas(parent_content, content, build.job_settings, on_progress)
         # Arrow reports some errors as ValueError
         except (BookwheelError, OSError, ValueError, MemoryError) as error:
             on_progress.say(f"not written, so clients pull whole files: {error}")
@@ -224,13 +224,13 @@ def train_indexes(
     build: Build, parent_indexes: Mapping[str, ParentIndex], on_progress: OnProgress
 ) -> list[IndexInProgress]:
     """Derive indexes from the parent's where possible; train others, or reuse trained files."""
-    store, launch = build.store, build.launch
+    store, job_settings = build.store, build.job_settings
     row_files, reused_trainings = list_row_files(build.chunk_results, build.embeddings), build.reused_trainings
     index_builds = [
         index.start_index(store, name, plan, row_files[plan.over], reused_trainings.get(name), parent_indexes.get(name))
         for name, plan in build.plans.items()
     ]
-    return index.train(index.derive(index_builds, launch), launch, on_progress)
+    return index.train(index.derive(index_builds, job_settings), job_settings, on_progress)
 
 
 scatter_vectors = stage(index.scatter, "scatter_vectors")
@@ -243,7 +243,8 @@ tune_indexes = stage(gate.tune_indexes, "tune_indexes")
 @stage
 def digest_ranges(build: Build, content: Content, tasks: Mapping[str, DigestTask], on_progress: OnProgress) -> Content:
     """Add the digests that verify byte ranges when large files are read from the store in parts."""
-    return add_range_digests(build.store, content, tasks, partial(corpus.run, launch=build.launch), on_progress)
+    run_tasks = partial(corpus.run, job_settings=build.job_settings)
+    return add_range_digests(build.store, content, tasks, run_tasks, on_progress)
 
 
 @stage
@@ -256,7 +257,7 @@ def measure_indexes(
     """
     merge_stats_by_index, gate_recipe = {index.name: index.stats for index in built_indexes}, build.recipe.gate
     with Snapshot.from_manifest(build.store, manifest) as snapshot:
-        gate_arguments = build.store, build.launch, on_progress, snapshot, gate_recipe
+        gate_arguments = build.store, build.job_settings, on_progress, snapshot, gate_recipe
         measurements = gate.measure_indexes(*gate_arguments, parent=build.parent_content)
         return measure_snapshot(snapshot, gate_recipe, measurements, merge_stats_by_index)
 
@@ -271,4 +272,4 @@ def publish_snapshot(build: Build, manifest: Manifest, metrics: SnapshotMetrics)
         metrics.recalls,
         scores=metrics.retriever_scores,
     )
-    return publish(build.store, manifest, build.ref, judge_snapshot, build.base)
+    return publish(build.store, manifest, build.ref, judge_snapshot, build.base_ref)

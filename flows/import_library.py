@@ -14,7 +14,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from beam_jobs.job import run_job
-from beam_jobs.launch import Launch, OnProgress
+from beam_jobs.job_settings import JobSettings, OnProgress
 from beam_jobs.tasks import run_task
 from beam_jobs.workers import get_worker_memory, is_local
 from flows.finish import Build, finish_build
@@ -95,12 +95,12 @@ def import_library(
     check_indexes_and_retrievers(recipe, {EMBEDDINGS: "vectors"})
     target = Store.open(store, create=True)
     target.refs.require_exclusive_creation()
-    launch = Launch.new(target.url, beam_options)
+    job_settings = JobSettings.new(target.url, beam_options)
 
-    with target.intents.hold(launch.run):  # keeps `gc` from deleting new files
+    with target.intents.hold(job_settings.run):  # keeps `gc` from deleting new files
         encoding = prepare_encoder(target, encoder, recipe.encode)
         with clock("import") as on_progress:
-            imported_parts = split_corpus(target, passages, vectors, launch, on_progress)
+            imported_parts = split_corpus(target, passages, vectors, job_settings, on_progress)
         with clock("check"):
             check_encoder(target, imported_parts, encoding)
         chunk_results, embed_results = imported_parts.passages, {EMBEDDINGS: imported_parts.embeddings}
@@ -110,7 +110,9 @@ def import_library(
         assemble_content = partial(build_imported_content, imported_parts, recipe, encoding)
         ready_indexes = store_index_files(target, assemble_content(()), recipe, [*ready_files.values()])
         arguments = chunk_results, embed_results, plans, assemble_content, build_commits_provenance([encoding])
-        build = Build(target, launch, clock, recipe, ref, passages, encoder, *arguments, ready_indexes=ready_indexes)
+        build = Build(
+            target, job_settings, clock, recipe, ref, passages, encoder, *arguments, ready_indexes=ready_indexes
+        )
         return finish_build(build)
 
 
@@ -175,7 +177,7 @@ def store_index_files(store: Store, draft: Content, recipe: Recipe, files: Seque
 
 @stage
 def split_corpus(
-    store: Store, passages: str, vectors: Sequence[str], launch: Launch, on_progress: OnProgress
+    store: Store, passages: str, vectors: Sequence[str], job_settings: JobSettings, on_progress: OnProgress
 ) -> ImportedParts:
     """Split passages and vectors into parts.
 
@@ -184,9 +186,9 @@ def split_corpus(
     """
     vector_input = inspect_vectors([Path(path) for path in vectors or list_urls(passages)])
     tasks = plan_import(store, passages, vector_input)
-    if tasks[0].passages and is_local(launch.flags):
-        part_launch = launch.for_tasks(_TASK_BYTES)
-        reports = run_job("import", import_part, tasks, part_launch, on_progress, _estimate_seconds, memoised=True)
+    if tasks[0].passages and is_local(job_settings.flags):
+        task_settings = job_settings.for_tasks(_TASK_BYTES)
+        reports = run_job("import", import_part, tasks, task_settings, on_progress, _estimate_seconds, memoised=True)
     else:
         sequential_parts = None if tasks[0].passages else import_in_sequence(store, passages, tasks)
         reports = []

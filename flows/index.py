@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from beam_jobs import index
-from beam_jobs.launch import Launch, OnProgress
+from beam_jobs.job_settings import JobSettings, OnProgress
 from beam_jobs.workers import get_worker_memory
 from flows.machine.workplace import open_work_store
 from flows.stage import StageClock
@@ -79,12 +79,12 @@ def index_vectors(request: IndexRequest) -> IndexOutcome:
     questions = read_queries(request.questions, vector_input.d) if request.questions else None
     estimate, vectors_bytes = estimate_resources(plan), vector_input.n * vector_input.d * vector_input.dtype.itemsize
     with open_work_store(request.out, request.work, estimate.work_bytes + vectors_bytes, estimate.disk_bytes) as store:
-        launch = Launch.new(store.url, request.beam_options, request.memory)
+        job_settings = JobSettings.new(store.url, request.beam_options, request.memory)
         with clock("cut") as on_progress:
             part_blobs, kept_rows = _split_vectors(store, vector_input, request.invalid, on_progress)
         if kept_rows is not None:
             plan = plan_index(request, len(kept_rows), vector_input.d)
-        built_index = _build_index(store, plan, part_blobs, launch, clock)
+        built_index = _build_index(store, plan, part_blobs, job_settings, clock)
         index_path = store.blobs.get_local_path(built_index.blob)
         part_paths = [store.blobs.get_local_path(part_blob) for part_blob in part_blobs]
         with clock("measure"):
@@ -123,8 +123,9 @@ def _check_output_path(out: Path, vector_input: VectorInput) -> None:
 def _split_vectors(
     store: Store, vector_input: VectorInput, invalid: InvalidRowPolicy, on_progress: OnProgress
 ) -> tuple[list[BlobRef], Rows | None]:
-    """Store the vectors as parts, if they are not stored yet; return the parts and the numbers of
-    the rows in them (None: all rows).
+    """Store the vectors as parts, if they are not stored yet.
+
+    Return the parts, and the row numbers of the vectors in them (None: all rows).
     """
     key_inputs = {
         "files": [*vector_input.identify_files().values()],
@@ -158,17 +159,19 @@ def _store_array(store: Store, array: Block) -> BlobRef:
         return store.blobs.put_file(path)
 
 
-def _build_index(store: Store, plan: VectorPlan, parts: list[BlobRef], launch: Launch, clock: StageClock) -> BuiltIndex:
+def _build_index(
+    store: Store, plan: VectorPlan, parts: list[BlobRef], job_settings: JobSettings, clock: StageClock
+) -> BuiltIndex:
     index_builds = [index.start_index(store, "index", plan, parts)]
     with clock("train") as on_progress:
-        index_builds = index.train(index_builds, launch, on_progress)
+        index_builds = index.train(index_builds, job_settings, on_progress)
     with clock("scatter") as on_progress:
-        index_builds = index.scatter(index_builds, launch, on_progress)
+        index_builds = index.scatter(index_builds, job_settings, on_progress)
     if plan.shards:
         with clock("shard") as on_progress:
-            index_builds = index.build_shards(index_builds, launch, on_progress)
+            index_builds = index.build_shards(index_builds, job_settings, on_progress)
     else:
-        index_builds = index.build_shards(index_builds, launch)
+        index_builds = index.build_shards(index_builds, job_settings)
     with clock("merge") as on_progress:
-        (built_index,) = index.merge(index_builds, launch, on_progress)
+        (built_index,) = index.merge(index_builds, job_settings, on_progress)
     return built_index

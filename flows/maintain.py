@@ -15,12 +15,12 @@ from pathlib import Path
 
 from flows.command.console import ProgressReporter
 from flows.command.reply import parse_age
-from flows.launch import launch
-from flows.machine.pools import LaunchedRun
+from flows.machine.pools import StartedRun
 from flows.outcome import BuildOutcome
 from flows.parameters import Url
 from flows.reindex import DEFAULT_ENCODER, reindex
 from flows.stage import StageClock, deployment_flow, stage
+from flows.start_reindex import start_reindex
 from rag_model.corpus.dump_catalog import ARTICLES_JOB, PROPERTIES_JOB, fetch_dump, find_newest_dump
 from rag_model.corpus.records import is_wiki_site
 from rag_model.errors import UsageError
@@ -43,7 +43,7 @@ class WatchOutcome:
     known: str
     dump: str | None  # date or time of the new dump or wiki; None: nothing is new
     built: BuildOutcome | None
-    launched: LaunchedRun | None = None  # the run that was started to rebuild elsewhere
+    launched: StartedRun | None = None  # the run that was started to rebuild elsewhere
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +86,8 @@ def watch(
         job: the job of a dump run that has the articles.
         limit: read at most this many articles, for a quick test.
         beam_options: options of Beam and of its runner.
-        deployment: FLOW/NAME; start its run on a machine of the estimated size (`flows.launch`)
-            without waiting for it; by default build in this run.
+        deployment: FLOW/NAME; start its run on a machine of the estimated size, without waiting
+            for it (`flows.start_reindex`); by default build in this run.
         most: the maximum memory, cores and GPUs of such a run.
         hours: the intended duration, approximately.
 
@@ -115,13 +115,9 @@ def watch(
         return WatchOutcome(known_date, None, None)
     rebuild_arguments = (dump, store, encoder, recipe, ref, limit)
     if deployment is not None:
-        launch_arguments = {"deployment": deployment, "most": most, "hours": hours}
-        return WatchOutcome(
-            known_date,
-            new_date,
-            None,
-            launch.fn(*rebuild_arguments, beam_options=beam_options, **launch_arguments),
-        )
+        start_arguments = {"deployment": deployment, "most": most, "hours": hours}
+        started_run = start_reindex.fn(*rebuild_arguments, beam_options=beam_options, **start_arguments)
+        return WatchOutcome(known_date, new_date, None, started_run)
     # The flow's function is called directly, so that its stages belong to this run.
     return WatchOutcome(known_date, new_date, reindex.fn(*rebuild_arguments, False, beam_options))
 
@@ -155,8 +151,8 @@ download_dump = stage(fetch_dump, "download_dump")
 def find_site_changes(
     store: Store, wiki: str, recipe: Recipe, ref: str, limit: int | None, on_progress: ProgressReporter
 ) -> tuple[str, str | None]:
-    """Read a wiki into the store, and return two times: when it was read for the snapshot of `ref`,
-    and when it was read now; None instead of the latter if no page has changed.
+    """Read a wiki into the store; return the time when it was read for the snapshot of `ref`, and
+    the time of this reading, which is None if no page has changed.
     """
     parent = Parent.from_ref(store, ref)
     manifest = parent.manifest

@@ -85,10 +85,9 @@ class EvaluateOutcome:
     n: int  # number of questions
     k: int  # number of passages for each question
     metrics: dict[str, float]  # Success@k first, then the measures of the answers
-    # 95 % confidence intervals of metrics and ranks, as far as there are any, by resampling
-    # questions
+    # 95 % confidence intervals of metrics and ranks, by resampling questions; some have none
     intervals: dict[str, tuple[float, float]]
-    ranks: dict[str, float]  # ranks of the first passage with an answer, and of the evidence
+    ranks: dict[str, float]  # of the first passage with an answer, and of the evidence
     collapse: dict[str, float]  # metrics that show a retrieval collapse
     judged_by: str  # how relevance was judged: answers, pages or passages
     refusal: str  # how retrieval has collapsed, in one sentence; empty if it has not
@@ -129,12 +128,12 @@ class CompareOutcome:
     """The outcome of a comparison of retrievers."""
 
     snapshot: str  # full id
-    k: int  # number of passages at which retrieval was measured
+    k: int  # number of passages per question that were measured
     n: int  # number of questions
     judged_by: str  # answers, pages or passages
     measure: str  # the measure that decides between retrievers
     # results by expression, in the given order: metrics, differences, stages, groups
-    standings: dict[str, dict[str, Any]]
+    comparisons: dict[str, dict[str, Any]]
     advice: str  # recommendation of a retriever, in one sentence
     notes: tuple[str, ...] = ()  # sentences about the questions
     seconds: dict[str, float] = field(default_factory=dict)  # by stage
@@ -145,7 +144,7 @@ class CompareOutcome:
     @property
     def first_retriever(self) -> str:
         """The retriever with which the others are compared."""
-        return next(iter(self.standings))
+        return next(iter(self.comparisons))
 
     def to_json(self) -> dict[str, Any]:
         """Return the outcome as JSON values; the first retriever's results are at the top level.
@@ -153,16 +152,16 @@ class CompareOutcome:
         If there are several retrievers, `retrievers` maps each expression to its metrics, and
         `compared` maps it to all results.
         """
-        retriever, standings = self.first_retriever, self.standings
-        metrics = {name: comparison["metrics"] for name, comparison in standings.items()}
+        retriever, comparisons = self.first_retriever, self.comparisons
+        metrics = {name: comparison["metrics"] for name, comparison in comparisons.items()}
         return {
-            **{field_.name: getattr(self, field_.name) for field_ in fields(self) if field_.name != "standings"},
+            **{field_.name: getattr(self, field_.name) for field_ in fields(self) if field_.name != "comparisons"},
             "notes": list(self.notes),
             "retriever": retriever,
             # the former name of the key `retriever`
             "index": retriever,
-            **standings[retriever],
-            **({"retrievers": metrics, "compared": standings} if len(standings) > 1 else {}),
+            **comparisons[retriever],
+            **({"retrievers": metrics, "compared": comparisons} if len(comparisons) > 1 else {}),
         }
 
 
@@ -204,7 +203,7 @@ class ReleaseRefusedError(RefusedError):
     """The candidate is built and evaluated, but the ref did not move; `outcome` describes it."""
 
     @classmethod
-    def of(cls, outcome: ReleaseOutcome, reason: str) -> Self:
+    def from_reason(cls, outcome: ReleaseOutcome, reason: str) -> Self:
         """Return the error for a candidate that is refused for a reason."""
         commands = f"`show evaluation:{outcome.evaluation[:12]}`"
         if outcome.present and outcome.present != outcome.evaluation:
@@ -219,7 +218,7 @@ class ReproduceOutcome:
     reproduction: str
     snapshots: dict[str, str]  # full id of each library's snapshot
     lines: list[dict[str, Any]]  # values in percent, each with its row, data, measure and verdict
-    summary: str  # how many values have each verdict, as part of a sentence
+    summary: str  # the number of values with each verdict, as text
     notes: tuple[str, ...]  # sentences about the sample, the libraries and the data
     new: int  # number of new evaluations; earlier runs recorded the others
     seconds: dict[str, float] = field(default_factory=dict)  # by stage

@@ -69,7 +69,7 @@ Url = Annotated[str, Parameter(validator=_NON_EMPTY), _NON_EMPTY]
 
 
 def take_file(read: Callable[[Path], Any], description: str | None = None, name: str | None = None) -> Parameter:
-    """Return a command-line option that takes a file; `read` turns the file into the parameter.
+    """Return a command-line option that takes a file; `read` loads the parameter from the file.
 
     Without `description`, the docstring of the flow describes the option.
     """
@@ -97,14 +97,14 @@ class _SecretFreeValue:
     """
 
     def __init__(self, annotation: Any) -> None:
-        """Store the annotation of the parameter without the check."""
+        """Take the parameter's own annotation, to which the check is added."""
         self._annotation = annotation
 
     def __get_pydantic_core_schema__(self, _: Any, handler: "GetCoreSchemaHandler") -> "CoreSchema":
         from pydantic_core import core_schema  # noqa: PLC0415 - the command line does not need it
 
-        # The check is in a schema around the parameter's own schema, whose JSON schema may be
-        # replaced as a whole (`WithJsonSchema`).
+        # An annotation such as `WithJsonSchema` replaces the JSON schema of the parameter's own
+        # schema as a whole, so the check is added to another schema around it.
         return core_schema.no_info_after_validator_function(
             _return_value,
             handler.generate_schema(self._annotation),
@@ -144,9 +144,7 @@ def _define_value_without_secret(_: "CoreSchema", handler: "GetJsonSchemaHandler
     }
 
 
-@cache
-def _get_secret_pattern() -> str:
-    return build_secret_pattern()
+_get_secret_pattern = cache(build_secret_pattern)
 
 
 @cache

@@ -13,13 +13,14 @@ from functools import partial
 
 from beam_jobs import chunk, embed
 from beam_jobs.embed import EmbedTask
-from beam_jobs.launch import Launch, OnProgress
+from beam_jobs.job_settings import JobSettings, OnProgress
 from beam_jobs.workers import get_worker_memory
 from flows.command.console import ProgressReporter
 from flows.finish import Build, finish_build, get_embed_stage
 from flows.outcome import BuildOutcome
 from flows.parameters import DumpParameter, RecipeParameter, StoreParameter, Url
 from flows.stage import StageClock, deployment_flow, stage
+from rag_model.corpus.dump_formats.document_files import find_dump_files
 from rag_model.corpus.records import Plan
 from rag_model.corpus.source import check_pattern
 from rag_model.encoders.embed import Dtype
@@ -87,13 +88,15 @@ def reindex(
     if dry_run:
         return BuildOutcome.from_plan(*plan_without_writing(dump, recipe, limit), ref)
     check_pattern(dump)
+    if "://" not in dump:
+        find_dump_files(dump)  # raises the error of a missing file before a store is created
     target = Store.open(store, create=True)
     # an invalid name or a damaged log is reported before the work
     parent = Parent.from_ref(target, base or ref)
     target.refs.require_exclusive_creation()
-    launch = Launch.new(target.url, beam_options)
+    job_settings = JobSettings.new(target.url, beam_options)
 
-    with target.intents.hold(launch.run):  # keeps `gc` from deleting new and reused files
+    with target.intents.hold(job_settings.run):  # keeps `gc` from deleting new and reused files
         with clock("plan") as on_progress:
             notes = report_missing_files(target, parent, on_progress)
             plan = plan_dump(target, dump, recipe, limit, parent, on_progress)
@@ -101,9 +104,9 @@ def reindex(
             chunker = prepare_chunker(target, recipe.chunk)
             recipe = replace(recipe, chunk=chunker.recipe)
         with clock("chunk") as on_progress:
-            tables = read_tables(target, plan, dump, recipe, launch, on_progress)
-            chunk_results = chunk_parts(target, plan, chunker, parent, launch, on_progress, tables)
-            # the parent may expire or be taken down while its articles are reused
+            tables = read_tables(target, plan, dump, recipe, job_settings, on_progress)
+            chunk_results = chunk_parts(target, plan, chunker, parent, job_settings, on_progress, tables)
+            # the parent may have expired meanwhile, or have been taken down
             notes = notes or report_missing_files(target, parent, on_progress)
         dimensions = {name: stored_encoder.space.dim for name, stored_encoder in encoders.items()}
         plans = plan_indexes(recipe.index, chunk_results, dimensions, get_worker_memory(beam_options), parent)
@@ -111,7 +114,7 @@ def reindex(
         for name, stored_encoder in encoders.items():
             with clock(get_embed_stage(name)) as on_progress:
                 embeddings[name] = embed_parts(
-                    plan, chunk_results, stored_encoder, recipe.dtype_of(name), parent, launch, on_progress
+                    plan, chunk_results, stored_encoder, recipe.dtype_of(name), parent, job_settings, on_progress
                 )
         plans, reused_trainings = find_reused_trainings(
             target, parent, plans, plan, embeddings, encoders, rebuild_graphs
@@ -120,8 +123,10 @@ def reindex(
         site_provenance = {"read_at": plan.read_at, "plan": plan.compute_digest()} if plan.read_at else {}
         provenance = {**site_provenance, **build_commits_provenance(encoders.values())}
         build_arguments = chunk_results, embeddings, plans, assemble_snapshot, provenance, reused_trainings
-        build = Build(target, launch, clock, recipe, ref, dump, encoder, *build_arguments)
-        return finish_build(replace(build, base=base, parent=parent.manifest, dropped_files=plan.dropped, notes=notes))
+        build = Build(target, job_settings, clock, recipe, ref, dump, encoder, *build_arguments)
+        return finish_build(
+            replace(build, base_ref=base, parent=parent.manifest, dropped_files=plan.dropped, notes=notes)
+        )
 
 
 def report_missing_files(store: Store, parent: Parent, on_progress: ProgressReporter) -> list[str]:
@@ -153,7 +158,7 @@ prepare_encoder = stage(store_encoder, "prepare_encoder")
 def prepare_encoders(store: Store, encoder: str, recipe: Recipe, parent: Parent) -> dict[str, StoredEncoder]:
     """Put the encoder of each representation into the store, for workers and readers.
 
-    If an encoder is named on the hub, take the commit with which the parent was built.
+    An encoder from the hub is taken at the commit that the parent was built with.
     """
     return store_encoders(store, encoder, recipe, pins=parent.pins)
 
@@ -163,14 +168,14 @@ prepare_chunker = stage(store_chunker, "prepare_chunker")
 
 @stage
 def read_tables(
-    store: Store, plan: Plan, dump: str, recipe: Recipe, launch: Launch, on_progress: ProgressReporter
+    store: Store, plan: Plan, dump: str, recipe: Recipe, job_settings: JobSettings, on_progress: ProgressReporter
 ) -> chunk.DumpTables:
     """Read the wiki's templates, with which articles are expanded, and the redirects and Wikidata
     items that the recipe requests.
     """
     if advice := describe_missing_wikidata(dump, plan, recipe):
         on_progress.say(advice)
-    return chunk.run_table_jobs(store, plan, dump, recipe.chunk.metadata, launch, on_progress)
+    return chunk.run_table_jobs(store, plan, dump, recipe.chunk.metadata, job_settings, on_progress)
 
 
 @stage
@@ -179,7 +184,7 @@ def chunk_parts(
     plan: Plan,
     chunker: StoredChunker,
     parent: Parent,
-    launch: Launch,
+    job_settings: JobSettings,
     on_progress: OnProgress,
     tables: chunk.DumpTables,
 ) -> list[ChunkResult]:
@@ -187,7 +192,7 @@ def chunk_parts(
 
     Unchanged articles keep the passages of the parent; pages that were taken down get no passages.
     """
-    return chunk.run(chunk.plan_chunk_tasks(store, plan, chunker, parent, tables), launch, on_progress)
+    return chunk.run(chunk.plan_chunk_tasks(store, plan, chunker, parent, tables), job_settings, on_progress)
 
 
 @stage
@@ -197,17 +202,17 @@ def embed_parts(
     encoder: StoredEncoder,
     dtype: Dtype,
     parent: Parent,
-    launch: Launch,
+    job_settings: JobSettings,
     on_progress: ProgressReporter,
 ) -> list[EmbedResult]:
     """Encode the passages of every part; unchanged passages keep the vectors of the parent."""
     tasks = [
-        EmbedTask.of(chunk_result, encoder, dtype, parent.find_encoded_parts(part, encoder.space.digest))
+        EmbedTask.create(chunk_result, encoder, dtype, parent.find_encoded_parts(part, encoder.space.digest))
         for part, chunk_result in zip(plan.parts, chunk_results, strict=True)
     ]
     if sentence := embed.describe_requests(encoder, chunk_results, sum(task.new_passages for task in tasks)):
         on_progress.say(sentence)
-    return embed.run(tasks, launch, on_progress)
+    return embed.run(tasks, job_settings, on_progress)
 
 
 @stage
@@ -220,7 +225,7 @@ def find_reused_trainings(
     encoders: Mapping[str, StoredEncoder],
     rebuild_graphs: bool,
 ) -> tuple[dict[str, IndexPlan], dict[str, ReusedTraining]]:
-    """Find the parent's trained files to reuse; note in the plan of an index why it has none."""
+    """Find the parent's trained files to reuse; if an index has none, its plan notes why."""
     updated_plans, reused_trainings = dict(index_plans), dict[str, ReusedTraining]()
     for name, index_plan in index_plans.items():
         if index_plan.over in encoders:

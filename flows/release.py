@@ -136,7 +136,7 @@ def release(
         has_comparison = acceptance.tolerance is not None and (present_model is not None) == has_model
         present_evaluation = evaluator(present_snapshot, present_model) if present_snapshot and has_comparison else None
         if present_evaluation is not None:
-            # A measure that applies to none of the questions is missing from the metrics.
+            # Metrics lack a measure that applies to no question: refuse it before the build.
             acceptance.check_measures(present_evaluation.metrics)
         if done.setdefault("reindex", snapshot is None):
             arguments = dump, store, encoder, recipe, candidate_ref, limit, False, beam_options
@@ -180,7 +180,7 @@ def release(
     )
     artifacts.show_release(outcome)
     if not verdict.passed:
-        raise ReleaseRefusedError.of(outcome, verdict.reason)
+        raise ReleaseRefusedError.from_reason(outcome, verdict.reason)
     return outcome
 
 
@@ -234,15 +234,15 @@ def train_candidate(
     training_arguments: dict[str, Any] = {field.name: getattr(training, field.name) for field in fields(training)}
     training_arguments |= {"store": store, "ref": snapshot, "name": f"{training.ref}{CANDIDATE}"}
     outcome = finetune.fn(**training_arguments, beam_options=beam_options)
-    assert outcome is not None  # a release is not shared by several processes
+    assert outcome is not None  # None only if several processes share a training
     return outcome.model, outcome.trained
 
 
 def find_initial_move(store: Store, ref: str, snapshot: str, initial_move: RefMove | None) -> RefMove | None:
-    """Return the log entry of the ref that the release may replace.
+    """Return the entry of the ref's log that this release may replace.
 
-    This is `initial_move`; but if another release has already moved the ref to `snapshot`, it is
-    the current entry.
+    This is `initial_move`, or the current entry if another release has already moved the ref to
+    `snapshot`.
     """
     current_move = store.refs.find_current(ref)
     return current_move if current_move is not None and current_move.snapshot == snapshot else initial_move

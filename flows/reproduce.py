@@ -22,7 +22,7 @@ from typing import Annotated, Any, TypeVar
 
 import torch
 
-from beam_jobs.launch import OnProgress
+from beam_jobs.job_settings import OnProgress
 from flows import artifacts
 from flows.add_index import add_index
 from flows.evaluation_records import REPORT, NewEvaluation, store_evaluation

@@ -133,9 +133,9 @@ def deployment_flow(
     Args:
         name: the name of the flow.
         starts_jobs: as for `check_parameters`.
-        takes_turns: whether a deployed run waits until earlier runs of flows with this property in
-            the same store have ended. The run also waits for runs of other deployments and servers,
-            and for a run that a server has marked as crashed while its process still runs.
+        takes_turns: whether a deployed run waits until earlier runs in the same store have ended,
+            if their flows take turns too. This includes runs of other deployments and servers, and
+            a run that a server has marked as crashed while its process still runs.
     """
 
     def declare(function: Callable[Parameters, FlowResult]) -> "Flow[Parameters, FlowResult]":
@@ -294,7 +294,7 @@ def _take_turns(function: Callable[Parameters, FlowResult]) -> Callable[Paramete
         needs_turn = is_deployment_run() and run_name not in _runs_with_turn and not flow_arguments.get("dry_run")
         store = None
         if needs_turn:
-            with suppress(StoreError):  # without a store there is no other run
+            with suppress(StoreError):  # no other run can use a store that does not exist yet
                 store = Store.open(flow_arguments["store"])
         if store is None:
             return function(*args, **kwargs)

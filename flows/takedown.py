@@ -38,7 +38,7 @@ from functools import partial
 
 from beam_jobs import corpus
 from beam_jobs.corpus import RedactTask
-from beam_jobs.launch import Launch, OnProgress
+from beam_jobs.job_settings import JobSettings, OnProgress
 from beam_jobs.workers import get_worker_memory
 from flows.finish import Build, build_indexes, group_by_stage
 from flows.outcome import TakedownOutcome
@@ -98,8 +98,8 @@ def takedown(
     """
     opened_store = Store.open(store)
     opened_store.refs.require_exclusive_creation()
-    launch = Launch.new(opened_store.url, beam_options)
-    with opened_store.intents.hold(launch.run):  # keeps `gc` from deleting new files
+    job_settings = JobSettings.new(opened_store.url, beam_options)
+    with opened_store.intents.hold(job_settings.run):  # keeps `gc` from deleting new files
         takedown_record = record_takedown(opened_store, pages, wiki, reason)
         redact_mirrors(opened_store)
         result = take_down_everywhere(opened_store, partial(rebuild_without_pages, opened_store, beam_options))
@@ -127,27 +127,29 @@ def record_takedown(store: Store, pages: Sequence[str], wiki: str | None, reason
 
 def rebuild_without_pages(store: Store, beam_options: Sequence[str], affected: AffectedSnapshot) -> Manifest | None:
     """Build a snapshot without the pages, and its report; return None if no page would be left."""
-    old_manifest, launch, clock = affected.manifest, Launch.new(store.url, beam_options), StageClock()
+    old_manifest, job_settings, clock = affected.manifest, JobSettings.new(store.url, beam_options), StageClock()
     with clock("redact") as on_progress:
-        results_by_part = redact_parts(affected, launch, on_progress)
+        results_by_part = redact_parts(affected, job_settings, on_progress)
     content = replace_redacted_parts(old_manifest.content, results_by_part)
     if not content.parts:
         return None
-    build = prepare_takedown_build(store, affected, content, launch, clock)
+    build = prepare_takedown_build(store, affected, content, job_settings, clock)
     redacted_trainings = find_trainings_to_redact(store, old_manifest, build.plans, results_by_part)
     build = replace(build, reused_trainings=redacted_trainings)
     manifest, metrics = build_indexes(build)
-    store.runs.delete_reports(launch.run)
+    store.runs.delete_reports(job_settings.run)
     _write_build_report(build, manifest, metrics)
     return replace(manifest, parents=old_manifest.parents)
 
 
 @stage
-def redact_parts(affected: AffectedSnapshot, launch: Launch, on_progress: OnProgress) -> dict[str, RedactResult]:
+def redact_parts(
+    affected: AffectedSnapshot, job_settings: JobSettings, on_progress: OnProgress
+) -> dict[str, RedactResult]:
     """Rewrite the parts that contain the pages, without these pages; return the results by part."""
     content, parts = affected.manifest.content, list_parts_to_redact(affected)
     tasks = [RedactTask(affected.pages, tuple(list_part_blobs(content, part).items())) for part in parts]
-    redact_results = corpus.redact_parts(tasks, launch, on_progress)
+    redact_results = corpus.redact_parts(tasks, job_settings, on_progress)
     return {part.name: result for part, result in zip(parts, redact_results, strict=True)}
 
 
@@ -174,20 +176,22 @@ def find_trainings_to_redact(
 
 @stage
 def prepare_takedown_build(
-    store: Store, affected: AffectedSnapshot, content: Content, launch: Launch, clock: StageClock
+    store: Store, affected: AffectedSnapshot, content: Content, job_settings: JobSettings, clock: StageClock
 ) -> Build:
     """Plan the build of the snapshot that replaces the affected one."""
     old_manifest = affected.manifest
     recipe, provenance = read_snapshot_recipe(old_manifest.content), inherit_provenance(old_manifest)
     provenance["takedown"] = {"of": old_manifest.id, "pages": list(affected.pages)}
-    chunk_results, embeddings = read_stage_results(store, content, partial(corpus.run, launch=launch))
+    chunk_results, embeddings = read_stage_results(store, content, partial(corpus.run, job_settings=job_settings))
     with Snapshot.from_manifest(store, old_manifest) as snapshot:
-        memory, dimensions = get_worker_memory(launch.flags), read_dimensions(snapshot)
+        memory, dimensions = get_worker_memory(job_settings.flags), read_dimensions(snapshot)
         plans = plan_indexes(recipe.index, chunk_results, dimensions, memory, Parent(old_manifest))
     source, encoder = (str(provenance.get(name, "")) for name in ("dump", "encoder"))
     build_arguments = chunk_results, embeddings, plans, partial(replace_indexes, content), provenance
     redacted_content = old_manifest.content
-    return Build(store, launch, clock, recipe, "", source, encoder, *build_arguments, redacted_content=redacted_content)
+    return Build(
+        store, job_settings, clock, recipe, "", source, encoder, *build_arguments, redacted_content=redacted_content
+    )
 
 
 def _write_build_report(build: Build, manifest: Manifest, metrics: SnapshotMetrics) -> None:

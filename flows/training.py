@@ -86,7 +86,7 @@ def _convert_default_to_json(value: Any) -> Any:
 
 
 class _ObjectiveForm:
-    """Builds the JSON schema of a form on demand, because reading all comments takes .5 s."""
+    """Builds the JSON schema of a form on demand, since reading all comments takes long."""
 
     def __get_pydantic_json_schema__(self, *_: Any) -> dict[str, Any]:
         """Return the schema of the settings of all objectives."""

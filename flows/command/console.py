@@ -148,7 +148,7 @@ class LiveAnswer:
         self._shown_text += new_text
         print(escape_controls(new_text), end="", flush=True)
 
-    def cut_shown_text(self, reply: str) -> str:
+    def remove_shown_text(self, reply: str) -> str:
         """Return the part of a reply that is not on the terminal yet."""
         if reply.startswith(self._shown_text):
             return reply[len(self._shown_text) :]

@@ -125,7 +125,7 @@ def format_settings(values: Mapping[str, Any]) -> str:
 
 
 def format_index_metrics(metrics: Mapping[str, Mapping[str, Any]], label: str = "index") -> list[str]:
-    """Return a line with metrics for each index, then a line for each metric that explains it.
+    """Return a line with metrics for each index, then a line that explains each metric.
 
     >>> print(*format_index_metrics({"bm25": {"source@20": 0.96, "terms": 12000}}), sep=chr(10))
     index     bm25: source@20 0.96, terms 12,000

@@ -165,7 +165,7 @@ def _start_services(folder: Path) -> LocalServices:
     with atomic_write(folder / "places.json") as file:
         file.write_text(json.dumps(asdict(services)))
     start_prefect_server(folder, services)
-    for pool in POOLS:  # a worker creates its pool if there is none
+    for pool in POOLS:  # each worker creates its pool if there is none
         arguments = ["worker", "start", "--pool", pool, "--type", "process", "--limit", "1"]
         _start_process(folder, pool, [str(_BIN / "prefect"), *arguments], services)
     for pool in POOLS:
@@ -203,7 +203,7 @@ def _start_object_store(folder: Path, port: int) -> tuple[str, dict[str, str]]:
         "ip.bind": "127.0.0.1",
         "dir": data_folder,
         "master.telemetry": "false",
-        "volume.preStopSeconds": 0,  # no other program reads this store
+        "volume.preStopSeconds": 0,  # stop at once, since no other program reads this store
         "s3": "true",
         "s3.config": folder / "s3.json",
         "s3.port": port,
@@ -273,7 +273,8 @@ def _start_process(folder: Path, name: str, command: Sequence[str], services: Lo
     file_actions = [(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)]
     file_actions += [(os.POSIX_SPAWN_OPEN, stream, str(folder / f"{name}.log"), log_flags, 0o600) for stream in (1, 2)]
     environment = {**os.environ, **services.environment}
-    environment.pop(WEBHOOK_VARIABLE, None)  # the automation calls the webhook, so runs must not
+    # The automation calls the webhook; runs would call it a second time.
+    environment.pop(WEBHOOK_VARIABLE, None)
     # `setsid` starts a new process session, since the service outlives this process
     pid = os.posix_spawn(command[0], list(command), environment, file_actions=file_actions, setsid=True)
     processes = [*_read_processes(folder), StartedProcess(name, pid, _get_start_time(pid))]

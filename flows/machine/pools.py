@@ -30,7 +30,7 @@ EstimateFunction = Callable[..., WorkEstimate]
 
 
 @dataclass(frozen=True, slots=True)
-class LaunchedRun:
+class StartedRun:
     """A run that was started, and its resources."""
 
     run: str  # id
@@ -39,9 +39,9 @@ class LaunchedRun:
     needs: RunResources  # the estimated resources
 
 
-def create_launch_flow(
+def create_start_flow(
     name: str, target: Flow[..., Any], estimate_work: EstimateFunction, *excluded_parameters: str
-) -> Flow[..., LaunchedRun]:
+) -> Flow[..., StartedRun]:
     """Return a flow that starts a deployment of `target` with the estimated resources.
 
     The flow has the parameters of `target`, with their descriptions in Prefect's form, except
@@ -51,8 +51,8 @@ def create_launch_flow(
         name: the name of the flow.
         target: the flow whose runs are estimated and started.
         estimate_work: estimates the work of a run.
-        excluded_parameters: parameters of `target` that the new flow does not have, because a user
-            may start the deployment of another flow, which lacks them.
+        excluded_parameters: parameters of `target` that the new flow does not have. A user may
+            start the deployment of another flow, which lacks them.
     """
     start_parameters = [*signature(start_run).parameters.values()][2:]
     start_parameters[0] = start_parameters[0].replace(default=get_deployment_name(target.name))
@@ -60,21 +60,21 @@ def create_launch_flow(
         parameter for parameter in signature(target.fn).parameters.values() if parameter.name not in excluded_parameters
     ]
 
-    def launch(*args: Any, **kwargs: Any) -> LaunchedRun:
-        arguments = launch_signature.bind(*args, **kwargs)
+    def start(*args: Any, **kwargs: Any) -> StartedRun:
+        arguments = start_signature.bind(*args, **kwargs)
         arguments.apply_defaults()
         start_arguments = [arguments.arguments.pop(parameter.name) for parameter in start_parameters]
         return start_run(arguments.arguments, stage(estimate_work), *start_arguments)
 
-    launch_signature = launch.__dict__["__signature__"] = Signature(
-        [*flow_parameters, *start_parameters], return_annotation=LaunchedRun
+    start_signature = start.__dict__["__signature__"] = Signature(
+        [*flow_parameters, *start_parameters], return_annotation=StartedRun
     )  # Prefect's form
     args = "\n".join(
         (getdoc(function) or "").partition("Args:\n")[2].partition("\n\n")[0] for function in (target.fn, start_run)
     )
-    launch.__doc__ = f"Estimate the resources of a run of `{target.name}`, and start it with them.\n\nArgs:\n{args}"
-    launch.__name__, launch.__module__ = name.replace("-", "_"), estimate_work.__module__
-    return deployment_flow(name, starts_jobs=False)(launch)
+    start.__doc__ = f"Estimate the resources of a run of `{target.name}`, and start it with them.\n\nArgs:\n{args}"
+    start.__name__, start.__module__ = f"start_{target.name}", estimate_work.__module__
+    return deployment_flow(name, starts_jobs=False)(start)
 
 
 def start_run(
@@ -83,10 +83,10 @@ def start_run(
     deployment: str,
     most: RunLimits | None = None,
     hours: float | None = None,
-) -> LaunchedRun:
+) -> StartedRun:
     """Start a run of a deployment with the resources that its work needs, and do not wait for it.
 
-    If Prefect retries the launch, it finds the run that it has already started.
+    If Prefect retries the flow that calls this, no second run is started.
 
     Args:
         parameters: the run's parameters; a parameter that is None or empty keeps the deployment's
@@ -115,7 +115,7 @@ def start_run(
     run: Any = run_deployment(
         deployment, parameters=given_parameters, timeout=0, job_variables=variables, idempotency_key=idempotency_key
     )
-    return LaunchedRun(str(run.id), run.name, variables, resources)
+    return StartedRun(str(run.id), run.name, variables, resources)
 
 
 def get_deployment_name(flow_name: str) -> str:
@@ -136,7 +136,7 @@ def get_pool_type(deployment: str) -> str:
 
 
 def get_limits(limits: RunLimits | None, pool: str) -> RunLimits:
-    """Return the limits of a run; by default this machine's resources, if the pool's runs share it.
+    """Return the limits of a run; if the pool's runs share this machine, by default its resources.
 
     Raises:
         UsageError: the limits are not valid amounts, or are missing for a pool with machines of its
@@ -184,18 +184,19 @@ def build_job_variables(pool: str, resources: RunResources) -> dict[str, Any]:
     return {"env": env | ({} if resources.gpus else {"CUDA_VISIBLE_DEVICES": ""})}
 
 
-def show_resources(needs: RunResources) -> None:
+def show_resources(resources: RunResources) -> None:
     """Write the estimate as an artifact of the run."""
+    work, cores, memory = resources.work, resources.cores, format_bytes(resources.memory)
     memory_by_stage = {
-        f"memory, {stage}": format_bytes(size) for stage, size in needs.work.compute_stage_memory(needs.cores).items()
+        f"memory, {stage}": format_bytes(size) for stage, size in work.compute_stage_memory(cores).items()
     }
     rows = {
-        **needs.work.sizes,
+        **work.sizes,
         **memory_by_stage,
-        "disk": format_bytes(needs.work.disk),
-        "hours, about": f"{needs.hours:.1f}",
+        "disk": format_bytes(work.disk),
+        "hours, about": f"{resources.hours:.1f}",
     }
-    description = f"The run gets {format_bytes(needs.memory)} of memory, {needs.cores} × core, {needs.gpus} × GPU"
+    description = f"The run gets {memory} of memory, {cores} × core, {resources.gpus} × GPU"
     artifacts.create_table(
         [{"what": requirement, "value": value} for requirement, value in rows.items()], "launch-needs", description
     )

@@ -59,7 +59,7 @@ def answer(
         answers = opened_reader.answer(questions, k, AnswerCallbacks(on_text=live_answer))
     document = {"snapshot": snapshot.id, "model": model_id, "answers": [answer_json(answer_) for answer_ in answers]}
     text = "\n\n".join(_format_answer(answer_) for answer_ in answers)
-    return Reply(document, text if live_answer is None else live_answer.cut_shown_text(text))
+    return Reply(document, text if live_answer is None else live_answer.remove_shown_text(text))
 
 
 def _format_answer(answer: Answer) -> str:

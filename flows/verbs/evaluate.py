@@ -205,7 +205,7 @@ def _write_route(outcome: EvaluateOutcome, path: Path) -> None:
 
 
 def _describe_choice(outcome: EvaluateOutcome) -> dict[str, Any]:
-    """Return what a threshold or route was chosen on: snapshot, retriever, number of questions."""
+    """Describe the choice of a threshold or route by snapshot, retriever and question count."""
     return {"snapshot": outcome.snapshot, "retriever": outcome.retriever, "n": outcome.n}
 
 
@@ -275,7 +275,7 @@ def iter_metric_lines(metrics: Mapping[str, float], intervals: Mapping[str, tupl
 
 
 def _iter_comparison_lines(outcome: CompareOutcome) -> Iterator[str]:
-    first_comparison = outcome.standings[outcome.first_retriever]
+    first_comparison = outcome.comparisons[outcome.first_retriever]
     yield (
         f"{outcome.n} questions on snapshot {outcome.snapshot[:12]}, judged by "
         f"{outcome.judged_by}, retriever {outcome.first_retriever}"
@@ -285,13 +285,13 @@ def _iter_comparison_lines(outcome: CompareOutcome) -> Iterator[str]:
     )
     if shares_by_kind := first_comparison.get("kinds"):
         yield "answered by  " + ", ".join(f"{kind} {share:.3f}" for kind, share in shares_by_kind.items())
-    if len(outcome.standings) > 1:
+    if len(outcome.comparisons) > 1:
         yield ""
         yield from _align_columns(_iter_retriever_rows(outcome))
-    if any(len(comparison["stages"]) > 1 for comparison in outcome.standings.values()):
+    if any(len(comparison["stages"]) > 1 for comparison in outcome.comparisons.values()):
         yield ""
         yield from _align_columns(_iter_stage_rows(outcome))
-    if any(comparison["groups"] for comparison in outcome.standings.values()):
+    if any(comparison["groups"] for comparison in outcome.comparisons.values()):
         yield ""
         yield from _align_columns(_iter_group_rows(outcome))
     yield from (f"note         {note}" for note in outcome.notes)
@@ -310,9 +310,9 @@ def describe_record(outcome: CompareOutcome | EvaluateOutcome) -> str:
 
 def _iter_retriever_rows(outcome: CompareOutcome) -> Iterator[Sequence[str]]:
     """Yield for each retriever a row of metrics, and a row of differences from the first one."""
-    names = list(outcome.standings[outcome.first_retriever]["metrics"])
+    names = list(outcome.comparisons[outcome.first_retriever]["metrics"])
     yield "retriever", *names, "ms", "bytes"
-    for expression, comparison in outcome.standings.items():
+    for expression, comparison in outcome.comparisons.items():
         cost_cells = f"{comparison['milliseconds']:.3g}", format_bytes(comparison["bytes"])
         yield expression, *(f"{comparison['metrics'][name]:.3f}" for name in names), *cost_cells
         if differences := comparison.get("differences"):
@@ -326,7 +326,7 @@ def _iter_retriever_rows(outcome: CompareOutcome) -> Iterator[Sequence[str]]:
 
 def _iter_stage_rows(outcome: CompareOutcome) -> Iterator[Sequence[str]]:
     yield "stage", outcome.measure, "own ms", "own bytes"
-    for expression, comparison in outcome.standings.items():
+    for expression, comparison in outcome.comparisons.items():
         if comparison["encoder"]["milliseconds"]:
             yield (
                 f"{expression}: {ENCODER}",
@@ -341,8 +341,8 @@ def _iter_stage_rows(outcome: CompareOutcome) -> Iterator[Sequence[str]]:
 
 def _iter_group_rows(outcome: CompareOutcome) -> Iterator[Sequence[str]]:
     yield "questions", "n", "retriever", outcome.measure, f"minus {outcome.first_retriever}"
-    for name in outcome.standings[outcome.first_retriever]["groups"]:
-        for expression, comparison in outcome.standings.items():
+    for name in outcome.comparisons[outcome.first_retriever]["groups"]:
+        for expression, comparison in outcome.comparisons.items():
             group = comparison["groups"][name]
             differences = group.get("differences")
             difference_text = format_paired_difference(differences[outcome.measure]) if differences else ""

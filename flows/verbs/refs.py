@@ -131,7 +131,7 @@ def log(*, store: StoreUrl, ref: str = "latest", common: Common | None = None) -
         | ({"signed": signer_by_number[move.number]} if trusted_keys else {})
         for move in moves
     ]
-    lines = ["  ".join(_iter_fields(ref, move, signer_by_number.get(move.number))).rstrip() for move in moves]
+    lines = ["  ".join(_iter_columns(ref, move, signer_by_number.get(move.number))).rstrip() for move in moves]
     return Reply(document, "\n".join(lines) or f"ref {ref} has never been moved in {store}")
 
 
@@ -139,7 +139,7 @@ def _describe_signer(signer: str | None) -> str:
     return f"signed by {signer}" if signer else "not signed by a trusted key"
 
 
-def _iter_fields(ref: str, move: RefMove, signer_text: str | None) -> Iterator[str]:
+def _iter_columns(ref: str, move: RefMove, signer_text: str | None) -> Iterator[str]:
     yield from (f"{ref}@{move.number}", f"{move.snapshot[:12] or 'nothing':<12}", move.created_at)
     if signer_text:
         yield signer_text

@@ -99,8 +99,8 @@ def serve(
         tls_key: PEM file of the certificate's private key.
         connections_per_client: Maximum concurrent connections from one address; the limit of all
             addresses is 2,000.
-        max_queries: Maximum number of queries in a request to /retrieve, which the training of
-            agents send.
+        max_queries: Maximum number of queries in a request to /retrieve, as trainings of search
+            agents send it.
         pinned: Number of snapshots besides the current one that stay open while requests to
             /retrieve name them; each takes the memory of a second version.
         retriever: Retriever expression: an index, rrf(A, B, k=60, weights=[1, 1]) or rerank(A,
@@ -115,9 +115,8 @@ def serve(
             that fit are served, and the recall that this costs is logged. By default mapped
             indexes of any size are served.
         dest: Folder for pulled snapshots; by default a folder of the cache.
-        from_store: Answer from a remote store by ranges of its files at once, while the
-            snapshot is pulled; then the pulled files take over. Until then indexes of the kinds
-            bm25, impact and ivf are served.
+        from_store: Answer at once, from byte ranges of a remote store's files, until the snapshot is
+            pulled. Until then indexes of the kinds bm25, impact and ivf are served.
         no_pull: With --from-store: pull nothing, and continue to answer from the store.
         cache_bytes: With --from-store: bytes of ranges that stay on the disk; by default the
             maximum of the cache, BOOKWHEEL_CACHE_BYTES.

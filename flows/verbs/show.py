@@ -219,7 +219,9 @@ def _iter_recipe_lines(recipe: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _iter_derivations(provenance: Mapping[str, Any]) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
-    """Yield how a snapshot was derived from another: (change, key of the changed list, entry)."""
+    """Yield each change of a derived snapshot: its description, and the key of a list in its
+    provenance entry, and this entry.
+    """
     for key, change, list_key in (("takedown", "without pages", "pages"), ("indexed", "with indexes", "indexes")):
         if key in provenance:
             yield change, list_key, provenance[key]

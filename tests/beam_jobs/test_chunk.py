@@ -9,7 +9,7 @@ from xml.sax.saxutils import escape, quoteattr
 import pytest
 
 from beam_jobs.chunk import ChunkTask, _estimate_seconds, load_template_table, plan_template_tasks, run, run_table_jobs
-from beam_jobs.launch import Launch
+from beam_jobs.job_settings import JobSettings
 from rag_model.corpus.chunk import ChunkRecipe
 from rag_model.corpus.passages import PassageFile
 from rag_model.corpus.plan import plan_dump
@@ -48,13 +48,13 @@ def test_the_templates_of_a_dump_are_read_once(tmp_path: Path) -> None:
     for name, xml in (("with", pages), ("without", pages.replace("<ns>10</ns>", "<ns>4</ns>"))):
         dump = tmp_path / f"{name}.xml"
         dump.write_text(f'<mediawiki xml:lang="en">{site}{xml}</mediawiki>', encoding="utf-8")
-        plan, launch = plan_dump(str(dump), workdir=folder, stage=str), Launch.new(store.url, [])
-        tables.append(run_table_jobs(store, plan, str(dump), (), launch).templates)
+        plan, job_settings = plan_dump(str(dump), workdir=folder, stage=str), JobSettings.new(store.url, [])
+        tables.append(run_table_jobs(store, plan, str(dump), (), job_settings).templates)
         tasks = plan_template_tasks(plan)
         assert len(tasks) == (name == "with"), "pages without templates are not read"
         for task in tasks:
             assert store.memo.find("templates", store.memo.compute_key(task.inputs()))
-        assert run_table_jobs(store, plan, str(dump), (), launch).templates == tables[-1]
+        assert run_table_jobs(store, plan, str(dump), (), job_settings).templates == tables[-1]
     with_templates, without_templates = tables
     assert load_template_table(store, with_templates).entries["b"].value == "b: {{{1}}}"
     assert without_templates is None, "the parts have the keys of a dump without templates"
@@ -97,15 +97,15 @@ class DumpBuild:
         dump = make_multistream(folder, source, pages_a_stream=2)
         store = Store.open(str(folder.parent / "store"), create=True)
         plan = plan_dump(dump, workdir=folder, stage=str, part_bytes=1)
-        launch, names = Launch.new(store.url, []), ("aliases", "wikidata")
-        self.tables = run_table_jobs(store, plan, dump, names, launch)
-        self.items = run_table_jobs(store, plan, dump, ("wikidata",), launch).pages  # no part has templates
+        job_settings, names = JobSettings.new(store.url, []), ("aliases", "wikidata")
+        self.tables = run_table_jobs(store, plan, dump, names, job_settings)
+        self.items = run_table_jobs(store, plan, dump, ("wikidata",), job_settings).pages  # no part has templates
         parents = [ParentPart(each.passages, each.article_log) for each in parent.results] if parent else []
         tasks = [
             ChunkTask(part, plan.siteinfo, ChunkRecipe(metadata=names), tuple(parents), tables=self.tables)
             for part in plan.parts
         ]
-        self.results = run(tasks, launch)
+        self.results = run(tasks, job_settings)
         self.files = [store.blobs.get_local_path(result.passages) for result in self.results]
         self.n_reused = sum(result.stats.inherited for result in self.results)
         self.passages = []

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from beam_jobs import corpus
-from beam_jobs.launch import Launch
+from beam_jobs.job_settings import JobSettings
 from rag_model.corpus.chunk import LENGTH_BIN, ChunkRecipe
 from rag_model.corpus.records import Passage
 from rag_model.encoders.cross_encoder import CrossEncoder
@@ -73,7 +73,7 @@ def generator(tmp_path: Path) -> Any:
 
 def test_workers_score_as_one_process_does(store: Store, generator: Any) -> None:
     messages = list[tuple[int, int]]()
-    worker_runner = partial(corpus.run, launch=Launch.new(store.url, ["--runner=FnApiRunner"]))
+    worker_runner = partial(corpus.run, job_settings=JobSettings.new(store.url, ["--runner=FnApiRunner"]))
     scores = score_answers(store, lambda: generator, "a", EXAMPLES, worker_runner, lambda *step: messages.append(step))
     expected = [score_example(generator, example) for example in EXAMPLES]
     for example_scores, expected_scores in zip(scores, expected, strict=True):
@@ -83,13 +83,13 @@ def test_workers_score_as_one_process_does(store: Store, generator: Any) -> None
     assert messages[-1] == (2, 2)
     store.memo = replace(store.memo, can_produce=False)
     assert score_answers(store, lambda: generator, "a", EXAMPLES) == scores
-    launcher_runner = partial(corpus.run, launch=Launch.new(store.url))
+    launcher_runner = partial(corpus.run, job_settings=JobSettings.new(store.url))
     assert score_answers(store, lambda: generator, "a", EXAMPLES, launcher_runner) == scores
 
 
 def test_an_error_of_a_worker_names_the_example(store: Store, generator: Any) -> None:
     generator.module.lm_head.weight.data[3] = float("nan")
-    worker_runner = partial(corpus.run, launch=Launch.new(store.url, ["--runner=FnApiRunner"]))
+    worker_runner = partial(corpus.run, job_settings=JobSettings.new(store.url, ["--runner=FnApiRunner"]))
     with pytest.raises(InputError, match="the answer of example 0 is not finite"):
         score_answers(store, lambda: generator, "a", EXAMPLES[:1], worker_runner)
 
@@ -116,7 +116,7 @@ def test_workers_compute_teacher_scores_as_one_process_does(onnx: bool, store: S
     teacher = save_cross_encoder(tmp_path / "teacher")
     teacher = save_onnx(teacher, tmp_path / "graph") if onnx else teacher
     pairs = [f"who was king {n}?" for n in range(6)], ["york"] * 6, ["the king " * n for n in range(6)]
-    worker_runner = partial(corpus.run, launch=Launch.new(store.url, ["--runner=FnApiRunner"]))
+    worker_runner = partial(corpus.run, job_settings=JobSettings.new(store.url, ["--runner=FnApiRunner"]))
     scores = WorkerPairScorer(store, teacher, "a", worker_runner, cpu=True, block_size=4, onnx=onnx).scores(*pairs)
     np.testing.assert_allclose(scores, CrossEncoder.load(teacher, device="cpu").scores(*pairs), atol=1e-4)
     assert len([*store.files.list_names("memo/teach")]) == 2
@@ -128,7 +128,7 @@ def test_workers_judge_as_one_process_does(store: Store, generator: Any, choices
     retrieved = [[build_passage(f"{n} {m}", f"the king {m}" * n) for m in range(9)] for n in range(6)]
     settings, block = JudgeSettings(choices, max_new_tokens=3), partial(JudgeBlock, identity="a", cpu=True)
     gold = collect_gold_answers(examples, settings)
-    runner = partial(corpus.run, launch=Launch.new(store.url, ["--runner=FnApiRunner"]))
+    runner = partial(corpus.run, job_settings=JobSettings.new(store.url, ["--runner=FnApiRunner"]))
     pairs = [*zip(examples, retrieved, strict=True)]
     judged = [*iter_judged_examples(store, pairs, gold, settings, lambda: generator, block, runner)]
     judge = PassageJudge(generator, examples, settings)
@@ -147,11 +147,11 @@ def test_workers_judge_as_one_process_does(store: Store, generator: Any, choices
 @pytest.mark.parametrize(("cpu", "workers"), [(False, ("--direct_num_workers=1",)), (True, ())])
 def test_a_gpu_has_one_worker_that_scores(cpu: bool, workers: tuple[str, ...], store: Store) -> None:
     block = PairBlock(store.blobs.put_bytes(b"[[],[],[]]"), "a", 0, cpu=cpu)
-    assert corpus.size_launch([block], Launch(store.url, "run"), 1).flags == workers
+    assert corpus.set_worker_count([block], JobSettings(store.url, "run"), 1).flags == workers
 
 
 def test_no_tasks_start_no_job(store: Store) -> None:
-    assert corpus.run([], launch=Launch.new(store.url)) == []
+    assert corpus.run([], job_settings=JobSettings.new(store.url)) == []
 
 
 @pytest.fixture(scope="module")
@@ -203,10 +203,10 @@ def test_workers_build_the_index_that_one_process_builds(
     folder = save_sidr(tmp_path / "sidr") if bags else None
     kind, size = (get_kind("impact"), read_vocabulary_size(folder)) if folder else (get_kind("bm25"), 0)
     plan = kind.plan(IndexRecipe("Impact1" if bags else "BM25"), snapshot.n, size)
-    launch = Launch.new(snapshot.store.url, ["--runner=FnApiRunner"])
+    job_settings = JobSettings.new(snapshot.store.url, ["--runner=FnApiRunner"])
     expected = open_temporary_index(snapshot, plan, folder)
     with record_reads(monkeypatch) as paths:
-        blob = corpus.build_index(plan, folder, snapshot=snapshot, launch=launch)
+        blob = corpus.build_index(plan, folder, snapshot=snapshot, job_settings=job_settings)
     files = IndexFiles(snapshot.store.blobs.get_local_path(blob), list, snapshot.n)
     index = kind.open(files, plan.entry())
     for name in ("lengths", "lists", "dictionary", "groups"):
@@ -242,16 +242,16 @@ def test_workers_mine_what_a_search_of_all_passages_gives(snapshot: Snapshot, mo
             for row in range(3, snapshot.n, 30)
         ),
     ]
-    launch = Launch.new(snapshot.store.url, ["--runner=FnApiRunner"])
+    job_settings = JobSettings.new(snapshot.store.url, ["--runner=FnApiRunner"])
     mine_passages = partial(
         add_mined_passages,
         {"train": examples[1:], "dev": examples[:1]},
         snapshot,
         NegativesRecipe(),
-        indexer=partial(corpus.build_index, snapshot=snapshot, launch=launch),
+        indexer=partial(corpus.build_index, snapshot=snapshot, job_settings=job_settings),
     )
     with record_reads(monkeypatch) as paths:
-        mined = mine_passages(runner=partial(corpus.run, launch=launch))
+        mined = mine_passages(runner=partial(corpus.run, job_settings=job_settings))
     assert paths
     assert not paths & list_part_files(snapshot)
     plan = get_kind("bm25").plan(IndexRecipe("BM25"), snapshot.n, 0)
@@ -283,7 +283,7 @@ def test_workers_read_the_corpus_and_the_launcher_reads_no_part(
     snapshot: Snapshot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spans = SalientSpans(snapshot)
-    runner = partial(corpus.run, launch=Launch.new(snapshot.store.url, ["--runner=FnApiRunner"]))
+    runner = partial(corpus.run, job_settings=JobSettings.new(snapshot.store.url, ["--runner=FnApiRunner"]))
     with record_reads(monkeypatch) as paths:
         leads = sample_leads(snapshot, 7, 3, runner)
         rows = spans.find_rows(runner)
@@ -304,7 +304,7 @@ def test_workers_look_up_relevant_passages(snapshot: Snapshot, judged_by: Any) -
     passages, column = snapshot.passages(range(snapshot.n)), "page_id" if judged_by == "pages" else "id"
     ids = {getattr(passages[row], column) for row in (0, 40, snapshot.n - 1)}
     judge = RetrievalJudge(judged_by, {"q": dict.fromkeys([*ids, "no such id"], 1)})
-    runner = partial(corpus.run, launch=Launch.new(snapshot.store.url, ["--runner=FnApiRunner"]))
+    runner = partial(corpus.run, job_settings=JobSettings.new(snapshot.store.url, ["--runner=FnApiRunner"]))
     texts = read_gold_texts(snapshot, judge, runner)
     expected = dict[str, list[str]]()
     for passage in passages:
@@ -326,7 +326,7 @@ def test_relevant_passages_of_a_read_only_store_are_read_here(
 
 
 def test_the_stage_results_of_a_snapshot_are_counted_on_workers(snapshot: Snapshot) -> None:
-    runner = partial(corpus.run, launch=Launch.new(snapshot.store.url, ["--runner=FnApiRunner"]))
+    runner = partial(corpus.run, job_settings=JobSettings.new(snapshot.store.url, ["--runner=FnApiRunner"]))
     results, _ = read_stage_results(snapshot.store, snapshot.manifest.content, runner)
     passages = snapshot.passages(range(snapshot.n))
     assert sum(result.stats.articles for result in results) == len({passage.page_id for passage in passages})

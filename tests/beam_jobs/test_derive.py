@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from beam_jobs import index
-from beam_jobs.launch import Launch
+from beam_jobs.job_settings import JobSettings
 from rag_model.corpus.passage_delta import write_delta
 from rag_model.corpus.passages import PASSAGE_SCHEMA, PassageFile
 from rag_model.corpus.records import Passage
@@ -58,12 +58,12 @@ class IndexRebuild:
 
     def build_index(self, plan: IndexPlan, content: Content, parent: ParentIndex | None) -> BlobRef:
         """Run all index jobs."""
-        launch = Launch.new(self.store.url, self.beam_flags)
+        job_settings = JobSettings.new(self.store.url, self.beam_flags)
         rows = [content.files[passages_path(part.name)] for part in content.parts]
         builds = [index.start_index(self.store, "bm25", plan, rows, None, parent)]
         for job in (index.derive, index.train, index.scatter, index.build_shards):
-            builds = job(builds, launch)
-        return index.merge(builds, launch)[0].blob
+            builds = job(builds, job_settings)
+        return index.merge(builds, job_settings)[0].blob
 
     def list_derivations(self) -> list[dict[str, object]]:
         """Return the inputs of the indexes that were derived from a parent."""

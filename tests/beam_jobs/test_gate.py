@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from beam_jobs import gate
-from beam_jobs.launch import Launch
+from beam_jobs.job_settings import JobSettings
 from beam_jobs.workers import START_VARIABLE
 from rag_model.corpus.passages import PassageFile
 from rag_model.corpus.records import Passage
@@ -57,20 +57,20 @@ def snapshot(store: Store, content: tuple[Store, Content]) -> Snapshot:
 
 
 @pytest.fixture
-def launch(store: Store, monkeypatch: pytest.MonkeyPatch) -> Launch:
+def job_settings(store: Store, monkeypatch: pytest.MonkeyPatch) -> JobSettings:
     """Return the settings that give every job to workers, which are threads of this process."""
     monkeypatch.setenv(START_VARIABLE, "0")
-    return Launch.new(store.url, ["--runner=FnApiRunner"])
+    return JobSettings.new(store.url, ["--runner=FnApiRunner"])
 
 
 def test_workers_measure_what_one_process_measures(
-    store: Store, snapshot: Snapshot, launch: Launch, monkeypatch: pytest.MonkeyPatch
+    store: Store, snapshot: Snapshot, job_settings: JobSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     steps: list[tuple[int, int]] = []
-    measurements = gate.measure_indexes(store, launch, lambda *step: steps.append(step), snapshot, RECIPE)
+    measurements = gate.measure_indexes(store, job_settings, lambda *step: steps.append(step), snapshot, RECIPE)
     monkeypatch.delenv(START_VARIABLE)  # the launcher then measures itself
     shutil.rmtree(store.files.local_path("memo"))
-    expected = gate.measure_indexes(store, Launch.new(store.url), None, snapshot, RECIPE)
+    expected = gate.measure_indexes(store, JobSettings.new(store.url), None, snapshot, RECIPE)
     assert get_untimed_metrics(snapshot, measurements) == get_untimed_metrics(snapshot, expected)
     assert steps == sorted(steps)
     assert steps[-1] == (4, 4)  # two parts, then two indexes
@@ -78,7 +78,7 @@ def test_workers_measure_what_one_process_measures(
 
 @pytest.mark.parametrize("k", [3, 50])
 def test_the_launcher_reads_neither_vectors_nor_indexes(
-    store: Store, snapshot: Snapshot, launch: Launch, monkeypatch: pytest.MonkeyPatch, k: int
+    store: Store, snapshot: Snapshot, job_settings: JobSettings, monkeypatch: pytest.MonkeyPatch, k: int
 ) -> None:
     reads: list[tuple[str, int]] = []
     fetch: Callable[[Blobs, BlobRef], Path] = Blobs.get_local_path
@@ -89,16 +89,16 @@ def test_the_launcher_reads_neither_vectors_nor_indexes(
 
     monkeypatch.setattr(Blobs, "get_local_path", record)
     recipe, files = replace(RECIPE, k=k), snapshot.manifest.content.files
-    assert gate.measure_indexes(store, launch, None, snapshot, recipe)
+    assert gate.measure_indexes(store, job_settings, None, snapshot, recipe)
     large_file_ids = {ref.id for path, ref in files.items() if path.startswith(("embeddings/", "index/"))}
     assert large_file_ids <= {blob for blob, _ in reads}
     assert not large_file_ids & {blob for blob, thread in reads if thread == threading.get_ident()}
 
 
 def test_gate_of_a_refresh_compares_only_new_rows_and_reads_only_new_passages(
-    store: Store, snapshot: Snapshot, launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: Store, snapshot: Snapshot, job_settings: JobSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    content, measure = snapshot.manifest.content, partial(gate.measure_indexes, store, launch, None)
+    content, measure = snapshot.manifest.content, partial(gate.measure_indexes, store, job_settings, None)
     recipe = replace(RECIPE, k=2)
     sampled_rows: list[int] = []
     read_rows = PassageFile.read_rows
@@ -158,9 +158,9 @@ def to_npy(array: object) -> bytes:
 
 
 def test_a_recorded_sample_depends_on_the_passages_that_it_quotes(
-    store: Store, snapshot: Snapshot, launch: Launch
+    store: Store, snapshot: Snapshot, job_settings: JobSettings
 ) -> None:
-    gate.measure_indexes(store, launch, None, snapshot, RECIPE)
+    gate.measure_indexes(store, job_settings, None, snapshot, RECIPE)
     content = snapshot.manifest.content
     key = store.memo.compute_key(gate._list_query_inputs(content, RECIPE, "embeddings"))
     record = store.memo.find(gate.QUERIES, key)
@@ -172,35 +172,35 @@ def test_a_recorded_sample_depends_on_the_passages_that_it_quotes(
 
 
 def test_tuning_on_workers_is_recorded_as_in_one_process(
-    store: Store, snapshot: Snapshot, launch: Launch, monkeypatch: pytest.MonkeyPatch
+    store: Store, snapshot: Snapshot, job_settings: JobSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     content = snapshot.manifest.content
     entry = content.indexes["hnsw"]
     plan = resolve(IndexRecipe(entry["factory"], recall_target=0.9), snapshot.n, snapshot.dim)
     blob = content.files["index/hnsw.faiss"]
     built_indexes = [BuiltIndex("hnsw", replace(plan, search=entry["search"]), blob)]
-    first = gate.tune_indexes(store, launch, None, content, built_indexes, RECIPE)
+    first = gate.tune_indexes(store, job_settings, None, content, built_indexes, RECIPE)
     assert first[0].plan.search == {"efSearch": 3}
     monkeypatch.delattr(gate, "read_sample")
-    assert gate.tune_indexes(store, Launch.new(store.url), None, content, built_indexes, RECIPE) == first
+    assert gate.tune_indexes(store, JobSettings.new(store.url), None, content, built_indexes, RECIPE) == first
 
 
 def test_a_worker_reads_only_sampled_rows_of_a_remote_index(
-    store: Store, snapshot: Snapshot, launch: Launch, s3_store_url: str, monkeypatch: pytest.MonkeyPatch
+    store: Store, snapshot: Snapshot, job_settings: JobSettings, s3_store_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     content, remote_store = snapshot.manifest.content, Store.open(s3_store_url, create=True)
     refined_entry = {**content.indexes["ivfpq"], "refine": "vectors"}
     content = replace(content, indexes={**content.indexes, "ivfpq": refined_entry})
     snapshot = Snapshot.from_manifest(store, Manifest(content))
-    expected = gate.measure_indexes(store, launch, None, snapshot, RECIPE)
+    expected = gate.measure_indexes(store, job_settings, None, snapshot, RECIPE)
     for blob in content.files.values():
         remote_store.blobs.put_file(store.blobs.get_local_path(blob))
-    remote_snapshot, remote_launch = (
+    remote_snapshot, remote_settings = (
         Snapshot.from_manifest(remote_store, snapshot.manifest),
-        replace(launch, store_url=s3_store_url),
+        replace(job_settings, store_url=s3_store_url),
     )
     tasks = gate._create_tasks(remote_store, remote_snapshot, RECIPE, dict.fromkeys(content.indexes))
-    tasks = gate._add_queries(remote_store, remote_snapshot, tasks, remote_launch, gate._GateProgress(None, 2), None)
+    tasks = gate._add_queries(remote_store, remote_snapshot, tasks, remote_settings, gate._GateProgress(None, 2), None)
     fetched_ids = set[str]()
     fetch: Callable[[Blobs, BlobRef], Path] = Blobs.get_local_path
     monkeypatch.setattr(Blobs, "get_local_path", lambda blobs, ref: fetched_ids.add(ref.id) or fetch(blobs, ref))
@@ -217,4 +217,4 @@ def test_memory_of_a_measurement_includes_decoded_posting_lists(
 ) -> None:
     draft = replace(content[1], indexes={"hnsw": {}, "words": {"kind": "bm25", "file": "index/words.postings"}})
     task = gate.MeasureTask(draft.files["embeddings/part-00000.npy"], name, 3, 8, 0, file_bytes=1_000)
-    assert gate._size_launch(Launch("", "run"), [task], draft).task_bytes == PROCESS_BYTES + index_bytes
+    assert gate._set_worker_count(JobSettings("", "run"), [task], draft).task_bytes == PROCESS_BYTES + index_bytes

@@ -16,7 +16,7 @@ import pytest
 
 from beam_jobs import index, index_work
 from beam_jobs.index_work import IndexInProgress, ShardTask, read_blob_list
-from beam_jobs.launch import Launch
+from beam_jobs.job_settings import JobSettings
 from beam_jobs.workers import START_VARIABLE
 from rag_model.errors import InputError, StoreError
 from rag_model.index import build as stages
@@ -60,8 +60,8 @@ def store(tmp_path: Path) -> Store:
 BEAM = "--runner=FnApiRunner"  # without it the launcher runs the tasks of such small jobs
 
 
-def create_launch(store: Store, *flags: str) -> Launch:
-    return Launch.new(store.url, flags)
+def create_job_settings(store: Store, *flags: str) -> JobSettings:
+    return JobSettings.new(store.url, flags)
 
 
 def start_builds(store: Store, plans: dict[str, VectorPlan], files: Sequence[Path]) -> list[IndexInProgress]:
@@ -75,7 +75,7 @@ def build_shards(
     """Run all jobs except the merge."""
     builds = start_builds(store, plans, files)
     for job in (index.train, index.scatter, index.build_shards):
-        builds = job(builds, create_launch(store, *flags))
+        builds = job(builds, create_job_settings(store, *flags))
     return builds
 
 
@@ -88,7 +88,7 @@ def test_jobs_build_the_same_bytes_as_one_process(
     store: Store, plans: dict[str, VectorPlan], files: list[Path], tmp_path: Path
 ) -> None:
     builds = build_shards(store, plans, files, BEAM)
-    for built_index in index.merge(builds, create_launch(store, BEAM)):
+    for built_index in index.merge(builds, create_job_settings(store, BEAM)):
         (work := tmp_path / built_index.name).mkdir()
         stages.run_stages(built_index.plan, files, work / "whole", work)
         assert store.blobs.read(built_index.blob) == (work / "whole").read_bytes()
@@ -118,9 +118,9 @@ def test_training_reads_only_sampled_rows_of_a_remote_store(
 
 
 def test_recorded_stages_do_not_run_again(store: Store, plans: dict[str, VectorPlan], files: list[Path]) -> None:
-    first = index.merge(build_shards(store, plans, files, BEAM), create_launch(store, BEAM))
+    first = index.merge(build_shards(store, plans, files, BEAM), create_job_settings(store, BEAM))
     records = {path: path.stat().st_mtime_ns for path in store.files.local_path("memo").rglob("*.json")}
-    assert index.merge(build_shards(store, plans, files), create_launch(store)) == first
+    assert index.merge(build_shards(store, plans, files), create_job_settings(store)) == first
     assert {path: path.stat().st_mtime_ns for path in store.files.local_path("memo").rglob("*.json")} == records
 
 
@@ -136,8 +136,8 @@ def test_a_lost_file_is_named_and_built_again(
     lost_file.chmod(0o644)
     lost_file.unlink() if damage == "missing" else lost_file.write_bytes(content[:-9])
     with pytest.raises(StoreError, match=lost_file.name):
-        index.merge(builds, create_launch(store))
-    (built_index,) = index.merge(build_shards(store, graph, files), create_launch(store))
+        index.merge(builds, create_job_settings(store))
+    (built_index,) = index.merge(build_shards(store, graph, files), create_job_settings(store))
     assert store.blobs.exists(built_index.blob)
     assert lost_file.read_bytes() == content
 
@@ -145,7 +145,8 @@ def test_a_lost_file_is_named_and_built_again(
 def test_a_damaged_slice_is_named(store: Store, plans: dict[str, VectorPlan], files: list[Path]) -> None:
     """The length, stamp and headers of the piece are right."""
     (build,) = index.scatter(
-        index.train(start_builds(store, {"hnsw": plans["hnsw"]}, files), create_launch(store)), create_launch(store)
+        index.train(start_builds(store, {"hnsw": plans["hnsw"]}, files), create_job_settings(store)),
+        create_job_settings(store),
     )
     path = store.files.local_path(read_pieces(store, build.pieces)[1].path)
     content, table = path.read_bytes(), read_slice_locations(store, build)
@@ -153,9 +154,9 @@ def test_a_damaged_slice_is_named(store: Store, plans: dict[str, VectorPlan], fi
     offset = int(table["start"][2, 1]) + 30  # shard 2, part 1
     path.write_bytes(content[:offset] + bytes([content[offset] ^ 1]) + content[offset + 1 :])
     with pytest.raises(StoreError, match=f"{path.name} .* is damaged"):
-        index.build_shards([build], create_launch(store))
+        index.build_shards([build], create_job_settings(store))
     path.write_bytes(content)
-    (built_index,) = index.merge(index.build_shards([build], create_launch(store)), create_launch(store))
+    (built_index,) = index.merge(index.build_shards([build], create_job_settings(store)), create_job_settings(store))
     assert store.blobs.exists(built_index.blob)
 
 
@@ -172,7 +173,8 @@ def test_damaged_slice_locations_are_named(
 ) -> None:
     """No shard without some of its rows is recorded; deleting the named blob gives the same index."""
     (build,) = index.scatter(
-        index.train(start_builds(store, {"hnsw": plans["hnsw"]}, files), create_launch(store)), create_launch(store)
+        index.train(start_builds(store, {"hnsw": plans["hnsw"]}, files), create_job_settings(store)),
+        create_job_settings(store),
     )
     assert build.slice_locations is not None
     locations, path = read_slice_locations(store, build).copy(), store.files.local_path(build.slice_locations.path)
@@ -180,9 +182,9 @@ def test_damaged_slice_locations_are_named(
     path.chmod(0o644)
     path.write_bytes(locations.tobytes())
     with pytest.raises(StoreError, match=f"{path.name} .* is damaged"):
-        index.build_shards([build], create_launch(store))
+        index.build_shards([build], create_job_settings(store))
     path.unlink()
-    (built_index,) = index.merge(build_shards(store, {"hnsw": plans["hnsw"]}, files), create_launch(store))
+    (built_index,) = index.merge(build_shards(store, {"hnsw": plans["hnsw"]}, files), create_job_settings(store))
     stages.run_stages(built_index.plan, files, tmp_path / "whole", tmp_path)
     assert store.blobs.read(built_index.blob) == (tmp_path / "whole").read_bytes()
 
@@ -199,9 +201,9 @@ def test_a_deleted_damaged_piece_is_built_again(
     path.chmod(0o644)
     path.write_bytes(data)
     with pytest.raises((StoreError, InputError), match=f"{path.name}.* damaged.* delete"):
-        index.merge(build_shards(store, graph, files), create_launch(store))
+        index.merge(build_shards(store, graph, files), create_job_settings(store))
     path.unlink()
-    (built_index,) = index.merge(build_shards(store, graph, files), create_launch(store))
+    (built_index,) = index.merge(build_shards(store, graph, files), create_job_settings(store))
     assert store.blobs.exists(built_index.blob)
 
 
@@ -213,7 +215,7 @@ def test_parts_may_be_empty_and_mix_precisions(store: Store, plans: dict[str, Ve
     paths = [tmp_path / f"{number}.npy" for number in range(len(parts))]
     for number, path in enumerate(paths):
         np.save(path, parts[number].astype((np.float16, np.float32)[number % 2]))
-    (built_index,) = index.merge(build_shards(store, {"hnsw": plans["hnsw"]}, paths), create_launch(store))
+    (built_index,) = index.merge(build_shards(store, {"hnsw": plans["hnsw"]}, paths), create_job_settings(store))
     (work := tmp_path / "work").mkdir()
     stages.run_stages(built_index.plan, paths, work / "whole", work)
     assert store.blobs.read(built_index.blob) == (work / "whole").read_bytes()
@@ -224,7 +226,8 @@ def test_parts_may_be_empty_and_mix_precisions(store: Store, plans: dict[str, Ve
 def test_a_shard_reads_only_its_own_slices(store: Store, plans: dict[str, VectorPlan], files: list[Path]) -> None:
     """One request for each piece, because reading whole pieces would grow with the square of the corpus."""
     (build,) = index.scatter(
-        index.train(start_builds(store, {"hnsw": plans["hnsw"]}, files), create_launch(store)), create_launch(store)
+        index.train(start_builds(store, {"hnsw": plans["hnsw"]}, files), create_job_settings(store)),
+        create_job_settings(store),
     )
     scattered, table = {ref.path for ref in read_pieces(store, build.pieces)}, read_slice_locations(store, build)
     calls = list[tuple[str, int, int]]()
@@ -263,11 +266,11 @@ def test_a_shard_to_be_built_alone_gets_all_cores(
     monkeypatch.setenv(START_VARIABLE, "1000")  # seconds, so that the launcher runs all tasks
     builds = start_builds(store, graph, files)
     for job in (index.train, index.scatter, index.build_shards):
-        builds = job(builds, create_launch(store))
+        builds = job(builds, create_job_settings(store))
     assert thread_counts == [2, 2, 2, 2]
     lost_shard = read_pieces(store, builds[0].shards)[1]
     store.files.local_path(lost_shard.path).unlink()
-    index.build_shards(builds, create_launch(store))
+    index.build_shards(builds, create_job_settings(store))
     assert thread_counts[4:] == [8]
 
 
@@ -277,12 +280,13 @@ def test_a_shard_of_another_build_is_refused(store: Store, plans: dict[str, Vect
     (build,), (other_build,) = (build_shards(store, {"hnsw": plan}, files) for plan in (graph, other_plan))
     mixed = replace(build, shards=other_build.shards)
     with pytest.raises(InputError, match="shard 0 of HNSW8 is a piece of another build"):
-        index.merge([mixed], create_launch(store))
+        index.merge([mixed], create_job_settings(store))
 
 
 def test_every_row_is_in_exactly_one_cell(store: Store, plans: dict[str, VectorPlan], files: list[Path]) -> None:
     (build,) = index.scatter(
-        index.train(start_builds(store, {"hnsw": plans["hnsw"]}, files), create_launch(store)), create_launch(store)
+        index.train(start_builds(store, {"hnsw": plans["hnsw"]}, files), create_job_settings(store)),
+        create_job_settings(store),
     )
     assert build.cells is not None
     rows = [cell["rows"] for cell in json.loads(store.blobs.read(build.cells))]
@@ -295,7 +299,9 @@ def test_a_cell_with_nearly_all_rows_is_searchable(store: Store, tmp_path: Path)
     vectors[:8] = np.eye(8, D, dtype=np.float32)
     np.save(tmp_path / "vectors.npy", vectors)
     plan = resolve(IndexRecipe("HNSW8", cells=4), N, D)
-    (built_index,) = index.merge(build_shards(store, {"hnsw": plan}, [tmp_path / "vectors.npy"]), create_launch(store))
+    (built_index,) = index.merge(
+        build_shards(store, {"hnsw": plan}, [tmp_path / "vectors.npy"]), create_job_settings(store)
+    )
     rows = open_index(store.blobs.get_local_path(built_index.blob)).search(vectors[:8], 1, efSearch=N)[1]
     assert rows[:, 0].tolist() == list(range(8))
 
@@ -305,7 +311,7 @@ def test_pieces_are_read_from_an_object_store(
     plans: dict[str, VectorPlan], files: list[Path], s3_store_url: str, tmp_path: Path
 ) -> None:
     store = Store.open(s3_store_url, create=True)
-    for built_index in index.merge(build_shards(store, plans, files, BEAM), create_launch(store, BEAM)):
+    for built_index in index.merge(build_shards(store, plans, files, BEAM), create_job_settings(store, BEAM)):
         (work := tmp_path / built_index.name).mkdir()
         stages.run_stages(built_index.plan, files, work / "whole", work)
         assert store.blobs.read(built_index.blob) == (work / "whole").read_bytes()
@@ -317,15 +323,17 @@ def test_training_starts_one_local_worker_for_each_gpu(
     started_jobs: list[tuple[str, int, tuple[str, ...]]] = []
     run_job = index.run_job
 
-    def record_job(stage: str, function: Any, tasks: Sequence[Any], launch: Launch, *rest: Any, **named: Any) -> Any:
-        started_jobs.append((stage, len(tasks), launch.flags))
-        return run_job(stage, function, tasks, replace(launch, flags=()), *rest, **named)
+    def record_job(
+        stage: str, function: Any, tasks: Sequence[Any], job_settings: JobSettings, *rest: Any, **named: Any
+    ) -> Any:
+        started_jobs.append((stage, len(tasks), job_settings.flags))
+        return run_job(stage, function, tasks, replace(job_settings, flags=()), *rest, **named)
 
     monkeypatch.setattr(index, "run_job", record_job)
     monkeypatch.setattr(index, "engine", SimpleNamespace(count_gpus=lambda: 3))
-    monkeypatch.setattr(Launch, "is_too_small", lambda launch, seconds: launch.flags == ())
-    builds = index.train(start_builds(store, plans, files), Launch.new(store.url, ["--direct_num_workers=8"]))
-    assert [build.trained is not None for build in builds] == [True, True]
+    monkeypatch.setattr(JobSettings, "is_too_small", lambda job_settings, seconds: job_settings.flags == ())
+    builds = index.train(start_builds(store, plans, files), JobSettings.new(store.url, ["--direct_num_workers=8"]))
+    assert [build.trained_file is not None for build in builds] == [True, True]
     assert started_jobs == [("train", 2, ("--direct_num_workers=3",)), ("train", 0, ("--direct_num_workers=8",))]
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from beam_jobs import index
 from beam_jobs.index_work import IndexInProgress, ScatterTask, read_blob_list
-from beam_jobs.launch import Launch
+from beam_jobs.job_settings import JobSettings
 from rag_model.index.exact_search import ExactIndex
 from rag_model.index.recipe import IndexRecipe, resolve
 from rag_model.index.search import open_index
@@ -114,14 +114,14 @@ def build(
             reused_trainings[parent.name] = ReusedTraining(
                 "0" * 64, *parent.training, changed, unchanged, row_list, shards, growth=growth
             )
-    n, launch = sum(len(np.load(path)) for path in files), Launch.new(store.url, beam)
+    n, job_settings = sum(len(np.load(path)) for path in files), JobSettings.new(store.url, beam)
     builds = [
         index.start_index(store, name, resolve(recipe, n, D), vectors, reused_trainings.get(name))
         for name, recipe in RECIPES.items()
     ]
     for job in (index.train, index.scatter, index.build_shards):
-        builds = job(builds, launch)
-    return index.merge(builds, launch), builds
+        builds = job(builds, job_settings)
+    return index.merge(builds, job_settings), builds
 
 
 def count_records(store: Store, stage: str) -> int:

@@ -15,7 +15,7 @@ import pytest
 
 from beam_jobs import pipeline
 from beam_jobs.job import run_job
-from beam_jobs.launch import Launch
+from beam_jobs.job_settings import JobSettings
 from beam_jobs.local_worker import WORKER_DIED, ForkServer
 from beam_jobs.options import build_pipeline_options, count_worker_threads, is_local
 from beam_jobs.pipeline import Worker, explain_failure
@@ -28,51 +28,55 @@ pytestmark = pytest.mark.xdist_group("beam")  # two jobs at once would need four
 
 
 @pytest.fixture
-def launch(tmp_path: Path) -> Launch:
+def job_settings(tmp_path: Path) -> JobSettings:
     store = Store.open(str(tmp_path / "store"), create=True)
-    return Launch(store.url, "run-1", poll_seconds=0.05)
+    return JobSettings(store.url, "run-1", poll_seconds=0.05)
 
 
-def test_results_come_in_the_order_of_the_tasks_from_other_processes(launch: Launch) -> None:
+def test_results_come_in_the_order_of_the_tasks_from_other_processes(job_settings: JobSettings) -> None:
     progress: list[tuple[int, int]] = []
-    results = run_job("square", works.square, [3, 1, 2, 5], launch, lambda done, total: progress.append((done, total)))
+    results = run_job(
+        "square", works.square, [3, 1, 2, 5], job_settings, lambda done, total: progress.append((done, total))
+    )
     assert [result["square"] for result in results] == [9, 1, 4, 25]
     assert os.getpid() not in {result["pid"] for result in results}
     assert progress[-1] == (4, 4)
     assert all(done <= total == 4 for done, total in progress)
 
 
-def test_progress_of_a_second_job_of_a_stage_does_not_count_the_first(launch: Launch) -> None:
-    run_job("square", works.square, [3, 1, 2], launch)
+def test_progress_of_a_second_job_of_a_stage_does_not_count_the_first(job_settings: JobSettings) -> None:
+    run_job("square", works.square, [3, 1, 2], job_settings)
     done_counts: list[int] = []
-    results = run_job("square", works.square, [4], launch, lambda done, total: done_counts.append(done))
+    results = run_job("square", works.square, [4], job_settings, lambda done, total: done_counts.append(done))
     assert [result["square"] for result in results] == [16]
     assert set(done_counts) <= {0, 1}
 
 
 def test_jobs_share_a_fork_server_whose_workers_have_the_environment_of_their_job(
-    launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    job_settings: JobSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reports = []
     for name in ("one", "two"):
         (folder := tmp_path / name).mkdir()
         monkeypatch.chdir(folder)
         monkeypatch.setenv("BOOKWHEEL_OF_A_TEST", name)
-        reports += run_job("look", works.describe_process, [1], launch)
+        reports += run_job("look", works.describe_process, [1], job_settings)
     assert [report["variable"] for report in reports] == ["one", "two"]
     assert [report["folder"] for report in reports] == [str(tmp_path / "one"), str(tmp_path / "two")]
     (fork_server,) = {report["parent"] for report in reports}
     os.kill(fork_server, signal.SIGKILL)
     _wait_for(lambda: [fork_server] if not _is_running(fork_server) else [], 1)
-    (report,) = run_job("look", works.describe_process, [1], launch)
+    (report,) = run_job("look", works.describe_process, [1], job_settings)
     assert report["parent"] not in {fork_server, os.getpid()}, "another server has started"
 
 
-def test_job_runs_in_a_deleted_folder(launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_job_runs_in_a_deleted_folder(
+    job_settings: JobSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (folder := tmp_path / "deleted").mkdir()
     monkeypatch.chdir(folder)
     folder.rmdir()
-    assert [report["square"] for report in run_job("square", works.square, [3], launch)] == [9]
+    assert [report["square"] for report in run_job("square", works.square, [3], job_settings)] == [9]
 
 
 def test_fork_server_reports_the_exits_of_all_workers_that_end_together(tmp_path: Path) -> None:
@@ -85,44 +89,44 @@ def test_fork_server_reports_the_exits_of_all_workers_that_end_together(tmp_path
     server._process.kill()
 
 
-def test_no_tasks_start_no_job(launch: Launch) -> None:
-    assert run_job("square", works.square, [], launch) == []
+def test_no_tasks_start_no_job(job_settings: JobSettings) -> None:
+    assert run_job("square", works.square, [], job_settings) == []
 
 
-def test_an_error_of_a_worker_keeps_its_class(launch: Launch) -> None:
+def test_an_error_of_a_worker_keeps_its_class(job_settings: JobSettings) -> None:
     with pytest.raises(InputError, match=r"^part \d is truncated: fetch it again$"):
-        run_job("fail", works.raise_input_error, [1, 2], launch)
+        run_job("fail", works.raise_input_error, [1, 2], job_settings)
 
 
-def test_a_bug_in_a_worker_is_reported_with_its_cause(launch: Launch) -> None:
+def test_a_bug_in_a_worker_is_reported_with_its_cause(job_settings: JobSettings) -> None:
     with pytest.raises(BookwheelError, match=r"the bug job failed .*ZeroDivisionError"):
-        run_job("bug", works.divide_by_zero, [1], launch)
+        run_job("bug", works.divide_by_zero, [1], job_settings)
 
 
-def test_a_worker_out_of_memory_is_one_sentence(launch: Launch) -> None:
+def test_a_worker_out_of_memory_is_one_sentence(job_settings: JobSettings) -> None:
     with pytest.raises(ResourceError, match=r"^a worker ran out of memory \(.*\): give each worker more"):
-        run_job("hunger", works.allocate_too_much, [1], launch)
+        run_job("hunger", works.allocate_too_much, [1], job_settings)
 
 
-def test_a_task_that_an_engine_repeats_still_counts_as_new(launch: Launch) -> None:
-    store = Store.open(launch.store_url)
+def test_a_task_that_an_engine_repeats_still_counts_as_new(job_settings: JobSettings) -> None:
+    store = Store.open(job_settings.store_url)
     for number, task in ((0, 7), (0, 7), (1, 7)):  # a repeated task, then another task with the same inputs
-        worker = Worker("note", works.record_number, launch, None, 0)
+        worker = Worker("note", works.record_number, job_settings, None, 0)
         worker.setup()
         worker.process((number, task))
-    assert [report["is_new"] for report in store.runs.read_reports(launch.run, "note")] == [True, False]
+    assert [report["is_new"] for report in store.runs.read_reports(job_settings.run, "note")] == [True, False]
 
 
-def test_workers_of_another_version_are_refused(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
-    worker = Worker("square", works.square, launch, None, 0)
+def test_workers_of_another_version_are_refused(job_settings: JobSettings, monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = Worker("square", works.square, job_settings, None, 0)
     worker.setup()
     monkeypatch.setattr("beam_jobs.pipeline.version", lambda _: "0.0.1")
     with pytest.raises(UsageError, match=r"a worker runs bookwheel 0\.0\.1 and the launcher "):
         worker.process((0, 3))
 
 
-def test_a_store_that_workers_cannot_reach_is_named(launch: Launch, tmp_path: Path) -> None:
-    worker = Worker("square", works.square, replace(launch, store_url=str(tmp_path / "elsewhere")), None, 0)
+def test_a_store_that_workers_cannot_reach_is_named(job_settings: JobSettings, tmp_path: Path) -> None:
+    worker = Worker("square", works.square, replace(job_settings, store_url=str(tmp_path / "elsewhere")), None, 0)
     worker.setup()
     with pytest.raises(StoreError, match=r"a worker cannot reach the store \(.*elsewhere.*\): use a store that all"):
         worker.process((0, 3))
@@ -165,25 +169,27 @@ WORKER_ERRORS = "rag_model.errors.StoreError: no\n\nrag_model.errors.InputError:
     ],
 )
 def test_failures_of_an_engine_are_explained(
-    launch: Launch, failure: str, kind: type[BookwheelError], sentence: str, tmp_path: Path
+    job_settings: JobSettings, failure: str, kind: type[BookwheelError], sentence: str, tmp_path: Path
 ) -> None:
-    error = explain_failure(Store.open(launch.store_url), launch.run, "cut", RuntimeError(failure), tmp_path)
+    error = explain_failure(
+        Store.open(job_settings.store_url), job_settings.run, "cut", RuntimeError(failure), tmp_path
+    )
     assert type(error) is kind
     assert re.search(sentence, str(error))
 
 
-def test_a_killed_worker_ends_the_job_instead_of_hanging_it(launch: Launch) -> None:
+def test_a_killed_worker_ends_the_job_instead_of_hanging_it(job_settings: JobSettings) -> None:
     with pytest.raises(ResourceError, match="was killed"):
-        run_job("die", works.kill_worker, [1, 2], launch)
+        run_job("die", works.kill_worker, [1, 2], job_settings)
 
 
 def test_workers_end_when_their_launcher_is_killed(tmp_path: Path) -> None:
     store = Store.open(str(tmp_path / "store"), create=True)
     code = (
         "from beam_jobs.job import run_job\n"
-        "from beam_jobs.launch import Launch\n"
+        "from beam_jobs.job_settings import JobSettings\n"
         "from tests.beam_jobs import works\n"
-        f"run_job('linger', works.wait_forever, [1, 2], Launch({store.url!r}, 'run-1'))\n"
+        f"run_job('linger', works.wait_forever, [1, 2], JobSettings({store.url!r}, 'run-1'))\n"
     )
     launcher = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL)
     workers = _wait_for(lambda: [report["pid"] for report in store.runs.read_reports("run-1", "started")], 2)
@@ -217,9 +223,9 @@ def test_flags_choose_the_runner_and_the_number_of_workers() -> None:
 
 def test_a_job_counts_its_tasks_for_the_runner_and_restores_what_it_changed(tmp_path: Path) -> None:
     store = Store.open(str(tmp_path / "store"), create=True)
-    launch = Launch.new(store.url, ["--runner=FnApiRunner"])
-    options = pipeline.build_pipeline_options(launch.flags, 3)
-    worker = pipeline.Worker("square", works.square, launch, None, 0)
+    job_settings = JobSettings.new(store.url, ["--runner=FnApiRunner"])
+    options = pipeline.build_pipeline_options(job_settings.flags, 3)
+    worker = pipeline.Worker("square", works.square, job_settings, None, 0)
     beam_logger, hook = logging.getLogger("apache_beam"), threading.excepthook
     logger_state = beam_logger.level, beam_logger.propagate, [*beam_logger.handlers]
     job = pipeline._create_pipeline("square", worker, [(0, 2), (1, 3), (2, 4)], options, tmp_path / "log")
@@ -234,10 +240,10 @@ def test_a_job_counts_its_tasks_for_the_runner_and_restores_what_it_changed(tmp_
     assert (beam_logger.level, beam_logger.propagate, [*beam_logger.handlers]) == logger_state
 
 
-def test_a_job_runs_through_beams_portable_job_service(launch: Launch) -> None:
+def test_a_job_runs_through_beams_portable_job_service(job_settings: JobSettings) -> None:
     flags = ("--runner=PortableRunner", "--job_endpoint=embed", "--environment_type=LOOPBACK")
-    portable_launch = replace(launch, flags=flags)
-    reports = run_job("square", works.square, [1, 2, 3], portable_launch)
+    portable_settings = replace(job_settings, flags=flags)
+    reports = run_job("square", works.square, [1, 2, 3], portable_settings)
     assert [report["square"] for report in reports] == [1, 4, 9]
     with pytest.raises(InputError, match=r"^part 4 is truncated: fetch it again$"):
-        run_job("fail", works.raise_input_error, [4], portable_launch)
+        run_job("fail", works.raise_input_error, [4], portable_settings)

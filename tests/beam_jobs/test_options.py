@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from beam_jobs.launch import Launch
+from beam_jobs.job_settings import JobSettings
 from beam_jobs.options import check_flags
 from beam_jobs.workers import count_gpus, is_local, limit_workers
 from rag_model.errors import UsageError
@@ -47,7 +47,7 @@ def test_local_workers_are_as_many_as_memory_has_room_for() -> None:
     ],
 )
 def test_each_gpu_has_one_worker_whatever_the_cores(flags: list[str], count: int, expected_flags: list[str]) -> None:
-    assert Launch("store", "run", tuple(flags)).for_gpus(count).flags == tuple(expected_flags)
+    assert JobSettings("store", "run", tuple(flags)).for_gpus(count).flags == tuple(expected_flags)
 
 
 @pytest.mark.parametrize(

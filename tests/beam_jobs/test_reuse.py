@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from beam_jobs.embed import EmbedTask, embed, run
-from beam_jobs.launch import Launch
+from beam_jobs.job_settings import JobSettings
 from beam_jobs.workers import CPU_FLOAT32, detect_precision
 from rag_model.corpus.chunk import ChunkRecipe
 from rag_model.encoders.model import choose_fastest_dtype
@@ -274,7 +274,7 @@ def test_a_record_of_an_older_version_with_another_arithmetic_is_not_used(
 def test_workers_elsewhere_start_unless_they_recorded_all_parts(
     store: Store, embed_tasks: list[EmbedTask], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    remote = Launch(store.url, "run", flags=("--runner=FlinkRunner", "--flink_master=nowhere:1"))
+    remote = JobSettings(store.url, "run", flags=("--runner=FlinkRunner", "--flink_master=nowhere:1"))
     monkeypatch.setattr("beam_jobs.embed.describe_precision", lambda encoder: "cuda bfloat16")
     started_precisions: list[Any] = []
 
@@ -283,7 +283,7 @@ def test_workers_elsewhere_start_unless_they_recorded_all_parts(
         return [embed(replace(task, precision="cuda bfloat16"), store) for task in tasks]
 
     monkeypatch.setattr("beam_jobs.pipeline.run_on_workers", run_on_workers)
-    monkeypatch.setattr(Launch, "is_too_small", lambda launch, seconds: False)
+    monkeypatch.setattr(JobSettings, "is_too_small", lambda job_settings, seconds: False)
     embed(replace(embed_tasks[0], precision="cuda bfloat16"), store)  # one part is recorded
     new_tasks = [replace(task, digest=f"new {task.digest}") for task in embed_tasks]
     results = run(new_tasks, remote)

@@ -8,7 +8,7 @@ import faiss
 import pytest
 
 from beam_jobs.job import run_job
-from beam_jobs.launch import Launch
+from beam_jobs.job_settings import JobSettings
 from beam_jobs.tasks import limit_threads, restore_threads
 from beam_jobs.workers import LOCAL_START_SECONDS, MEMORY_VARIABLE, START_VARIABLE
 from rag_model.errors import InputError, ResourceError, UsageError
@@ -27,14 +27,16 @@ def store(tmp_path: Path) -> Store:
 
 
 @pytest.fixture
-def launch(store: Store) -> Launch:
-    return Launch(store.url, "run-1", (IN_PROCESS,), poll_seconds=0.05)
+def job_settings(store: Store) -> JobSettings:
+    return JobSettings(store.url, "run-1", (IN_PROCESS,), poll_seconds=0.05)
 
 
-def test_recorded_tasks_are_not_sent_to_workers(store: Store, launch: Launch) -> None:
+def test_recorded_tasks_are_not_sent_to_workers(store: Store, job_settings: JobSettings) -> None:
     record_number(2, store)
     progress: list[tuple[int, int]] = []
-    results = run_job("note", record_number, [1, 2, 3], launch, lambda *done: progress.append(done), memoised=True)
+    results = run_job(
+        "note", record_number, [1, 2, 3], job_settings, lambda *done: progress.append(done), memoised=True
+    )
     assert [result["number"] for result in results] == [1, 2, 3]
     assert [result["is_new"] for result in results] == [True, False, True]
     assert store.runs.count_reports("run-1", "note") == 2
@@ -42,17 +44,17 @@ def test_recorded_tasks_are_not_sent_to_workers(store: Store, launch: Launch) ->
     assert min(done for done, _ in progress) >= 1
 
     recorded_results = run_job(
-        "note", record_number, [3, 2, 1], Launch(store.url, "run-2", (IN_PROCESS,)), memoised=True
+        "note", record_number, [3, 2, 1], JobSettings(store.url, "run-2", (IN_PROCESS,)), memoised=True
     )
     assert [result["number"] for result in recorded_results] == [3, 2, 1]
     assert not any(result["is_new"] for result in recorded_results)
     assert store.runs.count_reports("run-2", "note") == 0
 
 
-def test_a_recorded_output_that_was_deleted_is_made_again(store: Store, launch: Launch) -> None:
+def test_a_recorded_output_that_was_deleted_is_made_again(store: Store, job_settings: JobSettings) -> None:
     out = BlobRef.from_json(record_number(2, store)["out"])
     store.files.remove(out.path)
-    (result,) = run_job("note", record_number, [2], launch, memoised=True)
+    (result,) = run_job("note", record_number, [2], job_settings, memoised=True)
     assert result["is_new"]
     assert store.blobs.read(out) == b"2"
 
@@ -70,9 +72,14 @@ def two_threads() -> Iterator[None]:
 def test_a_small_job_is_done_by_the_launcher_itself(store: Store) -> None:
     thread_settings = 2, os.environ.get("OMP_NUM_THREADS")
     progress: list[tuple[int, int]] = []
-    launch = Launch(store.url, "run-1")
+    job_settings = JobSettings(store.url, "run-1")
     results = run_job(
-        "note", record_number, [1, 2], launch, lambda *done: progress.append(done), lambda task: LOCAL_START_SECONDS / 4
+        "note",
+        record_number,
+        [1, 2],
+        job_settings,
+        lambda *done: progress.append(done),
+        lambda task: LOCAL_START_SECONDS / 4,
     )
     assert {result["pid"] for result in results} == {os.getpid()}
     assert progress == [(1, 2), (2, 2)]
@@ -95,7 +102,7 @@ def test_a_worker_tokenises_with_all_its_threads(threads: int, parallel: str, mo
 def test_a_large_job_or_a_number_of_workers_starts_workers(
     store: Store, seconds: float, flags: tuple[str, ...]
 ) -> None:
-    (result,) = run_job("note", record_number, [1], Launch(store.url, "run-1", flags), None, lambda task: seconds)
+    (result,) = run_job("note", record_number, [1], JobSettings(store.url, "run-1", flags), None, lambda task: seconds)
     assert result["pid"] != os.getpid()
 
 
@@ -123,7 +130,7 @@ def test_a_job_is_small_if_the_workers_of_its_runner_take_longer_to_start(
     flags: tuple[str, ...], task_bytes: int, seconds: float, small: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv(START_VARIABLE, raising=False)
-    assert Launch("store", "run", flags).with_task_bytes(task_bytes).is_too_small(seconds) is small
+    assert JobSettings("store", "run", flags).with_task_bytes(task_bytes).is_too_small(seconds) is small
 
 
 def test_the_launcher_of_an_engine_runs_no_task_beyond_its_memory(
@@ -131,20 +138,20 @@ def test_the_launcher_of_an_engine_runs_no_task_beyond_its_memory(
 ) -> None:
     monkeypatch.delenv(START_VARIABLE, raising=False)
     monkeypatch.setenv(MEMORY_VARIABLE, "1000000")
-    launch = Launch("store", "run", FLINK)
-    assert launch.with_task_bytes(1_000_000).is_too_small(1.0)
-    assert not launch.with_task_bytes(1_000_001).is_too_small(1.0)
+    job_settings = JobSettings("store", "run", FLINK)
+    assert job_settings.with_task_bytes(1_000_000).is_too_small(1.0)
+    assert not job_settings.with_task_bytes(1_000_001).is_too_small(1.0)
 
 
 def test_the_start_time_of_workers_can_be_set(monkeypatch: pytest.MonkeyPatch) -> None:
     for value, seconds, small in (("0", 0.0, False), ("120", 119.0, True), ("120", 121.0, False)):
         monkeypatch.setenv(START_VARIABLE, value)
         for flags in ((), FLINK, ("--runner=DataflowRunner",)):
-            assert Launch("store", "run", flags).is_too_small(seconds) is small
+            assert JobSettings("store", "run", flags).is_too_small(seconds) is small
     for value in ("", "soon", "-1", "nan"):
         monkeypatch.setenv(START_VARIABLE, value)
         with pytest.raises(UsageError, match=f"^{START_VARIABLE} is '{value}': set it to a number of seconds"):
-            Launch.new("store")
+            JobSettings.new("store")
 
 
 @pytest.mark.parametrize(
@@ -154,12 +161,12 @@ def test_a_wrong_variable_is_refused_before_any_work(variable: str, unit: str, m
     for value in ("many", "4GiB", "0", "-1", "1.5"):
         monkeypatch.setenv(variable, value)
         with pytest.raises(UsageError, match=f"^{variable} is '{value}': set it to a {unit}, at least 1, or unset it"):
-            Launch.new("store")
+            JobSettings.new("store")
 
 
 def test_an_error_in_the_launcher_is_reported_like_one_of_a_worker(store: Store) -> None:
-    launch = Launch(store.url, "run-1")
+    job_settings = JobSettings(store.url, "run-1")
     with pytest.raises(InputError, match=r"^part 1 is truncated: fetch it again$"):
-        run_job("fail", works.raise_input_error, [1], launch, None, lambda task: 0.0)
+        run_job("fail", works.raise_input_error, [1], job_settings, None, lambda task: 0.0)
     with pytest.raises(ResourceError, match=r"could not read or write .*absent"):
-        run_job("absent", works.read_missing_file, [1], launch, None, lambda task: 0.0)
+        run_job("absent", works.read_missing_file, [1], job_settings, None, lambda task: 0.0)

@@ -29,7 +29,7 @@ from flink_cluster import SLOTS, Flink, flink
 from processes import Cost, run
 
 from beam_jobs.job import run_job
-from beam_jobs.launch import Launch
+from beam_jobs.job_settings import JobSettings
 from beam_jobs.workers import START_VARIABLE
 from flows.demo import demo_dump, demo_encoder
 from rag_model.store.objects.memo import Memo
@@ -88,7 +88,7 @@ def reindex(
 def run_warm_up_job(cluster: Flink, folder: Path) -> None:
     """Run a job without work, so that the cluster's workers are started."""
     store = Store.open(str(folder / "warm"), create=True)
-    run_job("warm", do_nothing, [1, 2], Launch.new(store.url, cluster.flags))
+    run_job("warm", do_nothing, [1, 2], JobSettings.new(store.url, cluster.flags))
 
 
 def do_nothing(task: int, store: Store) -> dict[str, Any]:

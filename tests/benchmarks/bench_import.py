@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 from isolated_run import run_alone
 
 from beam_jobs.job import run_job
-from beam_jobs.launch import Launch
+from beam_jobs.job_settings import JobSettings
 from rag_model.index.files.intake import inspect_vectors
 from rag_model.snapshots.imported import collect_parts, import_part, plan_import
 from rag_model.store.store import Store
@@ -78,7 +78,7 @@ def import_with_workers(folder: Path, store: Path) -> float:
     """Import all parts with two workers; return the seconds."""
     target, start = Store.open(str(store), create=True), time.perf_counter()
     tasks = plan_import(target, f"{folder}/*.parquet", inspect_vectors([folder]), part_bytes=PART_BYTES)
-    run_job("import", import_part, tasks, Launch.new(str(store), ["--direct_num_workers=2"]))
+    run_job("import", import_part, tasks, JobSettings.new(str(store), ["--direct_num_workers=2"]))
     return time.perf_counter() - start
 
 

@@ -1,9 +1,11 @@
 """Generated pages have every command and option, and autodoc reads docstrings as Markdown."""
 
+import re
 from dataclasses import fields
 from pathlib import Path
 
 import pytest
+from cyclopts import CycloptsError
 
 from docs.generated import (
     as_restructured_text,
@@ -27,6 +29,16 @@ def test_the_page_of_commands_has_every_command_and_option(tmp_path: Path) -> No
         assert options
         for option in (option for option in options if option.show and option.name.startswith("--")):
             assert f"`{option.name}" in section, f"{verb} {option.name}"
+
+
+def test_the_page_of_commands_lists_no_negative_flags(tmp_path: Path) -> None:
+    """The command line refuses them, as `--no-json`; names such as `--no-mapped` would be negated twice."""
+    with pytest.raises(CycloptsError, match="Unknown option"):
+        app.parse_args(["show", "latest", "--store", "s", "--no-json"], exit_on_error=False, print_error=False)
+    write_commands(tmp_path / "commands.md")
+    text = (tmp_path / "commands.md").read_text(encoding="utf-8")
+    assert "`--no-mapped`" in text
+    assert not re.findall(r"`--[\w-]+, --no-[\w-]+`", text)
 
 
 def test_the_page_of_options_has_the_variables_that_the_command_line_reads(

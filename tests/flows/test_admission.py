@@ -19,19 +19,31 @@ from flows.compare import compare
 from flows.evaluate import evaluate
 from flows.finetune import finetune
 from flows.import_library import import_library
-from flows.launch import launch
 from flows.maintain import upkeep, watch
 from flows.parameters import Url
 from flows.reindex import reindex
 from flows.release import release
 from flows.reproduce import reproduce
 from flows.stage import deployment_flow
+from flows.start_reindex import start_reindex
 from flows.takedown import takedown
 from rag_model.errors import UsageError
 from rag_model.secrets import build_secret_pattern
 from tests.rag_model.test_secrets import HARMLESS_URLS, URLS_WITH_QUERIES, URLS_WITH_USERS, S
 
-FLOWS = [reindex, launch, watch, upkeep, finetune, evaluate, compare, release, add_index, import_library, takedown]
+FLOWS = [
+    reindex,
+    start_reindex,
+    watch,
+    upkeep,
+    finetune,
+    evaluate,
+    compare,
+    release,
+    add_index,
+    import_library,
+    takedown,
+]
 FLOWS += [reproduce]
 SECRETS = [
     {"store": f"https://me:{S}@host"},

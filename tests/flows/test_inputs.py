@@ -55,6 +55,13 @@ def test_invalid_dump_is_rejected(
     assert message in result.complaint
 
 
+def test_missing_dump_creates_no_store(tmp_path: Path, reindex: Any) -> None:
+    result = reindex(tmp_path / "store", dump=tmp_path / "absent.xml.bz2")
+    assert result.code == 1
+    assert "absent.xml.bz2" in result.complaint
+    assert not (tmp_path / "store").exists()
+
+
 def test_multistream_index_of_another_dump_is_rejected(
     tmp_path: Path, unchanged_store: Path, mini_dump: Path, reindex: Any, make_multistream: Callable[..., str]
 ) -> None:

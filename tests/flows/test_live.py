@@ -26,17 +26,17 @@ def show_pieces(*pieces: tuple[int, str]) -> tuple[LiveAnswer, str]:
 def test_first_answer_grows_and_reply_continues_it() -> None:
     live_answer, terminal_text = show_pieces((0, "two"), (1, "another one's"), (0, " wo\x1brds"))
     assert terminal_text == "who?\n  two wo\\u001brds"
-    assert live_answer.cut_shown_text("who?\n  two wo\x1brds …\n  [1] A title") == " …\n  [1] A title"
+    assert live_answer.remove_shown_text("who?\n  two wo\x1brds …\n  [1] A title") == " …\n  [1] A title"
 
 
 def test_changed_answer_is_shown_again() -> None:
     live_answer, _ = show_pieces((0, "one"))
-    assert live_answer.cut_shown_text("who?\n  another") == "\n\nwho?\n  another"
+    assert live_answer.remove_shown_text("who?\n  another") == "\n\nwho?\n  another"
 
 
 def test_reply_is_shown_if_nothing_was_streamed() -> None:
     live_answer, terminal_text = show_pieces()
-    assert (live_answer.cut_shown_text("who?\n  (nothing)"), terminal_text) == ("who?\n  (nothing)", "")
+    assert (live_answer.remove_shown_text("who?\n  (nothing)"), terminal_text) == ("who?\n  (nothing)", "")
 
 
 def test_failure_starts_new_line() -> None:

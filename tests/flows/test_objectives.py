@@ -60,7 +60,7 @@ import json, os, sys
 import prefect.cli  # before flows, which otherwise are plain functions without a server
 import accelerate, flows.finetune, flows.verbs.finetune, torch, transformers
 from flows import cli
-from flows.launch_model import launch_finetune
+from flows.start_model_run import start_finetune
 from prefect.context import refresh_global_settings_context
 from rag_model.resources import RunLimits
 
@@ -69,7 +69,7 @@ def deploy(arguments):
     prefect.cli.app()
 
 def launch(arguments):
-    launched = launch_finetune("toy", **json.loads(arguments[0]), most=RunLimits("8GB", 2))
+    launched = start_finetune("toy", **json.loads(arguments[0]), most=RunLimits("8GB", 2))
     print(json.dumps([launched.run, dict(launched.needs.work.sizes)]))
 
 programs = {"bookwheel": cli.main, "prefect": deploy, "launch": launch}

@@ -14,9 +14,9 @@ from prefect.client.orchestration import get_client
 from prefect.exceptions import ParameterTypeError
 from prefect.utilities.callables import parameter_schema
 
-from flows.launch import launch
 from flows.release import ReleaseTraining, find_initial_move, find_withdrawal
 from flows.release import release as flow
+from flows.start_reindex import start_reindex
 from rag_model.evaluation.answers.settings import EvaluationSettings
 from rag_model.evaluation.gate import ReleaseCriteria
 from rag_model.store.store import Store
@@ -356,9 +356,9 @@ def test_form_parameters_become_settings_objects() -> None:
         flow.validate_parameters({**required, "training": {"kind": "magic"}})
 
 
-def test_release_accepts_parameters_of_launch_and_watch() -> None:
+def test_release_accepts_parameters_of_start_reindex_and_watch() -> None:
     """They pass the parameters of a rebuild; the deployment has the questions."""
-    launch_parameters = set(parameter_schema(launch).properties) - {"deployment", "most", "hours"}
+    start_parameters = set(parameter_schema(start_reindex).properties) - {"deployment", "most", "hours"}
     schema = parameter_schema(flow)
-    assert launch_parameters <= set(schema.properties)
-    assert set(schema.required) - launch_parameters == {"questions"}
+    assert start_parameters <= set(schema.properties)
+    assert set(schema.required) - start_parameters == {"questions"}

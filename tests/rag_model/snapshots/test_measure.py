@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from beam_jobs import gate
-from beam_jobs.launch import Launch
+from beam_jobs.job_settings import JobSettings
 from rag_model.corpus.passages import PassageWriter
 from rag_model.corpus.records import Passage
 from rag_model.evaluation.gate import GateRecipe, QuestionFloor, SnapshotSummary, check_snapshot
@@ -28,8 +28,8 @@ def measure(
     snapshot: Snapshot, recipe: GateRecipe, merges: Mapping[str, Mapping[str, Any]] | None = None
 ) -> SnapshotMetrics:
     """Measure the indexes of a snapshot as a build does."""
-    launch = Launch.new(snapshot.store.url)
-    measurements = gate.measure_indexes(snapshot.store, launch, None, snapshot, recipe)
+    job_settings = JobSettings.new(snapshot.store.url)
+    measurements = gate.measure_indexes(snapshot.store, job_settings, None, snapshot, recipe)
     return measure_snapshot(snapshot, recipe, measurements, merges or {})
 
 

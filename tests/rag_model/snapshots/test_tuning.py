@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from beam_jobs import gate
-from beam_jobs.launch import Launch
+from beam_jobs.job_settings import JobSettings
 from rag_model.evaluation.gate import GateRecipe
 from rag_model.index.files.engine import faiss
 from rag_model.index.recipe import IndexRecipe, resolve
@@ -38,7 +38,7 @@ def create_built_indexes(base_content: Content, **targets: float | None) -> list
 
 def tune(store: Store, draft: Content, indexes: list[BuiltIndex], recipe: GateRecipe = RECIPE) -> list[BuiltIndex]:
     """Tune the indexes of a draft as a build does."""
-    return gate.tune_indexes(store, Launch.new(store.url), None, draft, indexes, recipe)
+    return gate.tune_indexes(store, JobSettings.new(store.url), None, draft, indexes, recipe)
 
 
 def test_only_indexes_with_a_recall_target_are_tuned(content: tuple[Store, Content]) -> None:

@@ -1,4 +1,4 @@
-"""The settings for launching a run's jobs."""
+"""The settings of a run's Beam jobs: where they run, and with how many workers and memory."""
 
 import secrets
 from collections.abc import Callable, Sequence
@@ -26,8 +26,8 @@ _LAUNCHER_TASK_BYTES = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
-    """The settings for launching a run's jobs."""
+class JobSettings:
+    """Where the Beam jobs of a run run, and with how many workers and how much memory."""
 
     store_url: str
     run: str  # unique name of the run, and folder of its reports
@@ -39,11 +39,11 @@ class Launch:
 
     @classmethod
     def new(cls, store_url: str, flags: Sequence[str] = (), memory: int | None = None) -> Self:
-        """Return a launch with a new, unique run name that begins with the time.
+        """Return the settings of a new run; its unique name begins with the time.
 
         Raises:
-            UsageError: Beam cannot read its flags, or an environment variable is invalid that
-                `get_start_seconds`, `count_cores` or `get_worker_memory` reads.
+            UsageError: Beam cannot read its flags, or `get_start_seconds`, `count_cores` or
+                `get_worker_memory` reads an invalid environment variable.
         """
         # refuse an invalid environment variable before any work
         get_start_seconds(flags), count_cores(), get_worker_memory(())
@@ -51,19 +51,19 @@ class Launch:
         return cls(store_url, run_name, _check_flags(flags) if flags else (), memory=memory)
 
     def for_tasks(self, task_bytes: int) -> Self:
-        """Return this launch with at most as many local workers as fit in memory if each task needs
-        `task_bytes`.
+        """Return these settings with at most as many local workers as fit in memory if each task
+        needs `task_bytes`.
         """
         return replace(self.with_task_bytes(task_bytes), flags=limit_workers(self.flags, task_bytes, self.memory))
 
     def with_task_bytes(self, task_bytes: int) -> Self:
-        """Return this launch for tasks that need `task_bytes` of memory each, with the same number
-        of workers.
+        """Return these settings for tasks that need `task_bytes` of memory each, with the same
+        number of workers.
         """
         return replace(self, task_bytes=task_bytes)
 
     def for_gpus(self, n_gpus: int) -> Self:
-        """Return this launch for tasks that use a GPU.
+        """Return these settings for tasks that use a GPU.
 
         It has one local worker for each of `n_gpus` GPUs. On other runners, workers keep the
         accelerators that the flags request.
@@ -71,12 +71,11 @@ class Launch:
         return replace(self, flags=limit_to_gpus(self.flags, n_gpus), uses_gpu=True)
 
     def is_too_small(self, seconds: float) -> bool:
-        """Return whether a job that takes one core `seconds` is too small to start workers for, so
-        that the launcher runs it.
+        """Return whether the launcher should run a job that takes one core `seconds`.
 
-        A job is too small if starting its workers would take longer than the job. But workers on
-        this machine always start if their number is set, and workers on other machines if a task
-        needs more than a gigabyte, or more memory than is free here (`get_worker_memory`).
+        It should if starting workers would take longer than the job. But workers on this machine
+        always start if their number is set; workers on other machines always start if a task needs
+        more than a gigabyte, or more memory than is free here (`get_worker_memory`).
 
         Raises:
             UsageError: for the same reasons as `new`.

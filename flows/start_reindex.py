@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from beam_jobs.workers import is_local, resolve_options
-from flows.machine.pools import create_launch_flow
+from flows.machine.pools import create_start_flow
 from flows.parameters import is_deployment_run
 from flows.reindex import reindex
 from rag_model.process import temporary_folder
@@ -40,4 +40,4 @@ def estimate_rebuild(
     return estimate if is_local_run else WorkEstimate(estimate.sizes, {"launcher": 0}, disk=estimate.disk)
 
 
-launch = create_launch_flow("launch", reindex, estimate_rebuild, "dry_run", "base")
+start_reindex = create_start_flow("launch", reindex, estimate_rebuild, "dry_run", "base")

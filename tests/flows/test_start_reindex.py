@@ -1,4 +1,4 @@
-"""Launches, which estimate the resources of a run and give them to Prefect's workers as job variables."""
+"""Flows that estimate the resources of a run and give them to Prefect's workers as job variables."""
 
 import json
 import re
@@ -24,12 +24,12 @@ from prefect.utilities.callables import parameter_schema
 from beam_jobs.workers import get_worker_memory
 from flows.evaluate import evaluate
 from flows.finetune import finetune
-from flows.launch import estimate_rebuild, launch
-from flows.launch_model import estimate_evaluation_run, estimate_training_run, launch_evaluate, launch_finetune
-from flows.machine.pools import LaunchedRun, build_job_variables
+from flows.machine.pools import StartedRun, build_job_variables
 from flows.maintain import watch
 from flows.reindex import reindex
 from flows.stage import deployment_flow
+from flows.start_model_run import estimate_evaluation_run, estimate_training_run, start_evaluate, start_finetune
+from flows.start_reindex import estimate_rebuild, start_reindex
 from rag_model.encoders.architecture import read_architecture
 from rag_model.encoders.trainable import TrainableEncoder
 from rag_model.errors import ResourceError, UsageError
@@ -48,7 +48,7 @@ from tests.fixtures.tiny import save_cross_encoder, save_onnx
 from tests.fixtures.tiny_generators import save_bart
 
 ROOT = Path(__file__).parents[2]
-LAUNCH_PARAMETERS = ["deployment", "most", "hours"]
+START_PARAMETERS = ["deployment", "most", "hours"]
 LIMITS = RunLimits(memory="64GB", cores=16, gpus=2)
 
 
@@ -67,19 +67,19 @@ def deployment(prefect_server: None) -> Callable[..., str]:
     return deploy
 
 
-def launch_and_read_run(deployment: str, dump: Path, tiny: Path, **options: Any) -> tuple[LaunchedRun, Any]:
-    """Launch a rebuild; return its report, and the run from the server."""
-    report = launch(str(dump), str(dump.parent / "store"), str(tiny), deployment=deployment, **options)
+def start_and_read_run(deployment: str, dump: Path, tiny: Path, **options: Any) -> tuple[StartedRun, Any]:
+    """Start a rebuild; return its report, and the run from the server."""
+    report = start_reindex(str(dump), str(dump.parent / "store"), str(tiny), deployment=deployment, **options)
     with get_client(sync_client=True) as client:
         return report, client.read_flow_run(report.run)  # type: ignore[arg-type]
 
 
-def test_launched_run_has_estimated_resources_that_grow_with_dump(
+def test_started_run_has_estimated_resources_that_grow_with_dump(
     deployment: Callable[..., str], mini_dump: Path, tiny: Path, tmp_path: Path
 ) -> None:
     name = deployment("kubernetes")
     limits = RunLimits(memory="200GB", cores=64)
-    small, run = launch_and_read_run(name, mini_dump, tiny, most=limits, hours=0.1)
+    small, run = start_and_read_run(name, mini_dump, tiny, most=limits, hours=0.1)
     assert run.job_variables == small.job_variables
     assert run.parameters == {
         "dump": str(mini_dump),
@@ -94,7 +94,7 @@ def test_launched_run_has_estimated_resources_that_grow_with_dump(
     dump = tmp_path / "enwiki.xml.bz2"
     with dump.open("wb") as file:
         file.truncate(2 << 30)  # The estimate only needs the size.
-    large, run = launch_and_read_run(name, dump, tiny, most=limits, hours=0.1)
+    large, run = start_and_read_run(name, dump, tiny, most=limits, hours=0.1)
     assert large.needs.memory > small.needs.memory
     assert large.needs.cores > small.needs.cores
     assert run.job_variables["memory_request"] == f"{-(-large.needs.memory // 2**20)}Mi"
@@ -107,35 +107,39 @@ def test_launched_run_has_estimated_resources_that_grow_with_dump(
 
 
 @pytest.mark.parametrize(
-    ("launch_flow", "target_flow", "left_out"),
-    [(launch, reindex, {"dry_run", "base"}), (launch_finetune, finetune, {"work"}), (launch_evaluate, evaluate, set())],
+    ("start_flow", "target_flow", "left_out"),
+    [
+        (start_reindex, reindex, {"dry_run", "base"}),
+        (start_finetune, finetune, {"work"}),
+        (start_evaluate, evaluate, set()),
+    ],
     ids=["reindex", "finetune", "evaluate"],
 )
-def test_launch_takes_parameters_of_its_run_and_limits(
-    launch_flow: Flow[..., LaunchedRun], target_flow: Flow[..., Any], left_out: set[str]
+def test_start_flow_takes_parameters_of_its_run_and_limits(
+    start_flow: Flow[..., StartedRun], target_flow: Flow[..., Any], left_out: set[str]
 ) -> None:
-    launch_schema, run_schema = parameter_schema(launch_flow), parameter_schema(target_flow)
+    start_schema, run_schema = parameter_schema(start_flow), parameter_schema(target_flow)
     expected = {name: parameter for name, parameter in run_schema.properties.items() if name not in left_out}
-    assert list(launch_schema.properties) == [*expected, *LAUNCH_PARAMETERS]
-    assert launch_schema.required == run_schema.required
-    assert all(parameter["description"] for parameter in launch_schema.properties.values())
+    assert list(start_schema.properties) == [*expected, *START_PARAMETERS]
+    assert start_schema.required == run_schema.required
+    assert all(parameter["description"] for parameter in start_schema.properties.values())
     for name, parameter in expected.items():
-        assert launch_schema.properties[name] | {"position": 0} == parameter | {"position": 0}
-    assert launch_schema.properties["deployment"]["default"] == f"{target_flow.name}/{target_flow.name}-library"
-    entrypoint = f"{launch_flow.fn.__module__}:{launch_flow.fn.__name__}"
-    assert load_flow_from_entrypoint(entrypoint).name == launch_flow.name
+        assert start_schema.properties[name] | {"position": 0} == parameter | {"position": 0}
+    assert start_schema.properties["deployment"]["default"] == f"{target_flow.name}/{target_flow.name}-library"
+    entrypoint = f"{start_flow.fn.__module__}:{start_flow.fn.__name__}"
+    assert load_flow_from_entrypoint(entrypoint).name == start_flow.name
 
 
-def test_retried_launch_starts_no_second_run(deployment: Callable[..., str], mini_dump: Path, tiny: Path) -> None:
+def test_retried_start_flow_starts_no_second_run(deployment: Callable[..., str], mini_dump: Path, tiny: Path) -> None:
     arguments = (str(mini_dump), str(mini_dump.parent / "store"), str(tiny))
     name = deployment("process")
 
     @deployment_flow("tries")
-    def launch_twice() -> set[str]:
-        return {launch.fn(*arguments, deployment=name).run for _ in range(2)}
+    def start_twice() -> set[str]:
+        return {start_reindex.fn(*arguments, deployment=name).run for _ in range(2)}
 
-    assert len(launch_twice()) == 1
-    assert launch_twice() != launch_twice()
+    assert len(start_twice()) == 1
+    assert start_twice() != start_twice()
 
 
 def test_estimate_leaves_out_work_of_flink_workers(mini_dump: Path, tiny: Path) -> None:
@@ -193,7 +197,7 @@ def test_run_above_limits_is_refused_and_not_started(
 ) -> None:
     name = deployment("docker")
     with pytest.raises(ResourceError, match="raise the limit"):
-        launch_and_read_run(name, mini_dump, tiny, most=RunLimits("1500MB", 1))
+        start_and_read_run(name, mini_dump, tiny, most=RunLimits("1500MB", 1))
     with get_client(sync_client=True) as client:
         docker = DeploymentFilter(name=DeploymentFilterName(any_=["docker"]))
         assert client.read_flow_runs(deployment_filter=docker) == []
@@ -212,16 +216,16 @@ def test_invalid_limits_are_refused(
     deployment: Callable[..., str], mini_dump: Path, tiny: Path, most: RunLimits | None, message: str
 ) -> None:
     with pytest.raises(UsageError, match=message):
-        launch_and_read_run(deployment("docker"), mini_dump, tiny, most=most)
+        start_and_read_run(deployment("docker"), mini_dump, tiny, most=most)
 
 
 @pytest.mark.usefixtures("prefect_server")
 def test_missing_deployment_is_refused(mini_dump: Path, tiny: Path) -> None:
     with pytest.raises(UsageError, match="there is no deployment reindex/nowhere"):
-        launch_and_read_run("reindex/nowhere", mini_dump, tiny, most=LIMITS)
+        start_and_read_run("reindex/nowhere", mini_dump, tiny, most=LIMITS)
 
 
-def test_watch_launches_sized_run_of_downloaded_dump(
+def test_watch_starts_sized_run_of_downloaded_dump(
     deployment: Callable[..., str], mini_dump: Path, tiny: Path, tmp_path: Path
 ) -> None:
     name = deployment("process")
@@ -255,13 +259,13 @@ def test_training_memory_grows_with_batch_size(
 ) -> None:
     name, bart = deployment("kubernetes", "finetune"), str(save_bart(tmp_path / "bart"))
 
-    def launch_training(batch: int) -> tuple[LaunchedRun, Any]:
+    def start_training(batch: int) -> tuple[StartedRun, Any]:
         options: dict[str, Any] = {"recipe": {"rag": {"batch_size": batch}}, "generator": bart, "max_steps": 5}
-        report = launch_finetune("rag-token", str(library), **examples, **options, deployment=name, most=LIMITS)
+        report = start_finetune("rag-token", str(library), **examples, **options, deployment=name, most=LIMITS)
         with get_client(sync_client=True) as client:
             return report, client.read_flow_run(report.run)  # type: ignore[arg-type]
 
-    small, run = launch_training(2)
+    small, run = start_training(2)
     assert run.parameters == {
         "kind": "rag-token",
         "store": str(library),
@@ -274,11 +278,11 @@ def test_training_memory_grows_with_batch_size(
     assert run.job_variables == small.job_variables
     assert run.job_variables["memory_limit"] == f"{-(-small.needs.memory // 2**20)}Mi"
     assert run.job_variables["env"]["OMP_NUM_THREADS"] == str(small.needs.cores)
-    large, run = launch_training(400)
+    large, run = start_training(400)
     assert large.needs.memory > small.needs.memory
     assert run.job_variables["memory_limit"] == f"{-(-large.needs.memory // 2**20)}Mi"
     with pytest.raises(ResourceError, match=r"stage train needs .* GB of memory, and a run may use 64\.0 GB"):
-        launch_training(1_000_000)
+        start_training(1_000_000)
 
 
 def test_training_estimate_includes_rebuilds(library: Path, examples: dict[str, str], tmp_path: Path) -> None:
@@ -301,10 +305,10 @@ def test_training_estimate_includes_teacher(
     graph = save_onnx(cross_encoder, tmp_path / "graph")
     shutil.copy(cross_encoder / "config.json", graph)
     common: dict[str, Any] = {**examples, "max_steps": 5, "deployment": name, "most": LIMITS}
-    without_teacher = launch_finetune("cross-encoder", str(library), **common, encoder=str(cross_encoder))
+    without_teacher = start_finetune("cross-encoder", str(library), **common, encoder=str(cross_encoder))
     assert set(without_teacher.needs.work.stages) == {"train", "mine"}
     for teacher in (cross_encoder, graph):
-        with_teacher = launch_finetune("margin-mse", str(library), **common, teacher=str(teacher))
+        with_teacher = start_finetune("margin-mse", str(library), **common, teacher=str(teacher))
         assert set(with_teacher.needs.work.stages) == {"train", "mine", "teach"}
         with get_client(sync_client=True) as client:
             assert client.read_flow_run(with_teacher.run).parameters["teacher"] == str(teacher)  # type: ignore[arg-type]
@@ -333,23 +337,23 @@ def test_evaluation_resources_grow_with_settings(
     name = deployment("docker", "evaluate")
     arguments = (str(library), str(tmp_path / "rag"), examples["dev"])
 
-    def launch_evaluation(settings: EvaluationSettings | None) -> tuple[LaunchedRun, Any]:
-        report = launch_evaluate(*arguments, settings=settings, deployment=name, most=LIMITS)
+    def start_evaluation(settings: EvaluationSettings | None) -> tuple[StartedRun, Any]:
+        report = start_evaluate(*arguments, settings=settings, deployment=name, most=LIMITS)
         with get_client(sync_client=True) as client:
             return report, client.read_flow_run(report.run)  # type: ignore[arg-type]
 
-    plain, run = launch_evaluation(None)
+    plain, run = start_evaluation(None)
     assert "settings" not in run.parameters
     assert run.job_variables["mem_limit"] == f"{plain.needs.memory}b"
     sweep, beams = AblationSettings(sweep=(1, 50)), DecodingSettings(beams=4)
-    swept, run = launch_evaluation(EvaluationSettings(ablations=sweep, decoding=beams))
+    swept, run = start_evaluation(EvaluationSettings(ablations=sweep, decoding=beams))
     assert run.parameters["settings"]["ablations"]["sweep"] == [1, 50]
     assert swept.needs.memory > plain.needs.memory
     assert swept.needs.hours > plain.needs.hours
     with pytest.raises(UsageError, match="has no index 'none': choose one of hnsw"):
-        launch_evaluation(EvaluationSettings(index="none"))
+        start_evaluation(EvaluationSettings(index="none"))
     with pytest.raises(UsageError, match="there is no deployment evaluate/nowhere"):
-        launch_evaluate(*arguments, deployment="evaluate/nowhere", most=LIMITS)
+        start_evaluate(*arguments, deployment="evaluate/nowhere", most=LIMITS)
 
 
 def test_estimate_counts_local_generator_but_not_endpoint(

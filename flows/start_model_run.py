@@ -11,7 +11,7 @@ from typing import Any
 
 from flows.evaluate import evaluate
 from flows.finetune import finetune, prepare_training
-from flows.machine.pools import create_launch_flow
+from flows.machine.pools import create_start_flow
 from rag_model.encoders.files import resolve_folder
 from rag_model.resources import WorkEstimate, estimates
 from rag_model.snapshots.existing import list_stale_indexes, read_reencode_recipe
@@ -44,5 +44,5 @@ def estimate_evaluation_run(memory: int, **parameters: Any) -> WorkEstimate:
     return estimates.estimate_evaluation(**parameters)
 
 
-launch_finetune = create_launch_flow("launch-finetune", finetune, estimate_training_run, "work")
-launch_evaluate = create_launch_flow("launch-evaluate", evaluate, estimate_evaluation_run)
+start_finetune = create_start_flow("launch-finetune", finetune, estimate_training_run, "work")
+start_evaluate = create_start_flow("launch-evaluate", evaluate, estimate_evaluation_run)
