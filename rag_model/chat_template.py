@@ -13,10 +13,10 @@ from rag_model.errors import InputError, UsageError
 from rag_model.extras import require
 from rag_model.process import ChildDiedError, run_in_child, serve_call
 
-_MAX_SECONDS = 20.0  # CPU seconds of the child, half a second of them for imports
-_MAX_MEMORY = 256 << 20  # bytes that the child may allocate
+_MAX_SECONDS = 20.0  # CPU seconds of the child process, of which its imports take half a second
+_MAX_MEMORY = 256 << 20  # bytes that the child process may allocate
 _MAX_PROMPT_CHARACTERS = 1 << 20
-_MAX_REFUSAL = 300  # characters of a refusal that an error message quotes
+_MAX_REFUSAL = 300  # maximum number of characters that an error message quotes of a refusal
 
 
 class TemplateRefusalError(UsageError):

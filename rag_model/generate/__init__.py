@@ -16,5 +16,6 @@ rag_folder         save and load RAG models, including facebook/rag-*; find one 
 
 from rag_model.extras import require
 
-# transformers is only imported with the first generator, so not by a service without a model
+# transformers is imported when the first generator is loaded, so a service without a model never
+# imports it
 require("torch", "model")

@@ -19,7 +19,8 @@ from rag_model.errors import InputError
 from rag_model.generate.decoding import DecodingSettings, ProposeTokens, send_to
 from rag_model.generate.generator import Generator, State
 
-GPU_STEPS_PER_READ = 8  # steps of a greedy search on a GPU between two reads of tokens by the host
+# number of steps of a greedy search on a GPU after which the host reads the tokens
+GPU_STEPS_PER_READ = 8
 _NO_TOKEN = "the generator gives no token a probability: its weights are damaged, so download or train it again"
 
 
@@ -42,7 +43,7 @@ class _Extension:
     """An unfinished hypothesis, extended by one token."""
 
     hypothesis: Hypothesis
-    parent: int  # number of the extended hypothesis, counted over all groups
+    parent: int  # position of the extended hypothesis among those of all groups
 
 
 def propose_most_likely(beams: int) -> ProposeTokens:
@@ -137,11 +138,12 @@ def _extend_hypotheses(
     forbidden_token: int | None,
 ) -> list[list[_Extension]]:
     """Return all proposed extensions of all unfinished hypotheses, by group."""
-    row_prior = log_prior[send_to(torch.tensor(groups), log_prior.device)]  # (g, d) -> (h, d)
-    values = _propose_candidates(logits, row_prior, groups, propose_tokens, forbidden_token)
+    # (g, d) -> (h, d)
+    hypothesis_prior = log_prior[send_to(torch.tensor(groups), log_prior.device)]
+    proposals = _propose_candidates(logits, hypothesis_prior, groups, propose_tokens, forbidden_token)
     extensions: list[list[_Extension]] = [[] for _ in live_hypotheses]
     parents = [hypothesis for hypotheses in live_hypotheses for hypothesis in hypotheses]
-    for row, (group, parent, candidates) in enumerate(zip(groups, parents, values.tolist(), strict=True)):
+    for row, (group, parent, candidates) in enumerate(zip(groups, parents, proposals.tolist(), strict=True)):
         for log_p_gain, token, *shares in candidates:
             if not log_p_gain > -float("inf"):  # NaN is excluded as well
                 continue
@@ -160,8 +162,8 @@ def _propose_candidates(
 ) -> Tensor:
     """Return (h, c, 2 + d) float64: log p, token id, and p(z_i | x, y_≤i) of each candidate.
 
-    If d = 1, the shape is (h, c, 2). A single tensor needs only one copy to the host, and float64
-    represents all values exactly.
+    If d = 1, the shape is (h, c, 2). All values are in one tensor, so that they are copied to the
+    host at once; float64 represents token ids and float32 values exactly.
     """
     log_joint, log_marginals = log_marginal(logits, prior)
     if forbidden_token is not None:
@@ -200,16 +202,16 @@ def search_greedily(
     state = generator.select_rows(state, torch.arange(len(answers) * d))
     n_steps = 0
     while live_groups:
-        columns = list[Tensor]()
+        proposals = list[Tensor]()
         for _ in range(min(steps_per_read, settings.token_limit - n_steps)):
-            if columns:
-                next_tokens = columns[-1][:, 0, 1].long()  # (h, 1, 2 + d) -> (h,)
+            if proposals:
+                next_tokens = proposals[-1][:, 0, 1].long()  # (h, 1, 2 + d) -> (h,)
                 logits, state = generator.step(state, next_tokens.repeat_interleave(d))
-            columns.append(_propose_candidates(logits, prior, live_groups, propose_tokens, forbidden_token))
+            proposals.append(_propose_candidates(logits, prior, live_groups, propose_tokens, forbidden_token))
             n_steps += 1
         live_rows = list[int]()
         # (h, steps, 2 + d)
-        for row, (group, candidates) in enumerate(zip(live_groups, torch.cat(columns, 1).tolist(), strict=True)):
+        for row, (group, candidates) in enumerate(zip(live_groups, torch.cat(proposals, 1).tolist(), strict=True)):
             is_live = True
             for gain, token, *shares in candidates:
                 if not gain > -float("inf"):  # NaN is excluded as well

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from transformers import Cache
 
 _AnyCache = TypeVar("_AnyCache", bound="Cache")
-# names of the cache in transformers 5.24 and later, and in earlier releases
+# name of the cache in transformers 5.24 and later, and its name in earlier releases
 _CACHE_NAMES = ("cache", "past_key_values")
 DecodingMode = Literal["thorough", "fast"]
 DEFAULT_NEW_TOKENS = 50  # maximum tokens of an answer, as in transformers' eval_rag.py
@@ -81,7 +81,9 @@ def select_cache_rows(cache: _AnyCache, rows: Tensor, *, same_contexts: bool = F
 
 
 def _copy_cache(cache: Any) -> Any:
-    """Return a copy that shares the tensors, which is safe: appending tokens allocates new ones."""
+    """Return a copy that shares the tensors, which is safe, because appending tokens allocates new
+    tensors.
+    """
     cache_copy = copy(cache)
     if isinstance(cache, require("transformers", "model").EncoderDecoderCache):
         cache_copy.self_attention_cache = _copy_cache(cache.self_attention_cache)
@@ -182,14 +184,14 @@ def propose_sampled(sampling: Sampling, streams: Sequence[torch.Generator]) -> P
     """
 
     def propose(log_p: Tensor, groups: Sequence[int]) -> tuple[Tensor, Tensor]:
-        uniforms = send_to(draw_uniform([streams[group] for group in groups]), log_p.device)
-        tokens = sample_tokens(log_p, sampling, uniforms)[:, None]
+        random_numbers = send_to(draw_uniform([streams[group] for group in groups]), log_p.device)
+        tokens = sample_tokens(log_p, sampling, random_numbers)[:, None]
         return log_p.gather(-1, tokens), tokens  # (h, v) -> (h, 1)
 
     return propose
 
 
-def sample_tokens(log_p: Tensor, sampling: Sampling, numbers: Tensor) -> Tensor:
+def sample_tokens(log_p: Tensor, sampling: Sampling, random_numbers: Tensor) -> Tensor:
     """Return (n,) int64 tokens: per row, the first token, in descending order of p, whose
     cumulative p exceeds the row's random number.
 
@@ -204,6 +206,7 @@ def sample_tokens(log_p: Tensor, sampling: Sampling, numbers: Tensor) -> Tensor:
     preceding_p = p.cumsum(-1) - p
     p = p.where(preceding_p < sampling.top_p * p.sum(-1, keepdim=True), 0)
     cumulative_p = p.cumsum(-1)
-    ranks = (cumulative_p <= numbers[:, None] * cumulative_p[:, -1:]).sum(-1)  # (n, v) -> (n,)
+    # (n, v) -> (n,)
+    ranks = (cumulative_p <= random_numbers[:, None] * cumulative_p[:, -1:]).sum(-1)
     last_rank = (p > 0).sum(-1) - 1  # rounding may raise the product to the total
     return token_order.gather(-1, ranks.minimum(last_rank).clamp(min=0)[:, None])[:, 0]  # (n, 1) -> (n,)

@@ -28,8 +28,11 @@ from torch.utils.checkpoint import checkpoint
 
 from rag_model.generate.generator import Generator, State
 
-_MAX_CPU_LOGITS = 1 << 17  # logits processed at a time; so many fit into the cache of a core
-_MAX_CUDA_LOGITS = 1 << 26  # logits processed at a time; with fewer, launching kernels takes long
+# number of logits processed at a time on a CPU; so many fit into the cache of a core
+_MAX_CPU_LOGITS = 1 << 17
+# number of logits processed at a time on a GPU; with fewer, kernel launches would take most of the
+# time
+_MAX_CUDA_LOGITS = 1 << 26
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +42,8 @@ class Likelihood:
     log_p: Tensor  # (b,) log p(y|x)
     # (b, k) log p(z|x,y); for RAG-Token, log of the mean of p(z_i|x,y) over the tokens
     posterior: Tensor
-    tokens: Tensor | None  # (b, k, t) log p(z_i|x,y_≤i), undefined for padding; RAG-Token only
+    # (b, k, t) log p(z_i|x,y_≤i), undefined for padding; RAG-Token only
+    token_posterior: Tensor | None
 
 
 def log_prior(scores: Tensor, temperature: float = 1.0) -> Tensor:
@@ -69,9 +73,9 @@ def token_likelihood(prior: Tensor, log_p: Tensor, mask: Tensor) -> Likelihood:
 
     The arguments are the same as those of `sequence_likelihood`.
     """
-    joint = prior[..., None] + log_p  # (b, k) -> (b, k, 1) -> (b, k, t)
-    log_marginals = joint.logsumexp(1)
-    log_shares = (joint - log_marginals[:, None]).detach()  # marginals: (b, t) -> (b, 1, t)
+    log_joint = prior[..., None] + log_p  # (b, k) -> (b, k, 1) -> (b, k, t)
+    log_marginals = log_joint.logsumexp(1)
+    log_shares = (log_joint - log_marginals[:, None]).detach()  # marginals: (b, t) -> (b, 1, t)
     token_counts = mask.sum(1).clamp(min=1)[:, None]  # (b, t) -> (b, 1)
     # (b, k, t) -> (b, k)
     posterior = log_shares.masked_fill(~mask[:, None], -torch.inf).logsumexp(2) - token_counts.log()

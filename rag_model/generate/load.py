@@ -62,12 +62,12 @@ def load_generator(
     transformers = require("transformers", "model")
     folder, resolved_device = resolve_folder(name), resolve_device(device)
     resolved_dtype = parse_dtype(dtype or choose_inference_dtype(resolved_device))
-    weight_source = _find_weight_source(folder)
-    config = _load_by_class(folder, transformers.AutoConfig, weight_source)
+    weight_arguments = _find_weight_arguments(folder)
+    config = _load_by_class(folder, transformers.AutoConfig, weight_arguments)
     _check_is_generator(folder, config)
-    tokenizer = _load_tokenizer(folder, weight_source)
+    tokenizer = _load_tokenizer(folder, weight_arguments)
     auto_class = transformers.AutoModelForSeq2SeqLM if config.is_encoder_decoder else transformers.AutoModelForCausalLM
-    module = _load_module(folder, auto_class, {**weight_source, "dtype": resolved_dtype}).to(resolved_device).eval()
+    module = _load_module(folder, auto_class, {**weight_arguments, "dtype": resolved_dtype}).to(resolved_device).eval()
     chosen_template = template or _read_folder_template(folder, config, tokenizer)
     if config.is_encoder_decoder:
         return _build_seq2seq_generator(folder, module, tokenizer, chosen_template)
@@ -82,7 +82,7 @@ def load_generator_tokenizer(name: str | Path) -> Any:
         MissingExtraError: the folder holds a GGUF file, and the package `gguf` is not installed.
     """
     folder = resolve_folder(name)
-    return _load_tokenizer(folder, _find_weight_source(folder))
+    return _load_tokenizer(folder, _find_weight_arguments(folder))
 
 
 def apply_chat_template(
@@ -104,8 +104,8 @@ def apply_chat_template(
         InputError: the chat template cannot be rendered within the limits of time and size.
     """
     prompt = _render_around_message_mark(tokenizer, system)
-    prefix, mark, suffix = prompt.rpartition(_MESSAGE_MARK)
-    if not mark or _MESSAGE_MARK in prefix.replace(system, "", 1):
+    prefix, message_mark, suffix = prompt.rpartition(_MESSAGE_MARK)
+    if not message_mark or _MESSAGE_MARK in prefix.replace(system, "", 1):
         raise UsageError(
             f"the chat template turns one message into {prompt!r}, which does not contain the message: give a template"
         )
@@ -132,9 +132,9 @@ def _render_messages(tokenizer: Any, messages: Sequence[Mapping[str, str]]) -> s
     return render_chat_template(tokenizer.get_chat_template(), messages, tokenizer.special_tokens_map)
 
 
-def _find_weight_source(folder: Path) -> dict[str, Any]:
-    """Return the arguments of transformers that select the weights, after a check that the weights
-    are complete and not pickled.
+def _find_weight_arguments(folder: Path) -> dict[str, Any]:
+    """Check that the weights are complete and not pickled; return the arguments with which
+    transformers finds them.
     """
     files = sorted(folder.glob("*.gguf"))
     if files and not (folder / CONFIG).is_file():
@@ -164,8 +164,8 @@ def _check_is_generator(folder: Path, config: Any) -> None:
         )
 
 
-def _load_tokenizer(folder: Path, weight_source: dict[str, Any]) -> Any:
-    load_by_class = partial(_load_by_class, folder, require("transformers", "model").AutoTokenizer, weight_source)
+def _load_tokenizer(folder: Path, weight_arguments: dict[str, Any]) -> Any:
+    load_by_class = partial(_load_by_class, folder, require("transformers", "model").AutoTokenizer, weight_arguments)
     tokenizer = load_with_guard(folder / TOKENIZER, load_by_class)
     if not tokenizer.is_fast:
         raise InputError(f"generator {folder} has no fast tokenizer: save one with `AutoTokenizer.save_pretrained`")
@@ -175,10 +175,13 @@ def _load_tokenizer(folder: Path, weight_source: dict[str, Any]) -> Any:
 
 
 def _load_module(folder: Path, auto_class: Any, arguments: dict[str, Any]) -> Any:
-    format_flag = {} if "gguf_file" in arguments else {"use_safetensors": True}
-    module, loading_info = _load_by_class(folder, auto_class, {**arguments, **format_flag, "output_loading_info": True})
+    format_argument = {} if "gguf_file" in arguments else {"use_safetensors": True}
+    module, loading_info = _load_by_class(
+        folder, auto_class, {**arguments, **format_argument, "output_loading_info": True}
+    )
     refuse_missing_tensors("generator", folder, sorted(loading_info["missing_keys"]))
-    if "gguf_file" in arguments:  # the weights are now plain floats, which can be trained and saved
+    # transformers has converted the weights to floats, which can be trained and saved
+    if "gguf_file" in arguments:
         module.hf_quantizer = None
         if hasattr(module.config, "quantization_config"):
             del module.config.quantization_config
@@ -194,8 +197,8 @@ def _read_folder_template(folder: Path, config: Any, tokenizer: Any) -> PromptTe
 
 
 def _build_seq2seq_generator(folder: Path, module: Any, tokenizer: Any, template: PromptTemplate) -> Generator:
-    start_candidates = (module.config.decoder_start_token_id, tokenizer.bos_token_id, tokenizer.pad_token_id)
-    start_token = next((token_id for token_id in start_candidates if token_id is not None), None)
+    start_token_ids = (module.config.decoder_start_token_id, tokenizer.bos_token_id, tokenizer.pad_token_id)
+    start_token = next((token_id for token_id in start_token_ids if token_id is not None), None)
     if start_token is None:
         raise InputError(f"generator {folder} has no decoder_start_token_id: set it in the model's config")
     empty_text_ids = tokenizer("")["input_ids"]

@@ -27,7 +27,8 @@ from rag_model.errors import InputError, UsageError
 from rag_model.tokenizer import explain_tokenizer_errors
 
 Span = tuple[int, int]  # character offsets (start, end) in a text
-_TRUNCATION_ORDER = ("text", "title", "question")  # fields of a template, first truncated first
+# fields of a template, in the order in which they are truncated
+_TRUNCATION_ORDER = ("text", "title", "question")
 DEFAULT_INSTRUCTION = (
     "Answer the question in a few words, from the passage.\n\n"
     "Title: {title}\nPassage: {text}\n\nQuestion: {question}\nAnswer:"
@@ -40,7 +41,7 @@ class TokenizedText:
 
     ids: list[int]  # token ids
     offsets: Sequence[Span]  # character span of each token in the text
-    added: Sequence[int]  # 1 for special tokens that the tokenizer added around the text, else 0
+    added_mask: Sequence[int]  # 1 for a special token that the tokenizer added, else 0
 
 
 @explain_tokenizer_errors()
@@ -113,7 +114,7 @@ def _tokenize_segments(tokenizer: Any, text: str, cuts: Sequence[int], tokenized
 
 def _split_added_tokens(tokenized_text: TokenizedText) -> tuple[list[int], list[int]]:
     """Return the tokens that the tokenizer added before and after a text."""
-    text_positions = [position for position, added in enumerate(tokenized_text.added) if not added]
+    text_positions = [i for i, added in enumerate(tokenized_text.added_mask) if not added]
     if not text_positions:
         return tokenized_text.ids, []
     return tokenized_text.ids[: text_positions[0]], tokenized_text.ids[text_positions[-1] + 1 :]
@@ -301,10 +302,14 @@ def _select_kept_tokens(encoding: TokenizedText, truncatable: Sequence[Span], ma
         if n_excess_tokens <= 0:
             break
         positions_inside = list(_iter_positions_inside(encoding, span))
-        tail = positions_inside[-n_excess_tokens:]
-        first_offset = encoding.offsets[tail[0]][0] if tail and len(tail) < len(positions_inside) else -1
+        tail_positions = positions_inside[-n_excess_tokens:]
+        first_offset = (
+            encoding.offsets[tail_positions[0]][0]
+            if tail_positions and len(tail_positions) < len(positions_inside)
+            else -1
+        )
         removed_positions = {
-            *tail,
+            *tail_positions,
             *(position for position in positions_inside if encoding.offsets[position][0] == first_offset),
         }
         positions = [position for position in positions if position not in removed_positions]
@@ -317,7 +322,7 @@ def _select_kept_tokens(encoding: TokenizedText, truncatable: Sequence[Span], ma
 
 def _iter_positions_inside(encoding: TokenizedText, span: Span) -> Iterator[int]:
     for position, (token_start, token_end) in enumerate(encoding.offsets):
-        if not encoding.added[position] and span[0] <= max(token_start, token_end - 1) < span[1]:
+        if not encoding.added_mask[position] and span[0] <= max(token_start, token_end - 1) < span[1]:
             yield position
 
 

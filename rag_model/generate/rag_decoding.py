@@ -29,7 +29,7 @@ from rag_model.generate.generator import Contexts, Generator, State
 # Maps the tokens of an answer y to log p(y|x,z) of the k passages; an unknown value is -inf.
 CandidateScores = dict[tuple[int, ...], list[float]]
 _UNKNOWN = -float("inf")
-_MAX_LOGITS = 1 << 24  # logits per forward pass, 64 MB
+_MAX_LOGITS = 1 << 24  # number of logits per forward pass; in float32 they take 64 MB
 
 
 @torch.inference_mode()
@@ -87,16 +87,16 @@ def _sample_candidates(
     k, streams = log_prior.shape[1], create_random_streams(seeds)
     cumulative_p = log_prior.double().softmax(-1).cumsum(-1).cpu()  # (b, k)
     # (b, k) -> (b,)
-    drawn_passages = (cumulative_p <= draw_uniform(streams)[:, None]).sum(-1).clamp(max=k - 1)
-    input_rows = torch.arange(len(log_prior)) * k + drawn_passages  # (b,) rows of the b k contexts
+    drawn_columns = (cumulative_p <= draw_uniform(streams)[:, None]).sum(-1).clamp(max=k - 1)
+    context_rows = torch.arange(len(log_prior)) * k + drawn_columns  # (b,) rows of the b k contexts
     logits, state = prefilled
-    input_rows = input_rows.to(logits.device)
+    context_rows = context_rows.to(logits.device)
     # (b k, v) -> (b, v)
-    drawn_state = (logits[input_rows], generator.select_rows(state, input_rows))
+    drawn_state = (logits[context_rows], generator.select_rows(state, context_rows))
     propose = propose_sampled(sampling, streams)
     answers = beam_search(generator, drawn_state, torch.zeros_like(log_prior[:, :1]), settings, propose, n_answers=1)
     candidates_by_question: list[CandidateScores] = []
-    for (answer,), passage in zip(answers, drawn_passages.tolist(), strict=True):
+    for (answer,), passage in zip(answers, drawn_columns.tolist(), strict=True):
         candidates_by_question.append({answer.tokens: [answer.log_p if z == passage else _UNKNOWN for z in range(k)]})
     return candidates_by_question
 
@@ -121,9 +121,9 @@ def _fill_in_missing_scores(
         chunk_size = max(1, _MAX_LOGITS // (len(missing_scores[-1][1]) * generator.vocabulary_size))
         chunk = missing_scores[-chunk_size:]
         del missing_scores[-chunk_size:]
-        input_rows, answers, log_p_lists, passages = zip(*chunk, strict=True)
-        scores = log_likelihoods(generator, prefilled, input_rows, answers).tolist()
-        for log_p_by_passage, z, log_p in zip(log_p_lists, passages, scores, strict=True):
+        context_rows, answers, log_p_lists, passage_columns = zip(*chunk, strict=True)
+        scores = log_likelihoods(generator, prefilled, context_rows, answers).tolist()
+        for log_p_by_passage, z, log_p in zip(log_p_lists, passage_columns, scores, strict=True):
             log_p_by_passage[z] = log_p
 
 

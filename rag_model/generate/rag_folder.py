@@ -108,7 +108,8 @@ def load_rag(folder: Path, device: str | None = None, dtype: str | None = None) 
             _parse_record(record, folder) if record else (_read_paper_template(config), _read_paper_settings(config))
         )
         generator = load_generator(parts_folder / GENERATOR, prompt_template, device, dtype)
-    # `parts_folder` is deleted; this folder has the tokenizer and the record of the passage space.
+    # The encoder was loaded from `parts_folder`, which is deleted now. This folder has its
+    # tokenizer and the record of the passage space.
     question.folder = folder / _TOKENIZER_FOLDERS[QUESTION]
     return Rag(question, generator, settings).eval()
 

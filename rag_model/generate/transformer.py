@@ -63,7 +63,7 @@ class CausalGenerator(_TransformerGenerator):
 
     prompt_template: InstructionTemplate
     end_token: int
-    pad_token: int  # may be the end token, which the masks then distinguish
+    pad_token: int  # may equal the end token; masks then tell padding from the end
     max_tokens: int  # maximum tokens of prompt and answer together
     # None, because answers of decoder-only models do not begin with a common token
     first_token: int | None = field(default=None, init=False)
@@ -178,8 +178,9 @@ class Seq2SeqState:
     cache: "EncoderDecoderCache"
     hidden: Tensor  # (m, s, d) output of the encoder
     mask: Tensor  # (m, s) int64, 0 for padding
-    # (m,) int64 number of each row's context; on the CPU, so that reading it waits for no GPU
-    context: Tensor
+    # (m,) int64 position of each row's context among the contexts of `prefill`; on the CPU, so that
+    # reading it waits for no GPU
+    context_rows: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,11 +271,11 @@ class Seq2SeqGenerator(_TransformerGenerator):
     @torch.no_grad()
     def select_rows(self, state: Seq2SeqState, rows: Tensor) -> Seq2SeqState:
         """Return an independent state of `rows`, (m,) int64."""
-        context, rows = state.context[rows.cpu()], send_to(rows, state.hidden.device)
-        if torch.equal(context, state.context):
+        context_rows, rows = state.context_rows[rows.cpu()], send_to(rows, state.hidden.device)
+        if torch.equal(context_rows, state.context_rows):
             cache = select_cache_rows(state.cache, rows, same_contexts=True)
-            return Seq2SeqState(cache, state.hidden, state.mask, context)
-        return Seq2SeqState(select_cache_rows(state.cache, rows), state.hidden[rows], state.mask[rows], context)
+            return Seq2SeqState(cache, state.hidden, state.mask, context_rows)
+        return Seq2SeqState(select_cache_rows(state.cache, rows), state.hidden[rows], state.mask[rows], context_rows)
 
 
 TransformersGenerator = CausalGenerator | Seq2SeqGenerator

@@ -55,14 +55,14 @@ class _PendingUpload:
 
     folder: Path
     progress: TrainingProgress
-    digests: dict[str, str]  # digests of the files whose digest is known, by relative path
+    digests: dict[str, str]  # known digests of files, by relative path
 
 
 class CheckpointUploader:
     """Uploads the checkpoints of one training one by one, while the `with` block runs."""
 
     def __init__(self, identity: TrainingIdentity, on_message: OnMessage) -> None:
-        """Start the upload thread; the thread of the training loop reports failures."""
+        """Start the upload thread; its failures are reported by the thread of the training loop."""
         self._identity, self._on_message = identity, on_message
         self._condition = threading.Condition()
         self._pending: _PendingUpload | None = None

@@ -394,11 +394,16 @@ def estimate_work(finetuning: Finetuning, rebuild: WorkEstimate | None = None) -
 
 def _combine_stages(stages: Sequence[TrainingResult]) -> TrainingResult:
     """Combine the initial measures of the first stage with the best weights of the last stage."""
-    last = stages[-1]
+    last_stage = stages[-1]
     n_previous_steps = sum(stage.steps for stage in stages[:-1])
-    best_step = n_previous_steps + last.best_step if last.best_step else sum(stage.best_step for stage in stages)
+    best_step = (
+        n_previous_steps + last_stage.best_step if last_stage.best_step else sum(stage.best_step for stage in stages)
+    )
     return replace(
-        last, steps=n_previous_steps + last.steps, best_step=best_step, initial_measures=stages[0].initial_measures
+        last_stage,
+        steps=n_previous_steps + last_stage.steps,
+        best_step=best_step,
+        initial_measures=stages[0].initial_measures,
     )
 
 
@@ -410,7 +415,7 @@ def store_training_page(store: Store, model: str) -> str | None:
 
     Args:
         store: the store with the model.
-        model: full id.
+        model: full id of the model.
     """
     with suppress(StoreError):
         content = store.models.get(model).content

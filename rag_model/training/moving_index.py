@@ -147,21 +147,21 @@ class RebuildFolder:
 
     def create_order(self, step: int, save_encoders: Callable[[Path], Any]) -> RebuildOrder:
         """Store the encoders of `step` with `save_encoders`; return the order for their rebuild."""
-        rebuild_order = RebuildOrder(step, self._snapshot, self._step_folder(step))
+        rebuild_order = RebuildOrder(step, self._snapshot, self._get_folder(step))
         with atomic_folder(rebuild_order.encoders) as folder:
             save_encoders(folder)
         return rebuild_order
 
     def record_result(self, result: RebuildResult) -> None:
         """Record a finished rebuild."""
-        with atomic_write(self._record_path(result.step)) as temp_path:
+        with atomic_write(self._get_record_path(result.step)) as temp_path:
             temp_path.write_text(json.dumps(asdict(result)) + "\n", encoding="utf-8")
 
     def delete_encoders(self, step: int) -> None:
         """Delete the encoders of a step and of all previous steps."""
         for started_step in self._list_started_steps():
             if started_step <= step:
-                shutil.rmtree(self._step_folder(started_step), ignore_errors=True)
+                shutil.rmtree(self._get_folder(started_step), ignore_errors=True)
 
     def find_result(self, snapshot_id: str) -> RebuildResult | None:
         """Return the last rebuild that produced this snapshot; None for the initial snapshot.
@@ -179,7 +179,7 @@ class RebuildFolder:
         Raises:
             InputError: a record is corrupt.
         """
-        orders = (RebuildOrder(step, self._snapshot, self._step_folder(step)) for step in self._list_started_steps())
+        orders = (RebuildOrder(step, self._snapshot, self._get_folder(step)) for step in self._list_started_steps())
         # Results come first, so that `max` returns the finished rebuild of a step, not its order.
         rebuilds: list[RebuildOrder | RebuildResult] = [*self._list_results()]
         rebuilds += [rebuild_order for rebuild_order in orders if rebuild_order.encoders.is_dir()]
@@ -189,10 +189,10 @@ class RebuildFolder:
             default=None,
         )
 
-    def _step_folder(self, step: int) -> Path:
+    def _get_folder(self, step: int) -> Path:
         return self._root / f"step-{step:08d}"
 
-    def _record_path(self, step: int) -> Path:
+    def _get_record_path(self, step: int) -> Path:
         return self._root / f"step-{step:08d}.json"
 
     def _list_started_steps(self) -> list[int]:
@@ -312,7 +312,9 @@ class MovingIndex:
         return finished_rebuild
 
     def _resume_rebuild(self, n_steps: int) -> RebuildOrder | RebuildResult | None:
-        """Return the rebuild to which the killed run did not switch; restart it if unfinished."""
+        """Return the last rebuild that the killed run did not switch to; restart it if it is
+        unfinished.
+        """
         latest_rebuild = self._rebuild_folder.find_latest(
             self._current_rebuild.step if self._current_rebuild else 0, n_steps
         )

@@ -116,7 +116,7 @@ def parse_field_comments(settings_type: type[Any]) -> dict[str, str]:
     return comments
 
 
-@cache  # Forms and settings files read the comments of each record several times.
+@cache  # Forms and settings files need the comments of each record several times.
 def _parse_own_comments(record_type: type[Any]) -> dict[str, str]:
     try:
         source = textwrap.dedent(inspect.getsource(record_type))
@@ -134,7 +134,7 @@ def _parse_own_comments(record_type: type[Any]) -> dict[str, str]:
 
 
 def _find_comments_above(line: int, comments: Mapping[int, tokenize.TokenInfo]) -> list[int]:
-    """Return the numbers of the comment lines directly above a line."""
+    """Return the line numbers of the comments directly above a line."""
     first_line = line
     while first_line - 1 in comments and not comments[first_line - 1].line[: comments[first_line - 1].start[1]].strip():
         first_line -= 1

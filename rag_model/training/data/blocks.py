@@ -25,11 +25,11 @@ Content = TypeVar("Content")
 Block = TypeVar("Block")
 TORCH_LIBRARIES = "torch", "transformers", "tokenizers"
 ONNX_LIBRARIES = "onnxruntime", "tokenizers"
-# libraries that may be installed under several names: onnxruntime is also in onnxruntime-gpu
+# libraries that several packages contain: onnxruntime is also in onnxruntime-gpu
 _MULTIPLE_DISTRIBUTIONS = {"onnxruntime"}
 _THREADS = 32  # Many threads are useful, because requests to an object store mostly wait.
-_TOKENS_PER_CONTEXT = 320  # upper bound for a passage, an input and an output together
-_OPERATIONS_PER_TOKEN_BYTE = 2 / 4  # two operations per token and weight; a weight has four bytes
+_TOKENS_PER_CONTEXT = 320  # upper bound of the tokens of a passage, an input and an output together
+_OPERATIONS_PER_TOKEN_BYTE = 2 / 4  # two operations per token and weight, which has four bytes
 # memory of a worker without the weights: torch, transformers, and the logits of a batch
 _WORKER_BYTES = 1 << 30
 
@@ -107,7 +107,7 @@ def score_blocks(
     """Score blocks, and return the scores of each block in order.
 
     Args:
-        store: store with the contents of the blocks, whose memo records the scores.
+        store: store that has the data of the blocks; its memo records the scores.
         blocks: the blocks, without the files of the model.
         put_model_files: puts the model's files into the store; only called if a block is not
             recorded yet.

@@ -2,8 +2,8 @@ r"""Read training examples: questions, their answers and, if known, passages tha
 
 The formats are DPR's training JSON, question files (`evaluation.questions`), JSONL with triples of
 question, answers and context, KILT's JSONL, and BEIR folders. `.gz`, `.xz` and other compressed
-files are decompressed. A malformed line raises an error with its number, because a training must
-not skip examples silently.
+files are decompressed. A malformed line raises an error with the line number, because a training
+must not skip examples silently.
 
 JSON values are read one at a time, with line numbers, from JSON lines or from one large array.
 DPR's training sets are arrays of several gigabytes, so only one value and one chunk are in memory.
@@ -64,7 +64,7 @@ def iter_json_values(file: TextIO, name: str) -> Iterator[tuple[str, Any]]:
 def iter_json_file(url: str, noun: str = _NOUN) -> Iterator[tuple[str, Any]]:
     """Yield the values of a file as `iter_json_values` does; a compressed file is decompressed.
 
-    `noun` says in an error what the file should contain.
+    `noun` names the expected content of the file in error messages.
 
     Raises:
         InputError: the file cannot be read; see also `iter_json_values`.
@@ -167,11 +167,11 @@ class Example:
     # Document that is the question itself, as in BEIR's ArguAna and Quora. It is never used as a
     # negative or as a search result.
     own_document: Passage | None = None
-    # scores by a teacher of the first positive and each negative; `digest_examples` ignores them
+    # a teacher's scores of the first positive and of each negative; `digest_examples` ignores them
     scores: tuple[float, ...] = ()
 
 
-# function of (row, number of the row, maximum number of hard negatives) that returns an example
+# function of (row, row number, maximum number of hard negatives) that returns an example
 RowParser = Callable[[Mapping[str, Any], str, int], Example]
 
 
@@ -181,13 +181,13 @@ def read_examples(source: str | Path, split: str = "train", negatives: int = 30)
     The format is detected by the content: DPR's JSON (an array, or one object per line, with
     `positive_ctxs`), KILT (`input` and `output`), triples (`question` and `context`), else a
     question file, whose examples have answers but no passages. The id of an example is its id in
-    the file or, if there is none, its number, from 0. Only the first `negatives` hard negatives of
-    an example are used. Of a BEIR folder, the questions in `qrels/<split>.tsv` are read with the
+    the file or, if there is none, its row number, from 0. Only the first `negatives` hard negatives
+    of an example are used. Of a BEIR folder, the questions in `qrels/<split>.tsv` are read with the
     documents graded above 0, and with the document that is the question itself, if there is one.
 
     Raises:
-        InputError: the file is unreadable, a line is malformed (the message has its number), two
-            examples have the same id, or there is no example.
+        InputError: the file is unreadable, a line is malformed (the message has the line number),
+            two examples have the same id, or there is no example.
     """
     path = str(source)
     examples = _read_beir(Path(path), split) if Path(path).is_dir() else list(_read_file(path, negatives))

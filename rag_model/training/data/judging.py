@@ -105,7 +105,7 @@ class PassageJudge:
     def compute_identity(self, digest: str) -> str:
         """Return a digest of all inputs that determine a verdict, except the pair itself.
 
-        `digest` identifies the generator. Dtypes other than float32 change the result.
+        `digest` identifies the generator. The result also depends on the generator's dtype.
         """
         mode_parts = [] if self._generates_answers else ["log p alone"]
         dtype = getattr(getattr(self._generator, "module", None), "dtype", torch.float32)
@@ -298,7 +298,7 @@ class PooledExample(Example):
 
 @dataclass(frozen=True, slots=True)
 class ExamplePools(Sequence[Example]):
-    """The questions whose pools are not empty, in order, and the numbers of all other questions."""
+    """The questions whose pools are not empty, in order, and the counts of all other questions."""
 
     examples: tuple[PooledExample, ...]
     all_right: int  # number of questions that are answered right with every passage
@@ -339,7 +339,8 @@ def build_pooled_example(
 
 
 def compute_agreement(verdicts: Sequence[RagVerdict]) -> float:
-    """Return the share of pairs of a right and a wrong passage whose right one scores higher.
+    """Return the share of (right, wrong) pairs of passages in which the right passage scores
+    higher.
 
     Equal scores count half. This is the area under the ROC curve; random scores give 0.5. There
     must be at least one right and one wrong passage.
@@ -378,7 +379,7 @@ def build_pools(judged_examples: Iterable[JudgedExample], pool_size: int) -> Exa
 
 
 def check_agreement(pools: ExamplePools) -> None:
-    """Check that the score agrees with the label, because the training uses only the score.
+    """Check that the score, which alone the training uses, agrees with the label.
 
     Raises:
         RefusedError: these questions do not show an agreement above chance.

@@ -32,7 +32,7 @@ from rag_model.store.versions.manifest import passages_path
 from rag_model.store.versions.snapshot import Snapshot
 from rag_model.training.data.examples import deduplicate_passages
 
-RankedRow = tuple[int, float]  # pair of a row of the snapshot and the retriever's score
+RankedRow = tuple[int, float]  # (row number in the snapshot, score by the retriever)
 GROUP_SECONDS_PER_ROW = 5e-4  # seconds of one core to read the row group that contains a row
 # A function that encodes m passages as (m, d) float32 vectors.
 Encode = Callable[[Sequence[Passage]], Vectors]
@@ -131,8 +131,9 @@ class PassageMemory:
         """Retrieve the best `k` passages of each question; `query_vectors` is (b, d) float32.
 
         If the corpus has fewer passages, all are returned. Inner products are exact; scores are
-        those of the retriever. If the retriever returns fewer than k passages, the passages in the
-        lowest rows of the snapshot are added with score 0, so that every question has k passages.
+        those of the retriever. If the retriever returns fewer than k passages, further passages
+        from the beginning of the snapshot are added with score 0, so that every question has k
+        passages.
         """
         k = min(k, self.snapshot.n)
         hit_lists = self._retriever.search_queries(Queries.from_vectors(questions, self._encoder, query_vectors), k)
@@ -153,7 +154,8 @@ class PassageMemory:
         return np.array([[*query_rows, *_choose_padding_rows(query_rows, k)] for query_rows in row_lists], np.int64)
 
     def fetch_rows(self, ranked_rows: Sequence[Sequence[RankedRow]]) -> RetrievedBatch:
-        """Return the passages in the given rows of the snapshot; each query must have equally many.
+        """Return the passages in the given rows of the snapshot; all queries must have the same
+        number of rows.
 
         The hits of the result have no inner products.
         """
@@ -232,7 +234,7 @@ def drop_source_passages(candidates: RetrievedBatch, statements: Sequence[str]) 
     """Remove the candidates that contain the statement for which they were retrieved, verbatim.
 
     Return the positions of the statements that still have a candidate, and the best candidates of
-    each of these statements. All statements have equally many.
+    each of these statements. All statements have the same number of candidates.
     """
     kept_columns = [
         [column for column, hit in enumerate(hits) if not AnswerMatcher((text,)).match(hit.passage.text)]

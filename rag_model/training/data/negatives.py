@@ -41,8 +41,8 @@ from rag_model.training.loop.loop_settings import check_bounds
 
 _SEARCH_BATCH = 256  # number of questions per search in this process
 _TASK_QUESTIONS = 4_096  # number of questions per task of a worker
-_SEARCH_SECONDS = 1e-9  # seconds of one core per question and passage of the corpus
-_CHECK_SECONDS = 3e-5  # seconds of one core per pair of a question and a passage
+_SEARCH_SECONDS = 1e-9  # seconds of one core to score one passage of the corpus for one question
+_CHECK_SECONDS = 3e-5  # seconds of one core to check one passage for one question
 SearchName = Literal["bm25", "snapshot", "own"]
 _BM25 = "bm25"  # name of the index kind
 # Fields of the checks of one candidate, a passage that was retrieved for a question.
@@ -179,7 +179,7 @@ class CheckTask(PartTask):
     """A task that checks the candidates in one part of the snapshot."""
 
     checkers: BlobRef  # JSON list with the arguments of a `CandidateChecker` for each question
-    # .npy file of (2, p) int32: question numbers, and ascending rows of the part
+    # .npy file of (2, p) int32: positions in `checkers`, and ascending rows of the part
     candidates: BlobRef
 
     stage: ClassVar[str] = "mine-check"

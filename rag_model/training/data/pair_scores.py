@@ -40,8 +40,8 @@ from rag_model.training.data.blocks import (
 
 _Pairs = tuple[list[str], list[str], list[str]]  # questions, titles and texts of a block
 SCORES_FILE = "scores.jsonl"
-# Number of pairs per block. A cross-encoder sorts windows of so many pairs, so splitting the pairs
-# into blocks does not change the scores.
+# Number of pairs per block. A cross-encoder sorts the pairs of each window of this size, so that
+# scores do not depend on the division into blocks.
 BLOCK_SIZE = 1_024
 
 

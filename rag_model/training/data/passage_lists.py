@@ -41,7 +41,8 @@ class PassageList:
     source: Passage | None = None  # source passage of a plain text; excluded from its own results
     # rows of the passages in the snapshot, best first; empty before retrieval
     rows: tuple[int, ...] = ()
-    scores: AnswerScores = NO_SCORES  # scores with each of the passages, in the order of the rows
+    # a generator's scores of y with each of the passages, in the order of `rows`
+    scores: AnswerScores = NO_SCORES
 
 
 @dataclass(frozen=True, slots=True)

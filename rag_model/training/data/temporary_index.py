@@ -1,7 +1,7 @@
 """Search words or bags of tokens during training; build a temporary index if there is none.
 
-Such an index stays valid while the encoder is trained, because words and bags do not change. To
-build it, all passages are read, so workers do this: an `Indexer` runs the jobs and records their
+Such an index stays valid while the encoder is trained, because words and bags do not change.
+Building it reads all passages, so workers do this: an `Indexer` runs the jobs and records their
 results.
 """
 
@@ -81,7 +81,9 @@ class BagMemory:
 
 
 def find_bag_index(snapshot: Snapshot, folder: Path) -> str | None:
-    """Return the name of a snapshot's first bag index of the tokenizer in `folder`, or None."""
+    """Return the name of the first index of a snapshot that has bags of the tokenizer in `folder`,
+    or None.
+    """
     expected_space, content = compute_bag_space(folder, read_bag_spec(folder)), snapshot.manifest.content
     for name in content.indexes:
         space = (
@@ -105,7 +107,8 @@ def open_temporary_index(
 def build_temporary_index(
     snapshot: Snapshot, plan: IndexPlan, folder: Path | None = None, indexer: Indexer | None = None
 ) -> BlobRef:
-    """Build an index over a snapshot's passages in its store; `gc` will delete the index.
+    """Build an index over a snapshot's passages, and put it into the snapshot's store, where `gc`
+    will delete it.
 
     Args:
         snapshot: the snapshot with the passages.

@@ -41,7 +41,7 @@ from rag_model.untrusted_text import parse_json
 _WEIGHTS, _OPTIMIZER, _STATE = "weights.safetensors", "optimizer.safetensors", "state.json"
 _STEP_NAME = re.compile(r"step-(\d{8,})")
 _BEST_NAME = re.compile(r"best-\d{1,12}")
-_MAX_STEPS = 10**12  # step numbers of this size or more are invalid
+_MAX_STEPS = 10**12  # all step numbers are below this
 _DISK_FULL_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 RECORD = "training.json"  # settings and recipe of a training
 METRICS = "metrics.jsonl"  # log of a training
@@ -76,7 +76,7 @@ class TrainerState:
     initial_measures: Mapping[str, float]  # measures of the initial weights (step 0)
     best: BestWeights
     scaler: Mapping[str, Any] = field(default_factory=dict)  # state of the loss scaler of fp16
-    # searched snapshots by step; the last one is current
+    # in the order of their first steps; the last one is searched now
     searched_snapshots: tuple[SearchedSnapshot, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
@@ -326,7 +326,7 @@ class TrainingFolder:
 
 
 def _list_best_folders(checkpoint: Path) -> list[str]:
-    """Return the folder of the best weights of a checkpoint; nothing for a damaged checkpoint."""
+    """Return the folder of a checkpoint's best weights; nothing for a damaged checkpoint."""
     try:
         return [read_state(checkpoint)[1].best.folder]
     except InputError:  # `resume` reports damaged checkpoints.
@@ -353,7 +353,8 @@ class TrainingJournal:
             temp_path.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
         self._file = path.open("a", encoding="utf-8")
         tensorboard_folder = folder / "tensorboard"
-        # If there is no TensorBoard folder, the rows come from another machine.
+        # If there is no TensorBoard folder, another machine wrote the rows, so TensorBoard lacks
+        # them.
         missing_rows = [] if tensorboard_folder.exists() else rows
         self._board = SummaryWriter(str(tensorboard_folder), purge_step=step + 1)
         for row in missing_rows:
@@ -362,7 +363,7 @@ class TrainingJournal:
 
     def write(self, kind: str, step: int, values: Mapping[str, float], snapshot: str | None = None) -> None:
         """Append a row of a kind such as `train` or `dev`; `snapshot` is the searched snapshot."""
-        # JSON cannot represent NaN and infinity.
+        # JSON cannot represent NaN and infinity, which become null.
         finite_values = {name: measure if math.isfinite(measure) else None for name, measure in values.items()}
         snapshot_field = {"snapshot": snapshot} if snapshot else {}
         self._file.write(json.dumps({"kind": kind, "step": step, **snapshot_field, **finite_values}) + "\n")

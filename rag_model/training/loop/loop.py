@@ -82,7 +82,7 @@ class ForwardSplitter:
     def double_parts(self) -> bool:
         """Run each forward pass in twice as many parts; return False if parts cannot be smaller."""
         if self._n_parts == 1:
-            # The size of the batch that did not fit is not known yet.
+            # The size of the batch that did not fit is not known yet; two parts need two rows.
             self._largest_batch = 2
             for model in self._module.modules():
                 if _is_transformers_model(model):
@@ -174,7 +174,7 @@ class TrainingResult:
     best_measures: Measures
     best_folder: Path  # folder into which `Task.save` wrote the best weights
     best_step: int  # step of the best weights; 0 if no step improved the goal
-    # searched snapshots by step; empty if the task searches no snapshot
+    # in the order of their first steps; empty if the task searches no snapshot
     searched_snapshots: tuple[SearchedSnapshot, ...] = ()
 
 
@@ -221,11 +221,11 @@ def train(
                     kind, step, values, trainer.searched_snapshots[-1].snapshot if trainer.searched_snapshots else None
                 )
             if report is not None and trainer.is_main_process:
-                report(kind, step, trainer.steps, values)
+                report(kind, step, trainer.n_steps, values)
 
         def evaluate(step: int) -> Measures:
             if report is not None and trainer.is_main_process:
-                report("evaluate", step, trainer.steps, {})
+                report("evaluate", step, trainer.n_steps, {})
             measures = trainer.evaluate()
             write("dev", step, measures)
             return measures
@@ -240,13 +240,13 @@ def train(
                     searched_snapshots=trainer.searched_snapshots,
                 )
             )
-        for step in range(state.step + 1, trainer.steps + 1):
+        for step in range(state.step + 1, trainer.n_steps + 1):
             if report is not None and trainer.is_main_process and trainer.searched_snapshots:
-                report("move", step, trainer.steps, {})
+                report("move", step, trainer.n_steps, {})
             move_measures = trainer.move_index(step)
             write("train", step, {**trainer.run_step(step), **move_measures})
             best = state.best
-            if is_evaluation_step := step % settings.evaluate_every == 0 or step == trainer.steps:
+            if is_evaluation_step := step % settings.evaluate_every == 0 or step == trainer.n_steps:
                 measures = evaluate(step)
                 if task.goal.is_better(measures, best.measures):
                     best = trainer.save_best(step, measures)
@@ -281,9 +281,9 @@ class _Trainer(Generic[Batch]):
     folder: TrainingFolder
     accelerator: Accelerator
     on_checkpoint: Callable[[int, int], None]  # function to call after every checkpoint
-    steps: int = field(init=False)
+    n_steps: int = field(init=False)
     is_main_process: bool = field(init=False)  # whether this process is the first and writes files
-    searched_snapshots: tuple[SearchedSnapshot, ...] = ()  # searched snapshots by step
+    searched_snapshots: tuple[SearchedSnapshot, ...] = ()  # in the order of their first steps
 
     def __post_init__(self) -> None:
         n_processes = self.accelerator.num_processes
@@ -295,12 +295,12 @@ class _Trainer(Generic[Batch]):
         self.prepared_optimizer = self.accelerator.prepare_optimizer(self.optimizer)
         copy_weights_of_first(self.task.module)
         self.splitter = ForwardSplitter(self.task.module)
-        self.epoch = (0, self.task.batches(0))  # (number of the epoch, its batches)
+        self.epoch = (0, self.task.batches(0))  # (epoch number, batches of this epoch)
         if not self.epoch[1]:
             raise UsageError(
                 "there is nothing to train on: an epoch has no batch; give more examples or smaller batches"
             )
-        self.steps = self.settings.count_steps(len(self.epoch[1]), n_processes)
+        self.n_steps = self.settings.count_steps(len(self.epoch[1]), n_processes)
         with self.accelerator.main_process_first():
             self.folder.claim({**self.settings.list_loss_settings(), "processes": n_processes}, self.task.recipe())
         self.searched_snapshots = self.list_searched_snapshots(0)
@@ -322,7 +322,7 @@ class _Trainer(Generic[Batch]):
 
     def run_step(self, step: int) -> Measures:
         """Run one optimizer step and return its measures."""
-        learning_rate = compute_learning_rate(self.settings, step, self.steps)
+        learning_rate = compute_learning_rate(self.settings, step, self.n_steps)
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
         batches = self.list_batches(step)
@@ -445,7 +445,7 @@ class _Trainer(Generic[Batch]):
             self.folder.save_and_prune(
                 self.task.module, self.optimizer, replace(state, scaler=scaler_state), self.settings.keep
             )
-            self.on_checkpoint(state.step, self.steps)
+            self.on_checkpoint(state.step, self.n_steps)
         self.accelerator.wait_for_everyone()
         return state
 

@@ -28,7 +28,7 @@ class LoopSettings:
     accumulation: int = 1
     learning_rate: float = 2e-5  # peak learning rate; DPR code: 2e-5 (the paper says 1e-5)
     schedule: ScheduleKind = "linear"  # course of the learning rate after the warm-up; DPR: linear
-    # length of the warm-up; DPR code: 1,237 of about 18,400 steps; a share of all steps instead of
+    # share of the steps that are warm-up; DPR code: 1,237 of about 18,400 steps; a share instead of
     # a number of steps, because a number suits only one data set
     warmup_share: float = 0.067
     adam_beta1: float = 0.9  # decay rate of Adam's mean of gradients; DPR code: 0.9
@@ -37,9 +37,9 @@ class LoopSettings:
     weight_decay: float = 0.0  # weight decay, but not for biases and norms; DPR code: 0.0
     # gradient norm above which gradients are clipped; 0 disables clipping; DPR code: 2.0
     max_gradient_norm: float = 2.0
-    # precision of the forward pass; weights and Adam's moments are always float32; auto means bf16
-    # on a GPU that supports it, else no (float32), instead of fp16, because bf16 needs no loss
-    # scaling and half precision is slower on most CPUs
+    # precision of the forward pass (weights and Adam's moments are always float32); auto means bf16
+    # on a GPU that supports it, else no (float32), because bf16, unlike fp16, needs no loss
+    # scaling, and half precision is slower on most CPUs
     precision: Precision = "auto"
     seed: int = 12345  # random seed of dropout; DPR code: 12345
     cpu: bool = False  # whether to train on the CPU even if there is a GPU
@@ -76,10 +76,10 @@ class LoopSettings:
 def compute_learning_rate(settings: LoopSettings, step: int, n_steps: int) -> float:
     """Return the learning rate of step `step`, which counts from 1 to `n_steps`.
 
-    During the warm-up, the rate rises linearly from 0 to `learning_rate`, which its last step has.
-    After that, the schedule `linear` decreases it linearly to 0, `cosine` multiplies it by
-    (1 + cos(pi t)) / 2 for t from 0 to 1, and `constant` does not change it. The rate is above 0 in
-    the last step, and would be 0 in the step after it.
+    During the warm-up, the rate rises linearly from 0 to `learning_rate`, which it reaches in the
+    last step of the warm-up. After that, the schedule `linear` decreases it linearly to 0, `cosine`
+    multiplies it by (1 + cos(pi t)) / 2 for t from 0 to 1, and `constant` does not change it. The
+    rate is above 0 in the last step, and would be 0 in the step after it.
     """
     n_warmup_steps = round(settings.warmup_share * n_steps)
     if step <= n_warmup_steps:

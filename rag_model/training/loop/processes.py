@@ -41,7 +41,7 @@ class StepAbandonedError(Exception):
 class TrainingProcesses:
     """The processes of a training. All processes call the methods in the same order."""
 
-    rank: int = 0  # number of this process, from 0
+    rank: int = 0  # from 0 to `count` - 1
     count: int = 1
 
     @property

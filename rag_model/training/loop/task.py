@@ -59,7 +59,7 @@ class Task(Protocol[Batch]):
         ...
 
     def batches(self, epoch: int) -> Sequence[Batch]:
-        """Return the batches of an epoch, whose number begins at 0.
+        """Return the batches of an epoch; epochs are numbered from 0.
 
         Equal epoch numbers give equal batches, and every epoch has the same number of batches.
         """

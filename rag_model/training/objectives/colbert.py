@@ -87,7 +87,8 @@ class ColbertRecipe(GroupRecipe):
     # ColBERTv2, and 2 without one
     ways: int = 0
     # maximum number of passages whose activations are in memory at a time; a larger batch is
-    # computed twice, as in GradCache (Gao et al. 2021), which does not change the gradient
+    # computed in parts, and again in the backward pass, with the same gradient (GradCache, Gao et
+    # al. 2021)
     passages_at_once: int = 256
     # whether to add the cross-entropy over all passages of the batch, as ColBERTv2 does
     in_batch: bool = True
@@ -159,13 +160,13 @@ class ColbertTask(ListTask[TokenModel, ColbertRecipe]):
         corpus: Sequence[Passage] = (),
         digests: Mapping[str, str] | None = None,
     ) -> None:
-        """Set the data; for dev questions, `corpus` and the passages of dev examples are ranked.
+        """Store the data; the evaluation ranks `corpus` and the passages of dev examples.
 
         `digests` are the digests of the files of the encoder and the teacher.
 
         Raises:
-            InputError: no example has a positive and a negative; or an example does not, and the
-                recipe refuses incomplete examples.
+            InputError: no example has both a positive and a negative; or the recipe refuses
+                incomplete examples, and there is one.
             UsageError: there is no dev example, or both losses are off.
         """
         super().__init__(initial.model, train, dev, recipe, corpus, digests)
@@ -310,7 +311,7 @@ class Colbert(Objective[ColbertTraining]):
         return {**examples, "train": add_teacher_scores(examples["train"], teacher, n_negatives)}
 
     def task(self, job: Job[ColbertTraining]) -> ColbertTask:
-        """Build the task; for dev questions, it also ranks passages of the snapshot."""
+        """Build the task, whose evaluation also ranks passages of the snapshot."""
         settings = job.settings
         initial = InitialColbert.load(resolve_folder(job.origins.names[PART]), settings.colbert)
         corpus = sample_passages(job.snapshot, settings.negatives.ranked, job.runner)
@@ -333,7 +334,8 @@ class Colbert(Objective[ColbertTraining]):
         n_tokens = recipe.batch_size * recipe.question_length + n_passages * recipe.passage_length
         n_ranked = min(job.settings.negatives.ranked, job.snapshot.n) + len(job.examples["dev"])
         n_batches = max(1, len(job.examples["train"]) // recipe.batch_size)
-        n_passes = TRAINING_PASSES + (n_passages > recipe.passages_at_once)  # one pass to recompute
+        # A batch in parts is recomputed.
+        n_passes = TRAINING_PASSES + (n_passages > recipe.passages_at_once)
         step_operations = n_passes * (n_tokens * model.operations_per_token + 2.0 * similarity_bytes / 4 * recipe.dim)
         pair_counts = len(job.examples["train"]), 1 + recipe.count_negatives(has_teacher=True)
         teacher_operations = count_teacher_operations(*pair_counts, teacher) if teacher else 0.0

@@ -133,7 +133,7 @@ class Dpr(MiningObjective[DprTraining]):
     )
 
     def task(self, job: Job[DprTraining]) -> DprTask:
-        """Build the task; for dev questions, it also ranks passages of the snapshot."""
+        """Build the task, whose evaluation also ranks passages of the snapshot."""
         model_names, recipe = job.origins.names, job.settings.dpr
         encoders = recipe.load_encoders(model_names["question"], model_names["passage"])
         corpus = sample_passages(job.snapshot, job.settings.negatives.ranked, job.runner)

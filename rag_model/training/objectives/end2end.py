@@ -70,7 +70,8 @@ LOOP = LoopSettings(
     max_gradient_norm=0.1,  # the code uses the value of RAG's authors
 )
 LEADS, NONE = "leads", "none"  # values of `ReconstructionSettings.statements` that are not paths
-# number of further candidates per statement, because candidates with the statement are removed
+# number of candidates per statement beyond the needed ones, because those that contain the
+# statement are removed
 _EXTRA_CANDIDATES = 2
 _STATEMENT_TOKENS = 40  # estimated tokens per statement
 
@@ -86,12 +87,11 @@ class Statement:
 def read_statements(source: str) -> list[Statement]:
     """Read statements from a JSON-lines file.
 
-    Each line has a `statement` and may have an `id`. The default id is the number of the line, from
-    0.
+    Each line has a `statement` and may have an `id`. The default id is the line number, from 0.
 
     Raises:
-        InputError: the file is unreadable, a line has no statement (the message has its number), or
-            there is no line.
+        InputError: the file is unreadable, a line has no statement (the message has the line
+            number), or there is no line.
     """
     statements: list[Statement] = []
     for i, (location, statement_row) in enumerate(iter_json_file(source, "statements")):
@@ -124,7 +124,8 @@ class LeadCountTask(PartTask):
 class LeadTask(PartTask):
     """A task that reads some leads of a part of the snapshot."""
 
-    numbers: tuple[int, ...]  # ascending numbers of the leads to read
+    # ascending positions of the leads to read, among the leads of the part
+    numbers: tuple[int, ...]
 
     stage: ClassVar[str] = "leads"
     code: ClassVar[int] = 1
@@ -144,7 +145,7 @@ def sample_leads(snapshot: Snapshot, limit: int, seed: int, runner: TaskRunner |
     files = [snapshot.manifest.content.files[passages_path(part.name)] for part in snapshot.parts if part.rows]
     lead_counts, skipped_counts, previous_page = list[int](), list[int](), ""
     for result in run_tasks(snapshot.store, [LeadCountTask(file) for file in files], runner):
-        # Row 0 has no lead if its page begins in the previous part.
+        # If the first page begins in the previous part, its lead is there, not in row 0.
         skipped_counts.append(int(result["starts_with_lead"] and result["first"] == previous_page))
         lead_counts.append(result["leads"] - skipped_counts[-1])
         previous_page = result["last"]
@@ -292,7 +293,7 @@ class End2EndTask(RagTask):
         create_moving_index: Callable[[MovingIndexHooks], MovingIndex],
         initial_digests: Mapping[str, str] | None = None,
     ) -> None:
-        """Set the data; `create_moving_index` is called with methods of this task as hooks.
+        """Store the data; `create_moving_index` is called with methods of this task as hooks.
 
         Raises:
             BookwheelError: see `RagTask` and `MovingIndex`.
@@ -300,8 +301,8 @@ class End2EndTask(RagTask):
         super().__init__(rag, snapshot, examples["train"], examples["dev"], settings.rag, initial_digests)
         self._passage, self._settings = passage_encoder, settings
         self._statements = list(statements)
-        # number of the current pass over all statements, and their order in this pass
-        self._round = (-1, list[int]())
+        # (number of the current pass over all statements, order of the statements in this pass)
+        self._current_pass = (-1, list[int]())
         self._moving = create_moving_index(MovingIndexHooks(self.save_encoders, self.switch_to))
 
     def recipe(self) -> Mapping[str, Any]:
@@ -364,15 +365,15 @@ class End2EndTask(RagTask):
 
         Every pass over the statements has its own random order.
         """
-        round_number, position = divmod(statement_number, len(self._statements))
-        return self._statements[self._get_round_order(round_number)[position]]
+        pass_number, position = divmod(statement_number, len(self._statements))
+        return self._statements[self._get_pass_order(pass_number)[position]]
 
-    def _get_round_order(self, round_number: int) -> list[int]:
-        if self._round[0] != round_number:
+    def _get_pass_order(self, pass_number: int) -> list[int]:
+        if self._current_pass[0] != pass_number:
             positions = range(len(self._statements))
-            rng = random.Random(f"{self._settings.rag.seed} statements {round_number}")
-            self._round = round_number, rng.sample(positions, len(positions))
-        return self._round[1]
+            rng = random.Random(f"{self._settings.rag.seed} statements {pass_number}")
+            self._current_pass = pass_number, rng.sample(positions, len(positions))
+        return self._current_pass[1]
 
     def _compute_reconstruction_loss(self, batch: Sequence[QuestionAnswer]) -> Tensor:
         """Return the mean -log p(s|z) of the statements s that have passages, or 0 if none has."""
@@ -480,7 +481,7 @@ class End2EndObjective(Objective[End2EndTraining]):
             evaluation_operations=rag_costs.evaluation_operations
             + passage_operations * len(job.examples["dev"]) * n_candidates,
             rebuild_operations=passage_operations * job.snapshot.n,
-            # One rebuild at the end is for the published weights.
+            # After the training, one more rebuild encodes the passages with the published weights.
             rebuilds=settings.moving.count_rebuilds(n_steps) + 1,
         )
 
@@ -493,7 +494,8 @@ def load_statements(job: Job[End2EndTraining]) -> list[Statement]:
         UsageError: no page begins with a sentence of 5 words or more.
     """
     settings = job.settings.reconstruction
-    if settings.statements == NONE or job.snapshot.n < 2:  # A single passage contains its lead.
+    # A single passage would be removed from its own candidates.
+    if settings.statements == NONE or job.snapshot.n < 2:
         return []
     if settings.statements != LEADS:
         return read_statements(settings.statements)

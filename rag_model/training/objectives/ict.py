@@ -130,7 +130,7 @@ class IctTask(TextTask):
         loss, accuracy = in_batch_loss(
             self.module.embed_questions(sentences), passage_vectors, gold, ignored, self._recipe.temperature
         )
-        # The processes may have left out different numbers of passages.
+        # The mean is weighted, because processes may have left out different numbers of passages.
         return mean_over_processes(loss * len(sentences), len(sentences)), {"accuracy": accuracy}
 
     def evaluate(self) -> Measures:

@@ -48,8 +48,8 @@ class MarginMseRecipe(PairRecipe):
 
     # number of questions per batch and process; code: batch_size_train 32
     batch_size: int = 32
-    # number of negatives per question, drawn in each epoch from the `scored` ones; 1 of several
-    # instead of the fixed triples of a file, because negatives are mined
+    # number of negatives per question, drawn in each epoch from the `scored` negatives; 1 drawn
+    # negative instead of the fixed triples of a file, because negatives are mined
     negatives: int = 1
     scored: int = 8  # number of the hardest negatives per question that the teacher scores
     # what to do with examples without a positive or a negative passage: drop them, or refuse the
@@ -129,7 +129,7 @@ class MarginMse(Objective[MarginMseTraining]):
 
     def prepare(self, job: Job[MarginMseTraining]) -> Examples:
         """Return the examples with mined negatives and positives and with scores by the teacher."""
-        teacher = load_teacher(job)  # A teacher that cannot be loaded fails before the mining.
+        teacher = load_teacher(job)  # An invalid teacher fails before the slow mining.
         mined_examples = mine_passages(job)
         return {
             name: add_teacher_scores(examples, teacher, job.settings.margin_mse.scored)
@@ -137,7 +137,7 @@ class MarginMse(Objective[MarginMseTraining]):
         }
 
     def task(self, job: Job[MarginMseTraining]) -> MarginMseTask:
-        """Build the task; for dev questions, it also ranks passages of the snapshot."""
+        """Build the task, whose evaluation also ranks passages of the snapshot."""
         model_names, settings = job.origins.names, job.settings
         recipe, corpus = settings.margin_mse, sample_passages(job.snapshot, settings.negatives.ranked, job.runner)
         encoders = recipe.load_encoders(model_names["question"], model_names["passage"])

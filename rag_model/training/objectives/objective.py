@@ -87,7 +87,7 @@ class Job(Generic[S]):
 class ModelDescription:
     """Description for the card of a trained model, and the parts of the model in the store."""
 
-    summary: str  # one or two sentences for the model card, with the paper
+    summary: str  # one or two sentences for the model card, which name the paper
     usage: str  # a command that uses the model; NAME, STORE and so on are in capitals
     # task of the Hugging Face hub, such as text-generation; if empty, the parts determine it
     pipeline_tag: str = ""
@@ -155,8 +155,8 @@ class Objective(Protocol[S]):
     def defaults(self, *, unit_vectors: bool) -> Mapping[str, Mapping[str, Any]]:
         """Return the settings that differ from the defaults of the settings record, by table.
 
-        `unit_vectors` says whether vectors of the initial encoder have length 1, so that scores
-        differ little.
+        `unit_vectors` says whether vectors of the initial encoder have length 1, so that their
+        scores differ little and the softmax needs a lower temperature.
         """
         return {self.tempered: {"temperature": UNIT_TEMPERATURE}} if unit_vectors and self.tempered else {}
 
@@ -174,7 +174,7 @@ class Objective(Protocol[S]):
     def inputs(self, job: Job[S]) -> Mapping[str, Any]:
         """Return further inputs that determine the model, as JSON values.
 
-        An example is the digest of a file that the settings name.
+        One such input is the digest of a file that the settings name.
         """
         return {}
 

@@ -100,10 +100,10 @@ class OpenRagRecipe(GroupRecipe):
     online: bool = True
     # number of passages per question that the bag index returns during the training; paper: 20
     proposed: int = 20
-    # number of a question's terms with the largest weights that are looked up in the bag index
+    # how many of a question's heaviest terms are looked up in the bag index
     asked_terms: int = 768
     batch_size: int = 32  # number of questions per batch and process; SiDR's code: 32
-    # number of a text's terms with the largest weights that count in the loss; SiDR's code: 768
+    # how many of a text's heaviest terms count in the loss; SiDR's code: 768
     terms: int = 768
     # divisor of the scores before the softmax of the loss; SiDR's code: 1
     temperature: float = 1.0
@@ -166,7 +166,7 @@ class OpenRagTask(GroupTask[DprBatch, SidrPair, OpenRagRecipe]):
         online_judging: OnlineJudging,
         digests: Mapping[str, str] | None = None,
     ) -> None:
-        """Set the data; `digests` are the digests of the files of encoders and generator.
+        """Store the data; `digests` are the digests of the files of encoders and generator.
 
         Raises:
             UsageError: no dev example has an answer.
@@ -326,9 +326,9 @@ class OpenRagTask(GroupTask[DprBatch, SidrPair, OpenRagRecipe]):
 
 def _find_pool_label(example: Example, passage: Passage) -> bool | None:
     """Return whether a passage is in the positive or the negative pool; None if in no pool."""
-    if any(other.hash == passage.hash for other in example.positives):
+    if any(member.hash == passage.hash for member in example.positives):
         return True
-    return False if any(other.hash == passage.hash for other in example.negatives) else None
+    return False if any(member.hash == passage.hash for member in example.negatives) else None
 
 
 def _draw_from_pools(example: Example, rng: random.Random) -> Example:

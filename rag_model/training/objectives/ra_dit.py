@@ -181,7 +181,7 @@ def _draw_texts(job: Job[RaDitTraining], n_labelled: int) -> list[PassageList]:
     # LM-ft does not change the tokenizer, so the tokenizer of the initial generator can be used.
     tokenizer = load_generator_tokenizer(job.origins.names["generator"])
     drawn_texts = draw_text_examples(job.snapshot, tokenizer, n_texts, recipe.text_tokens, seed, job.runner)
-    return [PassageList(f"text {passage.id}", text, other_text, passage) for passage, text, other_text in drawn_texts]
+    return [PassageList(f"text {passage.id}", x, y, passage) for passage, x, y in drawn_texts]
 
 
 def _digest_generator(job: Job[RaDitTraining], tuned_folder: Path | None) -> str:

@@ -132,7 +132,7 @@ class RaDitRecipe(RetrieverChoice):
     seed: int = 12345  # random seed of the example order and of the choice of plain texts
 
     def __post_init__(self) -> None:
-        self.build_model_settings()  # This checks k and the temperature.
+        self.build_model_settings()  # The settings of the model check k and the temperature.
 
     def build_model_settings(self) -> RagSettings:
         """Return the settings of the trained model: it answers from each passage alone, and the
@@ -154,7 +154,9 @@ class RaDitTraining:
     retriever: RetrieverRecipe = field(default_factory=RetrieverRecipe)
 
     def count_texts(self, n_labelled: int) -> int:
-        """Return how many plain texts to use with `n_labelled` questions with answers."""
+        """Return how many plain texts to use in addition to `n_labelled` questions that have
+        answers.
+        """
         text_share = self.retriever.text_share
         return round(n_labelled * text_share / (1 - text_share))
 
@@ -186,8 +188,8 @@ class DevSet:
         questions = [example.question for example in self.examples]
         retrieval = self._memory.retrieve(questions, question_encoder.encode_questions(questions), self._recipe.k)
         limits = self._recipe.limits if self._recipe.refuse_collapse else None
-        success, collapse_stats = measure_retrieval(self.examples, retrieval, self._memory.snapshot.n, limits)
-        return {"nll": sum(self.compute_losses(generator, retrieval)) / len(questions), **success, **collapse_stats}
+        success, collapse = measure_retrieval(self.examples, retrieval, self._memory.snapshot.n, limits)
+        return {"nll": sum(self.compute_losses(generator, retrieval)) / len(questions), **success, **collapse}
 
     @torch.no_grad()
     def compute_losses(self, generator: Generator, retrieval: RetrievedBatch) -> list[float]:
@@ -219,7 +221,7 @@ class StageTask:
         shared_recipe: RaDitRecipe,
         data_identity: Mapping[str, Any] | None,
     ) -> None:
-        """Set the data; `data_identity` contains the digests of data and models."""
+        """Store the data; `data_identity` contains the digests of data and models."""
         self.module, self._train, self._shared_recipe = module, tuple(train), shared_recipe
         self._recipe, self._data_identity = recipe, dict(data_identity or {})
 
@@ -261,7 +263,7 @@ class LmTask(StageTask):
         shared_recipe: RaDitRecipe,
         data_identity: Mapping[str, Any] | None = None,
     ) -> None:
-        """Set the data; only the first k passages of each list are used.
+        """Store the data; only the first k passages of each list are used.
 
         `data_identity` contains the digests of data and models.
 
@@ -376,7 +378,7 @@ class RetrieverTask(StageTask):
         shared_recipe: RaDitRecipe,
         data_identity: Mapping[str, Any] | None = None,
     ) -> None:
-        """Set the data; `load_generator` is called at the first evaluation.
+        """Store the data; `load_generator` is called at the first evaluation.
 
         `dev` has the dev set and its scored lists. `data_identity` contains the digests of data and
         models.

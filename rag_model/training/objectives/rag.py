@@ -67,7 +67,8 @@ GoalName = Literal["nll", "EM", "F1"]
 FrozenPart = Literal["none", "question", "generator"]
 _SEARCH_BATCH = 256  # number of questions per search
 ANSWER_TOKENS = 25  # estimated tokens per answer
-_LOGITS_COPIES = 4  # tensors as large as the logits: logits, log-softmax, and their gradients
+# number of tensors as large as the logits: logits, log-softmax, and their gradients
+_LOGITS_COPIES = 4
 LOOP = LoopSettings(
     epochs=100,
     learning_rate=3e-5,
@@ -172,9 +173,9 @@ def measure_answers(
 ) -> dict[str, float]:
     """Return `EM`, `F1` and `unchanged` of the answers to dev questions.
 
-    The first hit lists are those of `examples`. `unchanged` is the share of answers that stay the
-    same when each question gets the passages of another question, chosen by `seed`. It needs two
-    questions or more.
+    `hits` begins with the hit lists of `examples`. `unchanged` is the share of answers that stay
+    the same when each question gets the passages of another question, chosen by `seed`. It needs
+    two questions or more.
     """
     if not examples:
         return {}
@@ -214,8 +215,8 @@ class RagTask:
         recipe: RagRecipe,
         initial_digests: Mapping[str, str] | None = None,
     ) -> None:
-        """Set the data; `initial_digests` are the digests of the initial question encoder and
-        generator.
+        """Store the data; `initial_digests` are those of the question encoder's and generator's
+        files.
 
         Raises:
             InputError: no training example has an answer; or an example has no answer, and the
@@ -315,9 +316,9 @@ class RagTask:
         retrieval = self._retrieve_questions([pair.example.question for pair in self._dev])
         examples = [pair.example for pair in self._dev]
         limits = self._recipe.limits if self._recipe.refuse_collapse else None
-        success, collapse_stats = measure_retrieval(examples, retrieval, self._snapshot.n, limits)
+        success, collapse = measure_retrieval(examples, retrieval, self._snapshot.n, limits)
         answers = measure_answers(self._reader, examples[: self._recipe.answered], retrieval.hits, self._recipe.seed)
-        return {"nll": self._compute_nll(retrieval), **success, **answers, **collapse_stats}
+        return {"nll": self._compute_nll(retrieval), **success, **answers, **collapse}
 
     def save(self, folder: Path) -> None:
         """Write a folder for `load_rag`; question vectors are in the space of the snapshot."""

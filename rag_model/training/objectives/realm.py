@@ -67,7 +67,7 @@ LOOP = LoopSettings(
 )
 """Guu et al. 2020, appendix: 3e-5 with BERT's optimizer (Devlin et al. 2019: decay .01, norm 1)."""
 _DEV_EPOCH = -1  # With a fixed epoch number, each evaluation draws the same masks.
-_LOGITS_COPIES = 3  # tensors as large as the logits: logits, exponentials, and a gradient
+_LOGITS_COPIES = 3  # number of tensors as large as the logits: logits, exponentials, and a gradient
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,10 +152,10 @@ class RealmTask(TextTask):
     ) -> None:
         """Choose texts of `snapshot`, which stay the same when the index is rebuilt.
 
-        `digests` are the digests of the files of the initial models. `create_moving_index` creates
-        the moving index, whose settings are `moving_settings`, with methods of this task as hooks;
-        if None, `snapshot` is searched until the end. `runner` looks for texts with salient spans
-        on workers; if None, this process looks for them.
+        `digests` are the digests of the files of the initial models. `create_moving_index` is
+        called with methods of this task as hooks, and creates a moving index with
+        `moving_settings`; if it is None, `snapshot` is searched until the end. `runner` looks for
+        texts with salient spans on workers; if None, this process looks for them.
 
         Raises:
             UsageError: masks are salient but the snapshot has no spans, or the retriever expression
@@ -365,7 +365,7 @@ class RealmObjective(Objective[RealmTraining]):
             TRAINING_PASSES * forward_operations,
             n_dev / b * forward_operations,
             rebuild_operations=rebuild_operations,
-            # One rebuild at the end is for the published weights.
+            # After the training, one more rebuild encodes the passages with the published weights.
             rebuilds=_resolve_moving_settings(job.settings).count_rebuilds(n_steps) + 1,
         )
 

@@ -40,7 +40,8 @@ _WORDS = re.compile(r"\w+")
 _CLUE_SIZE = 8
 NULL = Passage("null", "null", 0, "", "", "", 0, 0, Passage.hash_of("", ""))
 """The empty null passage, for masks that need no retrieval (Guu et al. 2020)."""
-# number of further candidates per text, because the source passage and its copies are removed
+# number of candidates per text beyond the needed ones, because the source passage and its copies
+# are removed
 _EXTRA_CANDIDATES = 8
 Marginal = Literal["sequence", "token"]
 
@@ -157,8 +158,8 @@ def _find_clues(text: str, encoding: "Encoding", masks: Sequence[int]) -> tuple[
 class CandidatePassages:
     """The candidates of b texts: up to c passages per text, with the null passage first."""
 
-    passages: list[list[Passage]]  # up to c passages per text; fewer in a small corpus
-    width: int  # the maximum number c
+    passages: list[list[Passage]]  # fewer than c passages per text in a small corpus
+    width: int  # c, the maximum number of passages per text
 
     @property
     def mask(self) -> np.ndarray[tuple[int, int], np.dtype[np.bool_]]:

@@ -61,7 +61,7 @@ BAG = "bag_"  # prefix of the names of measures by bags
 LOOP = LoopSettings(epochs=80, warmup_share=0.0125)
 """Values of the authors' code, github.com/jzhoubu/vsearch, conf/train/svdr_nq.yaml: 80 epochs, of
 which one is the warm-up. Learning rate, decay and clipping are the defaults of `LoopSettings`."""
-# numbers in memory per text and term: weights, heaviest terms, bag, and their gradients
+# number of values in memory per text and term: weights, heaviest terms, bag, and their gradients
 _NUMBERS_PER_TERM = 6
 WeightsAndBags = tuple[Tensor, Tensor]  # (b, V) weights with a gradient, and (b, V) bool bags
 
@@ -74,16 +74,16 @@ class SidrRecipe(GroupRecipe):
     hard_negatives: int = 1  # number of hard negatives per question; code: hard_negatives 1
     # whether questions and passages share one encoder; code: shared_encoder False
     shared: bool = False
-    # number of terms with the largest weights that a new encoder keeps, in addition to the terms of
-    # the text; code: topk 768
+    # number of heaviest terms that a new encoder keeps in addition to the terms of the text; code:
+    # topk 768
     terms: int = 768
     # maximum number of tokens of a question, for a new encoder; code: max_len 128
     question_length: int = 128
     # maximum number of tokens of a passage, for a new encoder; code: max_len 256
     passage_length: int = 256
-    # factor by which the index of a new encoder multiplies weights before it stores them as bytes;
-    # with 8, the largest weight is 31.9; weights in bytes instead of float weights, because the
-    # index has a quarter of the size
+    # factor by which weights of a new encoder are multiplied before an index stores them as bytes;
+    # with 8, the largest weight is 31.9; bytes instead of floats, because the index is a quarter as
+    # large
     scale: int = 8
     temperature: float = 1.0  # divisor of the scores before the softmax of the loss; code: 1
     # whether a second loss contrasts the questions of a batch for each positive; code: sym_loss
@@ -382,7 +382,7 @@ class Sidr(MiningObjective[SidrTraining]):
     )
 
     def task(self, job: Job[SidrTraining]) -> SidrTask:
-        """Build the task; for dev questions, it also ranks passages of the snapshot."""
+        """Build the task, whose evaluation also ranks passages of the snapshot."""
         settings = job.settings
         corpus = sample_passages(job.snapshot, settings.negatives.ranked, job.runner)
         encoder_folders = resolve_folder(job.origins.names["question"]), resolve_folder(job.origins.names["passage"])

@@ -196,7 +196,7 @@ class GroupTask(ABC, Generic[B, M, R]):
         corpus: Sequence[Passage] = (),
         digests: Mapping[str, str] | None = None,
     ) -> None:
-        """Set the data; for dev questions, `corpus` and the passages of dev examples are ranked.
+        """Store the data; the evaluation ranks `corpus` and the passages of dev examples.
 
         `digests` are the digests of the files of the initial models and the teacher.
 
@@ -246,8 +246,8 @@ class GroupTask(ABC, Generic[B, M, R]):
 
     @abstractmethod
     def keep_complete(self, examples: Sequence[Example]) -> list[Example]:
-        """Return the examples with all passages that a batch needs; raise an error if an example is
-        incomplete and the recipe refuses such examples.
+        """Return the examples that have all passages that a batch needs; raise an error for any
+        other example if the recipe refuses incomplete examples.
         """
 
     @abstractmethod

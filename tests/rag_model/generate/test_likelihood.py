@@ -76,7 +76,7 @@ def test_rag_sequence_is_the_sum_over_passages_of_whole_answers(case: Case) -> N
         ]
         assert_close(result.log_p[row : row + 1], [math.log(sum(joint))])
         assert_close(result.posterior[row], [math.log(p / sum(joint)) for p in joint])
-    assert result.tokens is None
+    assert result.token_posterior is None
 
 
 @settings(deadline=None, max_examples=30)
@@ -85,7 +85,7 @@ def test_rag_token_is_the_product_of_mixtures(case: Case) -> None:
     log_p, _ = target_log_p(case.logits, case.targets)
     result = token_likelihood(log_prior(case.scores), log_p, case.mask)
     prior, _ = compute_probabilities(case)
-    assert result.tokens is not None
+    assert result.token_posterior is not None
     for row in range(len(prior)):
         weights = prior[row].tolist()
         joint = [
@@ -95,7 +95,7 @@ def test_rag_token_is_the_product_of_mixtures(case: Case) -> None:
         assert_close(result.log_p[row : row + 1], [sum(math.log(sum(token)) for token in joint)])
         shares = [[p / sum(token) for p in token] for token in joint]
         for i, share in enumerate(shares):
-            assert_close(result.tokens[row, :, i], [math.log(p) for p in share])
+            assert_close(result.token_posterior[row, :, i], [math.log(p) for p in share])
         means = [sum(column) / len(joint) for column in zip(*shares, strict=True)]
         assert_close(result.posterior[row].exp(), means)
 
