@@ -71,7 +71,7 @@ class TemplateTask:
 
     part: Part
     siteinfo: Siteinfo
-    redirects: bool = False  # whether to read the redirects too
+    with_redirects: bool = False  # whether to read the redirects too
 
     @property
     def bytes(self) -> int:
@@ -84,20 +84,20 @@ class TemplateTask:
             "source": compute_source_digest(self.part),
             "siteinfo": asdict(self.siteinfo),
             "code": template_table.VERSION,
-            **({"redirects": TABLE_VERSION} if self.redirects else {}),
+            **({"redirects": TABLE_VERSION} if self.with_redirects else {}),
             **get_format_identity(self.part),
         }
 
 
-def plan_template_tasks(plan: Plan, *, redirects: bool = False) -> list[TemplateTask]:
-    """Return a task for each part that may have templates, or with `redirects` for every part.
+def plan_template_tasks(plan: Plan, *, with_redirects: bool = False) -> list[TemplateTask]:
+    """Return a task for each part that may have templates, or, with redirects, for every part.
 
     The list is empty if the dump format has no templates.
     """
     if not _has_templates(plan):
         return []
-    parts = plan.parts if redirects or plan.template_parts is None else plan.template_parts
-    return [TemplateTask(part, plan.siteinfo, redirects) for part in parts]
+    parts = plan.parts if with_redirects or plan.template_parts is None else plan.template_parts
+    return [TemplateTask(part, plan.siteinfo, with_redirects) for part in parts]
 
 
 def _has_templates(plan: Plan) -> bool:
@@ -114,7 +114,7 @@ def read_templates(task: TemplateTask, store: Store) -> Report:
     def produce(workdir: Path) -> StageResult:
         part_format, siteinfo = get_part_format(task.part), task.siteinfo
         # Formats of other packages may have no parameter `redirects`.
-        options = {"redirects": True} if task.redirects else {}
+        options = {"redirects": True} if task.with_redirects else {}
         pages = part_format.read_templates(task.part, **options) if isinstance(part_format, PageFormat) else iter(())
         redirects = list[Page]()
         template_pages = _separate_redirects(pages, redirects)
@@ -122,7 +122,7 @@ def read_templates(task: TemplateTask, store: Store) -> Report:
         paths = {"templates": workdir / "templates.json"}
         paths["templates"].write_text(json.dumps(templates), encoding="utf-8")
         template_counts = {"templates": len(templates)}
-        if task.redirects:
+        if task.with_redirects:
             paths["redirects"] = workdir / "redirects.arrow"
             template_counts["redirects"] = write_redirects(redirects, siteinfo, paths["redirects"])
         return StageResult(paths, template_counts)
@@ -226,7 +226,7 @@ def collect_tables(
     If aliases are requested, the whole dump is read. Otherwise, if the plan contains the pages'
     titles, only compressed streams with templates are read.
     """
-    template_tasks = plan_template_tasks(plan, redirects="aliases" in metadata)
+    template_tasks = plan_template_tasks(plan, with_redirects="aliases" in metadata)
     reports = run_tasks("templates", read_templates, template_tasks, lambda task: task.bytes / _READ_BYTES_PER_SECOND)
     table_files: dict[str, Any] = {}
     if n_redirects := sum(report.get("redirects", 0) for report in reports):
@@ -298,7 +298,7 @@ class ChunkTask:
     recipe: ChunkRecipe
     # parts of the parent snapshot, whose unchanged articles are reused
     parent_parts: tuple[ParentPart, ...] = ()
-    suppressed: tuple[str, ...] = ()  # ids of the part's pages that were taken down
+    removed_pages: tuple[str, ...] = ()  # ids of the part's pages that were taken down
     setting_files: SettingFiles = ()  # the files that the chunker's settings name
     tables: DumpTables = NO_TABLES
 
@@ -325,7 +325,7 @@ class ChunkTask:
             "libraries": get_versions("pyarrow"),
             **get_format_identity(self.part),
             # omitted if empty, so that parts without removed pages keep their memo keys
-            **({"suppressed": self.suppressed} if self.suppressed else {}),
+            **({"suppressed": self.removed_pages} if self.removed_pages else {}),
             **({"templates": self.tables.templates.id} if self.tables.templates else {}),
             **({"pages": self.tables.pages.id} if self.tables.pages else {}),
         }
@@ -371,7 +371,7 @@ def chunk(task: ChunkTask, store: Store) -> Report:
                 passages_path,
                 article_log_path,
                 reusable_articles,
-                task.suppressed,
+                task.removed_pages,
                 files,
                 spans_path,
                 table,

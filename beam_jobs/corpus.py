@@ -22,6 +22,7 @@ from beam_jobs.workers import count_gpus
 from rag_model.arrays import Rows
 from rag_model.corpus.ragged_file import SparseVectors
 from rag_model.corpus.redact import PartFiles, redact_part
+from rag_model.encoders.embed import Dtype
 from rag_model.index.files.layout import find_row_lists
 from rag_model.index.files.tensors import find_common_ranges
 from rag_model.index.plan import IndexPlan
@@ -60,15 +61,8 @@ def run(
     if not tasks:
         return []
     task_settings = set_worker_count(tasks, job_settings, count_gpus())
-    return run_job(
-        tasks[0].stage,
-        compute_once,
-        tasks,
-        task_settings,
-        on_progress,
-        lambda task: task.estimate_seconds(),
-        memoised=True,
-    )
+    job_arguments = tasks, task_settings, on_progress, lambda task: task.estimate_seconds()
+    return run_job(tasks[0].stage, compute_once, *job_arguments, memoised=True)
 
 
 def set_worker_count(tasks: Sequence[RecordedTask], job_settings: JobSettings, n_gpus: int) -> JobSettings:
@@ -111,16 +105,13 @@ def _encode_bags(
 ) -> list[BlobRef]:
     """Turn the passages of each part into bags of tokens; return the parts' files."""
     encoder = store_bag_tokenizer(store, tokenizer)
+    dtype: Dtype = "float16"
+    encoder_fields = encoder.passage, encoder.space.digest, encoder.space.dim, dtype, encoder.kind, encoder.scale
     embed_tasks = [
         EmbedTask(
             passages_ref,
             passages_ref.id,
-            encoder.passage,
-            encoder.space.digest,
-            encoder.space.dim,
-            "float16",
-            encoder.kind,
-            encoder.scale,
+            *encoder_fields,
             new_passages=n_rows,
             is_device_independent=True,
             libraries=STATIC_LIBRARIES,

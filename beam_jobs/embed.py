@@ -44,9 +44,9 @@ class EmbedTask:
     """Task to encode the passages of one part."""
 
     passages: BlobRef
-    digest: str  # digest of the rows' values, not of the file
-    encoder: tuple[tuple[str, BlobRef], ...]  # the encoder's files in the store, by name
-    space: str  # digest of the encoder space
+    rows_digest: str  # digest of the rows' values, not of the file
+    encoder_files: tuple[tuple[str, BlobRef], ...]  # in the store, by name
+    space_digest: str  # digest of the encoder space
     dim: int
     dtype: Dtype
     kind: RowFormatName = "vectors"  # one vector per passage, one per token, or weighted terms
@@ -92,8 +92,8 @@ class EmbedTask:
         does not change the vectors.
         """
         inputs = {
-            "passages": self.digest,
-            "space": self.space,
+            "passages": self.rows_digest,
+            "space": self.space_digest,
             "dtype": self.dtype,
             "code": VERSION,
             "libraries": get_versions(*self.libraries),
@@ -124,7 +124,7 @@ def embed(task: EmbedTask, store: Store) -> Report:
 
 def _find_or_encode(task: EmbedTask, store: Store) -> Report:
     def load_encoder() -> Any:
-        encoder = _load_encoder(store.url, task.encoder)
+        encoder = _load_encoder(store.url, task.encoder_files)
         if not task.is_device_independent and (precision := describe_precision(encoder)) != task.precision:
             raise _PrecisionMismatchError(precision)
         return encoder
@@ -209,4 +209,4 @@ def _estimate_seconds(task: EmbedTask) -> float:
 
 def _count_encoder_bytes(task: EmbedTask) -> int:
     """Return the total bytes of the encoder's files, which are mostly weights."""
-    return sum(file_ref.size for _, file_ref in task.encoder)
+    return sum(file_ref.size for _, file_ref in task.encoder_files)

@@ -211,16 +211,9 @@ def _compare_ranges(plan: Plan, parent: Parent) -> StageReuse:
     parent_parts = parent.manifest.content.parts if parent.manifest else ()
     parent_ranges = {(part.first_page, part.last_page) for part in parent_parts}
     n_unchanged = sum((part.first_page, part.last_page) in parent_ranges for part in plan.parts)
-    n_changed = len(plan.parts) - n_unchanged
-    return StageReuse(
-        "plan",
-        "parts",
-        n_unchanged,
-        len(plan.parts),
-        len(plan.parts),
-        n_unchanged,
-        {"range": n_changed} if n_changed else {},
-    )
+    n_parts = len(plan.parts)
+    changed = {"range": n_parts - n_unchanged} if n_unchanged < n_parts else {}
+    return StageReuse("plan", "parts", n_unchanged, n_parts, n_parts, n_unchanged, changed)
 
 
 class _ReuseLookup:
@@ -264,7 +257,7 @@ class _ReuseLookup:
             with ReusableArticles(fetch_chunked_files(self._store, task.parent_parts), self.table) as reusable_articles:
                 chunk_arguments = task.part, task.siteinfo, task.recipe, self._scratch, None, reusable_articles
                 stats = chunk_part(
-                    *chunk_arguments, task.suppressed, self._files, template_table=self.table, page_table=page_table
+                    *chunk_arguments, task.removed_pages, self._files, template_table=self.table, page_table=page_table
                 )
             chunk_result = ChunkResult(BlobRef(digest_file(self._scratch), self._scratch.stat().st_size), stats)
             self.chunk.count_task(stats.articles, stats.inherited, inputs)

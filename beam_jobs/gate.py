@@ -182,19 +182,19 @@ class MeasureTask:
     content: BlobRef  # JSON of the snapshot's content, whose manifest may not exist yet
     index: str  # name of the index
     k: int  # number of exact neighbours for recall
-    queries: int  # number of sampled queries
+    n_queries: int  # number of sampled queries
     seed: int
     file_bytes: int  # size of the index
     sample: BlobRef | None = None  # JSON of the `QuerySample`
     # The queries with their exact neighbours; None if the representation is not vectors.
     neighbors: BlobRef | None = None
-    target: float | None = None  # recall to tune for; None: only measure
+    target_recall: float | None = None  # recall to tune for; None: only measure
     initial_parameters: tuple[tuple[str, int], ...] = ()  # those of the parent's index
 
     @property
     def recipe(self) -> GateRecipe:
         """The settings of the query sample as a `GateRecipe`, which the sampling functions take."""
-        return GateRecipe(k=self.k, queries=self.queries, seed=self.seed)
+        return GateRecipe(k=self.k, queries=self.n_queries, seed=self.seed)
 
 
 def measure_one(task: MeasureTask, store: Store) -> Report:
@@ -218,10 +218,9 @@ def read_measurement(report: Report) -> IndexMeasurement:
 def tune_one(task: MeasureTask, store: Store) -> Report:
     """Find search parameters for the recall target of one index, unless the memo has them."""
     with _open_snapshot(store, task.content) as snapshot:
-        get_query_set, target_recall = partial(_open_query_set, store, snapshot, task), float(task.target or 0)
-        return tune_index(
-            store, snapshot, task.index, target_recall, task.recipe, dict(task.initial_parameters), get_query_set
-        )
+        get_query_set = partial(_open_query_set, store, snapshot, task)
+        parameters, target_recall = dict(task.initial_parameters), float(task.target_recall or 0)
+        return tune_index(store, snapshot, task.index, target_recall, task.recipe, parameters, get_query_set)
 
 
 def _open_snapshot(store: Store, content: BlobRef) -> Snapshot:
@@ -332,18 +331,17 @@ def _create_tasks(
 ) -> list[MeasureTask]:
     content = snapshot.manifest.content
     content_ref = store.blobs.put_bytes(json.dumps(content.to_json()).encode())
+    sample_settings = recipe.k, recipe.queries, recipe.seed
     return [
         MeasureTask(
             content_ref,
             name,
-            recipe.k,
-            recipe.queries,
-            recipe.seed,
+            *sample_settings,
             content.files[content.index_file(name)].size,
-            target=target,
+            target_recall=target_recall,
             initial_parameters=_get_search_parameters(parent, name),
         )
-        for name, target in targets.items()
+        for name, target_recall in targets.items()
     ]
 
 
@@ -400,17 +398,8 @@ def _add_queries(
     }
     all_tasks = [task for part_tasks in tasks_by_representation.values() for task in part_tasks]
     progress.n_parts = len(all_tasks)
-    reports = iter(
-        run_job(
-            NEIGHBORS,
-            find_neighbors,
-            all_tasks,
-            task_settings,
-            progress.show_parts,
-            _estimate_scan_seconds,
-            memoised=True,
-        )
-    )
+    job_arguments = all_tasks, task_settings, progress.show_parts, _estimate_scan_seconds
+    reports = iter(run_job(NEIGHBORS, find_neighbors, *job_arguments, memoised=True))
     neighbors_by_representation = {
         representation: _merge_neighbors(
             store, snapshot, queries_by_representation[representation], [next(reports) for _ in part_tasks], recipe.k

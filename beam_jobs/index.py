@@ -73,17 +73,9 @@ def derive(
 ) -> list[IndexInProgress]:
     """Derive indexes from those of the parent where possible; later jobs skip derived indexes."""
     derivable_builds = [build for build in builds if build.parent_index]
-    reports = iter(
-        run_job(
-            "derive",
-            derive_one,
-            derivable_builds,
-            _set_derive_worker_count(derivable_builds, job_settings),
-            on_progress,
-            _estimate_merge_seconds,
-            memoised=True,
-        )
-    )
+    task_settings = _set_derive_worker_count(derivable_builds, job_settings)
+    job_arguments = derivable_builds, task_settings, on_progress, _estimate_merge_seconds
+    reports = iter(run_job("derive", derive_one, *job_arguments, memoised=True))
     results = [IndexStageResult.from_report(next(reports)) if build.parent_index else None for build in builds]
     return [
         replace(build, derived_result=result if result and result.blob else None)
@@ -137,7 +129,8 @@ def train(
 
 
 def _is_reused_untested(build: IndexInProgress) -> bool:
-    return build.reused_training is not None and build.reused_training.fits_untested(build.plan.drift)
+    reused = build.reused_training
+    return reused is not None and reused.fits_untested(build.plan.drift)
 
 
 def _with_train_result(build: IndexInProgress, result: IndexStageResult) -> IndexInProgress:
@@ -330,12 +323,8 @@ def merge(
     store = Store.open(job_settings.store_url)
     unmerged_builds = [build for build in builds if not build.derived_result]
     task_settings = job_settings.with_task_bytes(_estimate_largest_task_bytes(unmerged_builds, "merge"))
-    results = map(
-        IndexStageResult.from_report,
-        run_job(
-            "merge", merge_one, unmerged_builds, task_settings, on_progress, _estimate_merge_seconds, memoised=True
-        ),
-    )
+    job_arguments = unmerged_builds, task_settings, on_progress, _estimate_merge_seconds
+    results = map(IndexStageResult.from_report, run_job("merge", merge_one, *job_arguments, memoised=True))
     merged_results = [(build, build.derived_result or next(results)) for build in builds]
     return [
         BuiltIndex(
@@ -414,15 +403,11 @@ def _run_on_gpus(
         is_small = job_settings.is_too_small(
             sum(estimate_seconds(tasks[i]) for i in task_numbers if all_reports[i] is None)
         )
-        reports = run_job(
-            stage,
-            function,
-            group_tasks,
-            job_settings.for_gpus(n_gpus) if uses_gpu and not is_small else job_settings,
-            partial(_report_group_progress, on_progress, n_before, len(tasks)),
-            estimate_seconds,
-            recorded_reports=[all_reports[i] for i in task_numbers],
-        )
+        group_settings = job_settings.for_gpus(n_gpus) if uses_gpu and not is_small else job_settings
+        report_progress = partial(_report_group_progress, on_progress, n_before, len(tasks))
+        job_arguments = group_tasks, group_settings, report_progress, estimate_seconds
+        group_reports = [all_reports[i] for i in task_numbers]
+        reports = run_job(stage, function, *job_arguments, recorded_reports=group_reports)
         for task_number, report in zip(task_numbers, reports, strict=True):
             all_reports[task_number] = report
     return [report for report in all_reports if report is not None]

@@ -75,16 +75,16 @@ def add_index(
         UsageError: the recipe has no such index.
         BookwheelError: a stage failed; finished work is recorded.
     """
-    target, clock = Store.open(store), StageClock()
-    target.refs.require_exclusive_creation()
-    job_settings = JobSettings.new(target.url, beam_options)
-    with target.intents.hold(job_settings.run):
-        base_manifest = target.snapshots.get(target.snapshots.resolve_trusted(snapshot))
+    opened_store, clock = Store.open(store), StageClock()
+    opened_store.refs.require_exclusive_creation()
+    job_settings = JobSettings.new(opened_store.url, beam_options)
+    with opened_store.intents.hold(job_settings.run):
+        base_manifest = opened_store.snapshots.get(opened_store.snapshots.resolve_trusted(snapshot))
         effective_recipe = recipe or read_snapshot_recipe(base_manifest.content)
         chosen_indexes = choose_indexes(effective_recipe, indexes)
         check_recipe(base_manifest.content, replace(effective_recipe, index=chosen_indexes))
-        with clock("look"), Snapshot.from_manifest(target, base_manifest) as base_snapshot:
-            chunk_results, embeddings = read_results(target, base_manifest.content, job_settings)
+        with clock("look"), Snapshot.from_manifest(opened_store, base_manifest) as base_snapshot:
+            chunk_results, embeddings = read_results(opened_store, base_manifest.content, job_settings)
             dimensions = read_dimensions(base_snapshot)
         plans = plan_indexes(chosen_indexes, chunk_results, dimensions, get_worker_memory(beam_options))
         provenance = inherit_provenance(base_manifest)
@@ -93,10 +93,8 @@ def add_index(
             replace_indexes, _add_recipe_indexes(base_manifest.content, chosen_indexes, effective_recipe.retriever)
         )
         provenance["indexed"] = {"of": base_manifest.id, "indexes": sorted(chosen_indexes)}
-        build_arguments = chunk_results, embeddings, plans, assemble_content, provenance
-        return finish_build(
-            Build(target, job_settings, clock, effective_recipe, ref, dump_url, encoder, *build_arguments)
-        )
+        build_inputs = encoder, chunk_results, embeddings, plans, assemble_content, provenance
+        return finish_build(Build(opened_store, job_settings, clock, effective_recipe, ref, dump_url, *build_inputs))
 
 
 def choose_indexes(recipe: Recipe, names: Sequence[str]) -> dict[str, IndexRecipe]:
@@ -165,15 +163,16 @@ def reencode(snapshot: str, store: Url, encoder: Url, ref: str, beam_options: Se
         GateRefusedError: the snapshot is published, but the ref did not move; the message says why.
         BookwheelError: a stage failed; finished work is recorded.
     """
-    target, clock = Store.open(store), StageClock("reencode")
-    target.refs.require_exclusive_creation()
-    job_settings = JobSettings.new(target.url, beam_options)
-    with target.intents.hold(job_settings.run):  # keeps `gc` from deleting new and reused files
-        base_manifest = target.snapshots.get(target.snapshots.resolve_trusted(snapshot))
+    opened_store, clock = Store.open(store), StageClock("reencode")
+    opened_store.refs.require_exclusive_creation()
+    job_settings = JobSettings.new(opened_store.url, beam_options)
+    # keeps `gc` from deleting new and reused files
+    with opened_store.intents.hold(job_settings.run):
+        base_manifest = opened_store.snapshots.get(opened_store.snapshots.resolve_trusted(snapshot))
         recipe = read_reencode_recipe(base_manifest.content)
         with clock("look"):
-            chunk_results, _ = read_results(target, base_manifest.content, job_settings)
-            encoding = prepare_encoder(target, encoder, recipe.encode)
+            chunk_results, _ = read_results(opened_store, base_manifest.content, job_settings)
+            encoding = prepare_encoder(opened_store, encoder, recipe.encode)
         dimensions = {EMBEDDINGS: encoding.space.dim}
         stale_indexes = list_stale_indexes(base_manifest.content, recipe)
         plans = plan_indexes(stale_indexes, chunk_results, dimensions, get_worker_memory(beam_options))
@@ -181,10 +180,9 @@ def reencode(snapshot: str, store: Url, encoder: Url, ref: str, beam_options: Se
             embeddings = embed_parts(chunk_results, encoding, recipe.dtype_of(EMBEDDINGS), job_settings, on_progress)
         assemble_content = partial(replace_indexes, replace_embeddings(base_manifest.content, encoding, embeddings))
         provenance = build_reencoded_provenance(base_manifest, encoding)
-        build_inputs = chunk_results, {EMBEDDINGS: embeddings}, plans, assemble_content, provenance
-        return finish_build(
-            Build(target, job_settings, clock, recipe, ref, str(provenance.get("dump", "")), encoder, *build_inputs)
-        )
+        dump_url = str(provenance.get("dump", ""))
+        build_inputs = encoder, chunk_results, {EMBEDDINGS: embeddings}, plans, assemble_content, provenance
+        return finish_build(Build(opened_store, job_settings, clock, recipe, ref, dump_url, *build_inputs))
 
 
 @stage

@@ -155,8 +155,8 @@ def open_retrievers_on_questions(
     judge = RetrievalJudge.for_questions(question_set, judged_by, patterns=patterns)
     if k is not None and k < 1:
         raise UsageError(f"k is {k}: measure at least 1 passage")
-    target = Store.open(store)
-    snapshot = Snapshot.from_store(target, ref)
+    opened_store = Store.open(store)
+    snapshot = Snapshot.from_store(opened_store, ref)
     expressions = list(retrievers) or [snapshot.manifest.content.default_retriever]
     if duplicate_name := next((name for name in expressions if expressions.count(name) > 1), None):
         raise UsageError(f"the retriever {duplicate_name} is given twice: leave one out")
@@ -164,12 +164,12 @@ def open_retrievers_on_questions(
     depth = min(retriever.choose_depth(k, DEFAULT_DEPTH) for retriever in opened_retrievers)
     for retriever in opened_retrievers:
         retriever.check_depth(depth)  # before the first search, so that an error costs no time
-    run_tasks = partial(corpus.run, job_settings=JobSettings.new(target.url))
-    question_groups = group_questions(snapshot, question_set, judge, run_tasks)
-    subject = describe_retrieval_subject(target, snapshot, question_set, retrievers, depth, judge, encoder)
+    run_tasks = partial(corpus.run, job_settings=JobSettings.new(opened_store.url))
+    groups = group_questions(snapshot, question_set, judge, run_tasks)
+    subject = describe_retrieval_subject(opened_store, snapshot, question_set, retrievers, depth, judge, encoder)
     batches = QueryBatches(question_set.questions)
     return ComparisonRun(
-        target, snapshot, expressions, opened_retrievers, depth, subject, question_set, batches, judge, question_groups
+        opened_store, snapshot, expressions, opened_retrievers, depth, subject, question_set, batches, judge, groups
     )
 
 

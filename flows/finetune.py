@@ -194,43 +194,44 @@ def finetune(
             finite, or retrieval has collapsed; the checkpoints are kept.
         BookwheelError: a stage failed; run it again to continue.
     """
-    target, name, processes = Store.open(store), check_ref_name(name or kind), join_processes()
+    opened_store = Store.open(store)
+    name, processes = check_ref_name(name or kind), join_processes()
     clock = StageClock("finetune", quiet=not processes.is_first)
-    target.models.refs.require_exclusive_creation()
+    opened_store.models.refs.require_exclusive_creation()
     # keeps `gc` from deleting new and reused files
-    with target.intents.hold(f"finetune-{secrets.token_hex(8)}"):
+    with opened_store.intents.hold(f"finetune-{secrets.token_hex(8)}"):
         with clock("prepare"):
             models = NamedModels(encoder, generator, teacher)
-            job = prepare_training(target, kind, train, dev, ref, models, recipe or {}, max_steps, tuple(beam_options))
-        check_equal_inputs(job, processes)
-        with closing(SnapshotLease(target)) as lease:
-            lease.hold(job.snapshot.id)  # keeps `expire` from deleting the snapshot
-            check_index_ref(job, name)
-            finetuning_result = processes.share(job.find_result)
-            if finetuning_result is None:
-                published_training = train_and_publish(
-                    job, Path(work) if work else None, name, beam_options, clock, processes
-                )
+            options = recipe or {}, max_steps, tuple(beam_options)
+            training = prepare_training(opened_store, kind, train, dev, ref, models, *options)
+        check_equal_inputs(training, processes)
+        with closing(SnapshotLease(opened_store)) as lease:
+            lease.hold(training.snapshot.id)  # keeps `expire` from deleting the snapshot
+            check_index_ref(training, name)
+            result = processes.share(training.find_result)
+            if result is None:
+                work_folder = Path(work) if work else None
+                published_training = train_and_publish(training, work_folder, name, beam_options, clock, processes)
             else:
                 processes.leave_group()
-                published_training = tag_existing_model(job, finetuning_result, name) if processes.is_first else None
+                published_training = tag_existing_model(training, result, name) if processes.is_first else None
             if published_training is None:
                 return None
-            finetuning_result, stored_model = published_training
-            index_snapshot = rebuild_index(job, finetuning_result, name, beam_options, clock)
+            result, stored_model = published_training
+            index_snapshot = rebuild_index(training, result, name, beam_options, clock)
     outcome = FinetuneOutcome(
-        model=finetuning_result.model,
+        model=result.model,
         kind=kind,
         name=name,
         number=stored_model.move.number,
-        snapshot=job.snapshot.id,
-        steps=finetuning_result.steps,
-        best_step=finetuning_result.best_step,
-        metrics={"before": finetuning_result.before, "after": finetuning_result.after},
+        snapshot=training.snapshot.id,
+        steps=result.steps,
+        best_step=result.best_step,
+        metrics={"before": result.before, "after": result.after},
         trained="train" in clock.seconds,
         seconds=clock.seconds,
         index=index_snapshot,
-        report=store_training_page(target, finetuning_result.model),
+        report=store_training_page(opened_store, result.model),
     )
     show_training(outcome)
     return outcome
@@ -277,47 +278,50 @@ def _read_examples(objective: Objective[Any], train: str | None, dev: str | None
     return {"train": (), "dev": ()}
 
 
-def check_index_ref(job: Finetuning, name: str) -> None:
+def check_index_ref(training: Finetuning, name: str) -> None:
     """Check before the training that the index of the new model may be published under `name`.
 
     Raises:
         UsageError: the ref `name` points to a snapshot that `reencode` did not build.
     """
-    current_move = job.store.refs.find_current(name) if job.objective.result.rebuilds else None
-    if current_move is not None and REENCODED not in job.store.snapshots.get(current_move.snapshot).provenance:
+    current_move = training.store.refs.find_current(name) if training.objective.result.rebuilds else None
+    if current_move is not None and REENCODED not in training.store.snapshots.get(current_move.snapshot).provenance:
         raise UsageError(
             f"the ref {name!r} is needed for the model's own index, but names a snapshot that "
             f"was built from a dump: give another --name"
         )
 
 
-def check_equal_inputs(job: Finetuning, processes: TrainingProcesses) -> None:
+def check_equal_inputs(training: Finetuning, processes: TrainingProcesses) -> None:
     """Check that the processes of a training have the same inputs.
 
     Raises:
         UsageError: this process has other inputs than the first process.
     """
-    if processes.share(lambda: job.key) != job.key:
+    if processes.share(lambda: training.key) != training.key:
         raise UsageError(
             f"process {processes.rank} has other inputs than the first process: give all "
             "processes the same arguments, settings and files, and name a moving --ref by an id"
         )
 
 
-def tag_existing_model(job: Finetuning, result: FinetuningResult, name: str) -> tuple[FinetuningResult, StoredModel]:
+def tag_existing_model(
+    training: Finetuning, result: FinetuningResult, name: str
+) -> tuple[FinetuningResult, StoredModel]:
     """Move the model ref to the model of an earlier run with the same inputs."""
-    stored_model = StoredModel(result.model, tag(job.store, f"{MODEL_PREFIX}{result.model}", name))
-    job.store.trainings.delete(job.key)  # a killed run may have left its checkpoint in the store
+    stored_model = StoredModel(result.model, tag(training.store, f"{MODEL_PREFIX}{result.model}", name))
+    # a killed run may have left its checkpoint in the store
+    training.store.trainings.delete(training.key)
     return result, stored_model
 
 
-def get_rebuild_ref(job: Finetuning) -> str:
+def get_rebuild_ref(training: Finetuning) -> str:
     """Return the ref that names the rebuilt snapshots, and their encoders, during a training."""
-    return f"refresh-{job.key[:12]}"
+    return f"refresh-{training.key[:12]}"
 
 
 def rebuild_index(
-    job: Finetuning, result: FinetuningResult, name: str, beam_options: Sequence[str], clock: StageClock
+    training: Finetuning, result: FinetuningResult, name: str, beam_options: Sequence[str], clock: StageClock
 ) -> str | None:
     """Encode the passages with the published model; return the id of the new snapshot.
 
@@ -329,15 +333,15 @@ def rebuild_index(
     Raises:
         GateRefusedError: the snapshot is published, but the ref did not move.
     """
-    if not job.objective.result.rebuilds:
+    if not training.objective.result.rebuilds:
         return None
     with clock("index"):
-        reencode_arguments = job.snapshot.id, job.store.url, f"{MODEL_PREFIX}{result.model}", name, tuple(beam_options)
-        return run_flow(reencode, *reencode_arguments).snapshot
+        store_url, model = training.store.url, f"{MODEL_PREFIX}{result.model}"
+        return run_flow(reencode, training.snapshot.id, store_url, model, name, tuple(beam_options)).snapshot
 
 
 def train_and_publish(
-    job: Finetuning,
+    training: Finetuning,
     work: Path | None,
     name: str,
     beam_options: Sequence[str],
@@ -348,60 +352,63 @@ def train_and_publish(
 
     Only the first process locks the folder and publishes; the others return None.
     """
-    folder = work or get_cache_folder() / "training" / job.key
+    folder = work or get_cache_folder() / "training" / training.key
     folder.mkdir(parents=True, exist_ok=True)
     with lock_folder(folder) if processes.is_first else nullcontext():
         with clock("mine") as on_progress:
-            training_identity = get_training_identity(job, folder)
+            training_identity = get_training_identity(training, folder)
             processes.share(lambda: restore_checkpoint(training_identity, on_progress.say))
-            complete_examples(job, folder, on_progress)
+            complete_examples(training, folder, on_progress)
         with clock("train") as on_progress:
-            trained_model = train_model(job, folder, beam_options, on_progress, processes)
+            trained_model = train_model(training, folder, beam_options, on_progress, processes)
         processes.leave_group()
         if not processes.is_first:
             return None
         with clock("publish"):
-            published_training = publish_model(job, trained_model, folder, name, clock.seconds)
-    delete_rebuild_refs(job.store, get_rebuild_ref(job))
-    job.store.trainings.delete(job.key)
+            published_training = publish_model(training, trained_model, folder, name, clock.seconds)
+    delete_rebuild_refs(training.store, get_rebuild_ref(training))
+    training.store.trainings.delete(training.key)
     if work is None:
         shutil.rmtree(folder, ignore_errors=True)
     return published_training
 
 
-def get_training_identity(job: Finetuning, folder: Path) -> TrainingIdentity:
+def get_training_identity(training: Finetuning, folder: Path) -> TrainingIdentity:
     """Return the identity of the training to which a work folder belongs."""
-    return TrainingIdentity(job.store, job.key, job.objective.name, job.snapshot.id, folder)
+    return TrainingIdentity(training.store, training.key, training.objective.name, training.snapshot.id, folder)
 
 
 @stage
-def complete_examples(job: Finetuning, folder: Path, on_progress: ProgressReporter) -> None:
+def complete_examples(training: Finetuning, folder: Path, on_progress: ProgressReporter) -> None:
     """Add data that the objective needs to the examples: negatives, a teacher's scores."""
-    if job.objective.takes_examples:
-        example_counts = " and ".join(f"{len(examples):,} {name}" for name, examples in job.job.examples.items())
-        on_progress.say(f"completes {example_counts} examples with what `{job.objective.name}` needs …")
-    job.prepare(folder, on_progress)
+    if training.objective.takes_examples:
+        example_counts = " and ".join(f"{len(examples):,} {name}" for name, examples in training.job.examples.items())
+        on_progress.say(f"completes {example_counts} examples with what `{training.objective.name}` needs …")
+    training.prepare(folder, on_progress)
 
 
 @stage
 def train_model(
-    job: Finetuning,
+    training: Finetuning,
     folder: Path,
     beam_options: Sequence[str],
     on_progress: ProgressReporter,
     processes: TrainingProcesses,
 ) -> TrainingResult:
     """Train, or continue an interrupted training."""
-    settings = job.job.settings
+    settings = training.job.settings
     moving_settings = getattr(settings, "moving", None)
-    devices = moving_settings.devices if isinstance(moving_settings, MovingSettings) else ""  # GPUs for rebuilds
-    watch = TrainingWatch(on_progress, len(job.job.examples["dev"]), settings.loop.evaluate_every, moving_settings)
-    uploader = CheckpointUploader(get_training_identity(job, folder), on_progress.say) if processes.is_first else None
+    # the GPUs for rebuilds of the index
+    devices = moving_settings.devices if isinstance(moving_settings, MovingSettings) else ""
+    watch = TrainingWatch(on_progress, len(training.job.examples["dev"]), settings.loop.evaluate_every, moving_settings)
+    uploader = (
+        CheckpointUploader(get_training_identity(training, folder), on_progress.say) if processes.is_first else None
+    )
     with (
-        open_rebuild_launcher(job.store, get_rebuild_ref(job), beam_options, devices) as launcher,
+        open_rebuild_launcher(training.store, get_rebuild_ref(training), beam_options, devices) as launcher,
         uploader or nullcontext(),
     ):
-        return job.run(folder, watch, launcher, uploader.enqueue if uploader else None)
+        return training.run(folder, watch, launcher, uploader.enqueue if uploader else None)
 
 
 publish_model = stage(Finetuning.publish, "publish_model")

@@ -93,26 +93,25 @@ def import_library(
     ready_files = inspect_index_files(index_files, passages, vectors)
     recipe = add_ready_indexes(recipe, ready_files)
     check_indexes_and_retrievers(recipe, {EMBEDDINGS: "vectors"})
-    target = Store.open(store, create=True)
-    target.refs.require_exclusive_creation()
-    job_settings = JobSettings.new(target.url, beam_options)
+    opened_store = Store.open(store, create=True)
+    opened_store.refs.require_exclusive_creation()
+    job_settings = JobSettings.new(opened_store.url, beam_options)
 
-    with target.intents.hold(job_settings.run):  # keeps `gc` from deleting new files
-        encoding = prepare_encoder(target, encoder, recipe.encode)
+    with opened_store.intents.hold(job_settings.run):  # keeps `gc` from deleting new files
+        encoding = prepare_encoder(opened_store, encoder, recipe.encode)
         with clock("import") as on_progress:
-            imported_parts = split_corpus(target, passages, vectors, job_settings, on_progress)
+            imported_parts = split_corpus(opened_store, passages, vectors, job_settings, on_progress)
         with clock("check"):
-            check_encoder(target, imported_parts, encoding)
+            check_encoder(opened_store, imported_parts, encoding)
         chunk_results, embed_results = imported_parts.passages, {EMBEDDINGS: imported_parts.embeddings}
         new_indexes = {name: index_recipe for name, index_recipe in recipe.index.items() if name not in ready_files}
         dimensions, memory = {EMBEDDINGS: encoding.space.dim}, get_worker_memory(beam_options)
         plans = plan_indexes(new_indexes, chunk_results, dimensions, memory)
         assemble_content = partial(build_imported_content, imported_parts, recipe, encoding)
-        ready_indexes = store_index_files(target, assemble_content(()), recipe, [*ready_files.values()])
-        arguments = chunk_results, embed_results, plans, assemble_content, build_commits_provenance([encoding])
-        build = Build(
-            target, job_settings, clock, recipe, ref, passages, encoder, *arguments, ready_indexes=ready_indexes
-        )
+        ready_indexes = store_index_files(opened_store, assemble_content(()), recipe, [*ready_files.values()])
+        provenance = build_commits_provenance([encoding])
+        build_inputs = passages, encoder, chunk_results, embed_results, plans, assemble_content, provenance
+        build = Build(opened_store, job_settings, clock, recipe, ref, *build_inputs, ready_indexes=ready_indexes)
         return finish_build(build)
 
 

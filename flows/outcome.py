@@ -27,7 +27,8 @@ class BuildOutcome:
     number: int | None  # number of the new entry in the ref's log; None: the ref did not move
     counts: dict[str, Any]  # numbers of articles, of passages by origin, of dropped pages by reason
     metrics: dict[str, Any]  # metrics by index, such as recall against exact search
-    gate: dict[str, Any] = field(default_factory=dict)  # whether the gate was passed, and each check
+    # whether the gate was passed, and each check
+    gate: dict[str, Any] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)  # by stage
     report: str | None = None  # URL of the HTML report
     warnings: list[str] = field(default_factory=list)  # sentences about trends in recent builds

@@ -90,24 +90,25 @@ def reindex(
     check_pattern(dump)
     if "://" not in dump:
         find_dump_files(dump)  # raises the error of a missing file before a store is created
-    target = Store.open(store, create=True)
+    opened_store = Store.open(store, create=True)
     # an invalid name or a damaged log is reported before the work
-    parent = Parent.from_ref(target, base or ref)
-    target.refs.require_exclusive_creation()
-    job_settings = JobSettings.new(target.url, beam_options)
+    parent = Parent.from_ref(opened_store, base or ref)
+    opened_store.refs.require_exclusive_creation()
+    job_settings = JobSettings.new(opened_store.url, beam_options)
 
-    with target.intents.hold(job_settings.run):  # keeps `gc` from deleting new and reused files
+    # keeps `gc` from deleting new and reused files
+    with opened_store.intents.hold(job_settings.run):
         with clock("plan") as on_progress:
-            notes = report_missing_files(target, parent, on_progress)
-            plan = plan_dump(target, dump, recipe, limit, parent, on_progress)
-            encoders = prepare_encoders(target, encoder, recipe, parent)
-            chunker = prepare_chunker(target, recipe.chunk)
+            notes = report_missing_files(opened_store, parent, on_progress)
+            plan = plan_dump(opened_store, dump, recipe, limit, parent, on_progress)
+            encoders = prepare_encoders(opened_store, encoder, recipe, parent)
+            chunker = prepare_chunker(opened_store, recipe.chunk)
             recipe = replace(recipe, chunk=chunker.recipe)
         with clock("chunk") as on_progress:
-            tables = read_tables(target, plan, dump, recipe, job_settings, on_progress)
-            chunk_results = chunk_parts(target, plan, chunker, parent, job_settings, on_progress, tables)
+            tables = read_tables(opened_store, plan, dump, recipe, job_settings, on_progress)
+            chunk_results = chunk_parts(opened_store, plan, chunker, parent, job_settings, on_progress, tables)
             # the parent may have expired meanwhile, or have been taken down
-            notes = notes or report_missing_files(target, parent, on_progress)
+            notes = notes or report_missing_files(opened_store, parent, on_progress)
         dimensions = {name: stored_encoder.space.dim for name, stored_encoder in encoders.items()}
         plans = plan_indexes(recipe.index, chunk_results, dimensions, get_worker_memory(beam_options), parent)
         embeddings: dict[str, Sequence[EmbedResult]] = {}
@@ -117,13 +118,13 @@ def reindex(
                     plan, chunk_results, stored_encoder, recipe.dtype_of(name), parent, job_settings, on_progress
                 )
         plans, reused_trainings = find_reused_trainings(
-            target, parent, plans, plan, embeddings, encoders, rebuild_graphs
+            opened_store, parent, plans, plan, embeddings, encoders, rebuild_graphs
         )
         assemble_snapshot = partial(assemble_content, plan, recipe, encoders, chunk_results, embeddings)
         site_provenance = {"read_at": plan.read_at, "plan": plan.compute_digest()} if plan.read_at else {}
         provenance = {**site_provenance, **build_commits_provenance(encoders.values())}
         build_arguments = chunk_results, embeddings, plans, assemble_snapshot, provenance, reused_trainings
-        build = Build(target, job_settings, clock, recipe, ref, dump, encoder, *build_arguments)
+        build = Build(opened_store, job_settings, clock, recipe, ref, dump, encoder, *build_arguments)
         return finish_build(
             replace(build, base_ref=base, parent=parent.manifest, dropped_files=plan.dropped, notes=notes)
         )

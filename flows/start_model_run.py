@@ -30,13 +30,13 @@ def estimate_training_run(
     """
     model_names = NamedModels(parameters["encoder"], parameters["generator"], parameters["teacher"])
     tables, max_steps = parameters["recipe"] or {}, parameters["max_steps"]
-    job = prepare_training(Store.open(store), kind, train, dev, ref, model_names, tables, max_steps)
-    content, encoder = job.snapshot.manifest.content, job.job.origins.names.get(PASSAGE)
-    if encoder is None or not job.objective.result.rebuilds:
-        return estimate_training(job)
+    training = prepare_training(Store.open(store), kind, train, dev, ref, model_names, tables, max_steps)
+    content, encoder = training.snapshot.manifest.content, training.job.origins.names.get(PASSAGE)
+    if encoder is None or not training.objective.result.rebuilds:
+        return estimate_training(training)
     stale_indexes = list_stale_indexes(content, read_reencode_recipe(content))
-    rebuild_estimate = estimates.estimate_build(job.snapshot.n, resolve_folder(encoder), stale_indexes, memory)
-    return estimate_training(job, rebuild_estimate)
+    rebuild_estimate = estimates.estimate_build(training.snapshot.n, resolve_folder(encoder), stale_indexes, memory)
+    return estimate_training(training, rebuild_estimate)
 
 
 def estimate_evaluation_run(memory: int, **parameters: Any) -> WorkEstimate:

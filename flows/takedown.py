@@ -187,11 +187,9 @@ def prepare_takedown_build(
         memory, dimensions = get_worker_memory(job_settings.flags), read_dimensions(snapshot)
         plans = plan_indexes(recipe.index, chunk_results, dimensions, memory, Parent(old_manifest))
     source, encoder = (str(provenance.get(name, "")) for name in ("dump", "encoder"))
-    build_arguments = chunk_results, embeddings, plans, partial(replace_indexes, content), provenance
-    redacted_content = old_manifest.content
-    return Build(
-        store, job_settings, clock, recipe, "", source, encoder, *build_arguments, redacted_content=redacted_content
-    )
+    assemble_content = partial(replace_indexes, content)
+    build_inputs = source, encoder, chunk_results, embeddings, plans, assemble_content, provenance
+    return Build(store, job_settings, clock, recipe, "", *build_inputs, redacted_content=old_manifest.content)
 
 
 def _write_build_report(build: Build, manifest: Manifest, metrics: SnapshotMetrics) -> None:

@@ -116,7 +116,8 @@ def up(
         return _read_services(folder)
     try:
         on_step("starting an object store, a Prefect server and the workers …")
-        local_services = _start_services(folder.resolve())  # absolute: runs have other working folders
+        # an absolute path, because runs have other working folders
+        local_services = _start_services(folder.resolve())
         on_step(f"deploying the flows of {deployments} …")
         _deploy(folder, local_services, deployments)
     except BaseException:

@@ -40,25 +40,23 @@ class StartedRun:
 
 
 def create_start_flow(
-    name: str, target: Flow[..., Any], estimate_work: EstimateFunction, *excluded_parameters: str
+    name: str, flow: Flow[..., Any], estimate_work: EstimateFunction, *excluded_parameters: str
 ) -> Flow[..., StartedRun]:
-    """Return a flow that starts a deployment of `target` with the estimated resources.
+    """Return a flow that starts a deployment of `flow` with the estimated resources.
 
-    The flow has the parameters of `target`, with their descriptions in Prefect's form, except
+    The flow has the parameters of `flow`, with their descriptions in Prefect's form, except
     `excluded_parameters`, and the parameters `deployment`, `most` and `hours` of `start_run`.
 
     Args:
         name: the name of the flow.
-        target: the flow whose runs are estimated and started.
+        flow: the flow whose runs are estimated and started.
         estimate_work: estimates the work of a run.
-        excluded_parameters: parameters of `target` that the new flow does not have. A user may
+        excluded_parameters: parameters of `flow` that the new flow does not have. A user may
             start the deployment of another flow, which lacks them.
     """
     start_parameters = [*signature(start_run).parameters.values()][2:]
-    start_parameters[0] = start_parameters[0].replace(default=get_deployment_name(target.name))
-    flow_parameters = [
-        parameter for parameter in signature(target.fn).parameters.values() if parameter.name not in excluded_parameters
-    ]
+    start_parameters[0] = start_parameters[0].replace(default=get_deployment_name(flow.name))
+    flow_parameters = [p for p in signature(flow.fn).parameters.values() if p.name not in excluded_parameters]
 
     def start(*args: Any, **kwargs: Any) -> StartedRun:
         arguments = start_signature.bind(*args, **kwargs)
@@ -69,11 +67,10 @@ def create_start_flow(
     start_signature = start.__dict__["__signature__"] = Signature(
         [*flow_parameters, *start_parameters], return_annotation=StartedRun
     )  # Prefect's form
-    args = "\n".join(
-        (getdoc(function) or "").partition("Args:\n")[2].partition("\n\n")[0] for function in (target.fn, start_run)
-    )
-    start.__doc__ = f"Estimate the resources of a run of `{target.name}`, and start it with them.\n\nArgs:\n{args}"
-    start.__name__, start.__module__ = f"start_{target.name}", estimate_work.__module__
+    docstrings = (getdoc(function) or "" for function in (flow.fn, start_run))
+    args = "\n".join(docstring.partition("Args:\n")[2].partition("\n\n")[0] for docstring in docstrings)
+    start.__doc__ = f"Estimate the resources of a run of `{flow.name}`, and start it with them.\n\nArgs:\n{args}"
+    start.__name__, start.__module__ = f"start_{flow.name}", estimate_work.__module__
     return deployment_flow(name, starts_jobs=False)(start)
 
 

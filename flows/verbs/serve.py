@@ -115,8 +115,8 @@ def serve(
             that fit are served, and the recall that this costs is logged. By default mapped
             indexes of any size are served.
         dest: Folder for pulled snapshots; by default a folder of the cache.
-        from_store: Answer at once, from byte ranges of a remote store's files, until the snapshot is
-            pulled. Until then indexes of the kinds bm25, impact and ivf are served.
+        from_store: Answer at once, from byte ranges of a remote store's files, until the snapshot
+            is pulled. Until then indexes of the kinds bm25, impact and ivf are served.
         no_pull: With --from-store: pull nothing, and continue to answer from the store.
         cache_bytes: With --from-store: bytes of ranges that stay on the disk; by default the
             maximum of the cache, BOOKWHEEL_CACHE_BYTES.

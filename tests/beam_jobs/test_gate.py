@@ -4,10 +4,11 @@ import io
 import json
 import shutil
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -117,13 +118,14 @@ def test_gate_of_a_refresh_compares_only_new_rows_and_reads_only_new_passages(
     files = {**content.files, name: store.blobs.put_file(tmp_path / "changed.npy")}
     changed = Snapshot.from_manifest(store, Manifest(replace(content, files=files)))
     comparison_counts: list[int] = []
-    search_block = ExactIndex._search_block
+    search_blocks = ExactIndex._search_blocks
 
-    def record(index: ExactIndex, queries: Vectors, block: Vectors, k: int) -> tuple[Vectors, Rows]:
-        comparison_counts.append(len(queries) * len(block))
-        return search_block(index, queries, block, k)
+    def record(index: ExactIndex, queries: Vectors, blocks: Iterable[tuple[Rows, Vectors]], k: int) -> Any:
+        counted_blocks = list(blocks)
+        comparison_counts.extend(len(queries) * len(block) for _, block in counted_blocks)
+        return search_blocks(index, queries, counted_blocks, k)
 
-    monkeypatch.setattr(ExactIndex, "_search_block", record)
+    monkeypatch.setattr(ExactIndex, "_search_blocks", record)
     measurements = measure(changed, recipe, parent=content)
     assert len(sampled_rows) == RECIPE.queries  # sentences of unchanged passages are not read again
     assert 0 < sum(comparison_counts) < RECIPE.queries * len(vectors)

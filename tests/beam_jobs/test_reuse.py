@@ -261,11 +261,11 @@ def test_a_gpu_that_torch_cannot_use_gives_vectors_of_the_cpu(store: Store, embe
 def test_a_record_of_an_older_version_with_another_arithmetic_is_not_used(
     store: Store, embed_tasks: list[EmbedTask], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    task = replace(next(task for task in embed_tasks if task.new_passages), precision=CPU_FLOAT32, digest="old")
+    task = replace(next(task for task in embed_tasks if task.new_passages), precision=CPU_FLOAT32, rows_digest="old")
     monkeypatch.setattr("beam_jobs.embed.describe_precision", lambda encoder: CPU_FLOAT32)
     vectors = store.blobs.put_bytes(b"old")
     for arithmetic, is_used in (("bfloat16", False), ("float32", True), ("", True)):
-        older_task = replace(task, digest=f"old {arithmetic}")
+        older_task = replace(task, rows_digest=f"old {arithmetic}")
         stats = {"rows": 1, "encoded": 1, "device": "cpu", "arithmetic": arithmetic}
         store.memo.write_record("embed", store.memo.compute_key(older_task.inputs()), {"embeddings": vectors}, stats)
         assert (embed(older_task, store)["vectors"] == vectors.to_json()) == is_used
@@ -285,7 +285,7 @@ def test_workers_elsewhere_start_unless_they_recorded_all_parts(
     monkeypatch.setattr("beam_jobs.pipeline.run_on_workers", run_on_workers)
     monkeypatch.setattr(JobSettings, "is_too_small", lambda job_settings, seconds: False)
     embed(replace(embed_tasks[0], precision="cuda bfloat16"), store)  # one part is recorded
-    new_tasks = [replace(task, digest=f"new {task.digest}") for task in embed_tasks]
+    new_tasks = [replace(task, rows_digest=f"new {task.rows_digest}") for task in embed_tasks]
     results = run(new_tasks, remote)
     assert started_precisions == [[""] * len(new_tasks)]  # the workers' own devices decide
     assert run(new_tasks, remote) == [replace(result, is_new=False) for result in results]
