@@ -27,7 +27,7 @@ _LAUNCHER_TASK_BYTES = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class JobSettings:
-    """Where the Beam jobs of a run run, and with how many workers and how much memory."""
+    """The store, the options of Beam and the memory with which the jobs of a run are executed."""
 
     store_url: str
     run: str  # unique name of the run, and folder of its reports
