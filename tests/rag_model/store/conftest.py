@@ -1,7 +1,6 @@
 """Stores on all backends, and small snapshots for them."""
 
 import io
-import os
 import secrets
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -30,22 +29,6 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty cache of remote blobs."""
     monkeypatch.setenv("BOOKWHEEL_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
-
-
-@pytest.fixture
-def local_store(tmp_path: Path) -> Store:
-    return Store.open(str(tmp_path / "store"), create=True)
-
-
-@pytest.fixture
-def age_store() -> Callable[[Store, float], None]:
-    """Return a function that makes all files of a local store older by some seconds."""
-
-    def age_store(store: Store, seconds: float) -> None:
-        for file in store.files.iter_tree():
-            os.utime(store.files.local_path(file.path), (file.modified - seconds,) * 2)
-
-    return age_store
 
 
 @pytest.fixture
@@ -124,6 +107,27 @@ def moto_store_url(
 @pytest.fixture
 def s3_store(s3_store_url: str) -> Store:
     return Store.open(f"{s3_store_url}/{secrets.token_hex(4)}", create=True)
+
+
+@pytest.fixture(params=["store", "memory_store", "s3_store"])
+def any_store(request: pytest.FixtureRequest) -> Store:
+    """A new store on disk, in memory, and on an S3 server."""
+    store: Store = request.getfixturevalue(request.param)
+    return store
+
+
+@pytest.fixture
+def dest(tmp_path: Path) -> Path:
+    """The folder to which a test pulls; it does not exist."""
+    return tmp_path / "dest"
+
+
+@pytest.fixture
+def temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder for temporary files."""
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+    return tmp_path / "temporary"
 
 
 @pytest.fixture(scope="session")

@@ -12,6 +12,7 @@ from rag_model.store import Content, Manifest, PartEntry, Store
 from rag_model.store.upkeep.expire import ExpirePolicy, expire_store
 from rag_model.store.upkeep.gc import collect_garbage
 from rag_model.store.upkeep.verify import find_missing, verify_version
+from tests.fixtures.store_files import publish_empty
 
 REQUESTS = 6
 
@@ -46,10 +47,10 @@ def publish_snapshot(store: Store, files: int = 1) -> str:
 
 
 def move_ref(store: Store, times: int) -> str:
-    identity = publish_snapshot(store)
+    snapshot_id = publish_snapshot(store)
     for number in range(times):
-        store.refs.move("latest", identity, number)
-    return identity
+        store.refs.move("latest", snapshot_id, number)
+    return snapshot_id
 
 
 def test_reports_of_a_job_are_read_concurrently(memory_store: Store) -> None:
@@ -66,45 +67,45 @@ def test_moves_of_a_ref_are_read_concurrently(memory_store: Store) -> None:
 
 
 def test_refs_are_read_concurrently(memory_store: Store) -> None:
-    identity = publish_snapshot(memory_store)
+    snapshot_id = publish_snapshot(memory_store)
     for number in range(REQUESTS):
-        memory_store.refs.move(f"month-{number}", identity, 0)
+        memory_store.refs.move(f"month-{number}", snapshot_id, 0)
     with require_concurrent_requests(("cat_file", "refs")):
         assert len(memory_store.refs.list_names()) == REQUESTS
-        assert len(memory_store.refs.list_refs_to(identity)) == REQUESTS
+        assert len(memory_store.refs.list_refs_to(snapshot_id)) == REQUESTS
 
 
 def test_expire_reads_moves_concurrently(memory_store: Store) -> None:
-    identity = publish_snapshot(memory_store)
+    snapshot_id = publish_snapshot(memory_store)
     for name in range(REQUESTS):
         for number in range(3):
-            memory_store.refs.move(f"month-{name}", identity, number)
+            memory_store.refs.move(f"month-{name}", snapshot_id, number)
     with require_concurrent_requests(("cat_file", "refs")):
         assert len(expire_store(memory_store, ExpirePolicy(keep=2, older_than=0)).moves) == REQUESTS
 
 
 def test_verify_reads_moves_concurrently(memory_store: Store) -> None:
-    identity = move_ref(memory_store, REQUESTS)
+    snapshot_id = move_ref(memory_store, REQUESTS)
     with require_concurrent_requests(("cat_file", "latest")):
-        assert verify_version(memory_store, identity) == []
+        assert verify_version(memory_store, snapshot_id) == []
 
 
 def test_verify_reads_deltas_concurrently(memory_store: Store) -> None:
     parts = tuple(PartEntry(f"part-{number:05d}", number, number, 1) for number in range(REQUESTS))
-    identity = ""
+    snapshot_id = ""
     for month in range(2):
         files = {f"passages/{part.name}.parquet": memory_store.blobs.put_bytes(b"%d" % month) for part in parts}
-        parents = (identity,) if identity else ()
+        parents = (snapshot_id,) if snapshot_id else ()
         content = Content({"kind": "wiki"}, parts, files, {"month": month}, {}, {})
-        identity = memory_store.snapshots.publish(Manifest(content, parents=parents))
+        snapshot_id = memory_store.snapshots.publish(Manifest(content, parents=parents))
     with require_concurrent_requests(("cat_file", "memo/delta")):
-        assert verify_version(memory_store, identity) == []
+        assert verify_version(memory_store, snapshot_id) == []
 
 
 def test_file_sizes_are_read_concurrently(memory_store: Store) -> None:
-    identity = publish_snapshot(memory_store, files=REQUESTS)
+    snapshot_id = publish_snapshot(memory_store, files=REQUESTS)
     with require_concurrent_requests(("info", "blobs")):
-        assert find_missing(memory_store, memory_store.snapshots, identity) == []
+        assert find_missing(memory_store, memory_store.snapshots, snapshot_id) == []
 
 
 def write_records(store: Store) -> None:
@@ -115,7 +116,7 @@ def write_records(store: Store) -> None:
 
 def test_gc_reads_records_concurrently(memory_store: Store) -> None:
     write_records(memory_store)
-    memory_store.snapshots.publish(Manifest(Content({}, (), {})))  # gc deletes nothing in a store without roots
+    publish_empty(memory_store)  # gc deletes nothing in a store without roots
     with require_concurrent_requests(("cat_file", "memo")):
         assert collect_garbage(memory_store, grace=0, dry_run=True)["memo"].files == REQUESTS
 

@@ -289,9 +289,7 @@ class TestMemory(StoreContract):
 
 
 class TestLocal(StoreContract):
-    @pytest.fixture
-    def store(self, local_store: Store) -> Store:
-        return local_store
+    """Use the local store of all tests."""
 
 
 class TestSeaweed(StoreContract):

@@ -3,7 +3,6 @@
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -16,7 +15,7 @@ from rag_model.store.pulling.pull import pull
 from rag_model.store.versions.manifest import embeddings_in_space
 
 Articles = dict[int, list[str]]
-Cuts = tuple[tuple[int, ...], ...]
+PartStarts = tuple[tuple[int, ...], tuple[int, ...]]
 Publish = Callable[..., Snapshot]
 FIRST = "passages/part-00000.parquet"
 
@@ -42,11 +41,11 @@ def compare_articles(before: Articles, after: Articles) -> dict[tuple[str, str],
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=25)
-@given(old=articles, new=articles, cuts=st.tuples(starts, starts), max_rows=st.sampled_from([1, 5, 1000]))
+@given(old=articles, new=articles, part_starts=st.tuples(starts, starts), max_rows=st.sampled_from([1, 5, 1000]))
 def test_changes_do_not_depend_on_part_boundaries(
-    local_store: Store, publish_articles: Publish, old: Articles, new: Articles, cuts: Cuts, max_rows: int
+    store: Store, publish_articles: Publish, old: Articles, new: Articles, part_starts: PartStarts, max_rows: int
 ) -> None:
-    base, target = publish_articles(local_store, old, cuts[0]), publish_articles(local_store, new, cuts[1])
+    base, target = publish_articles(store, old, part_starts[0]), publish_articles(store, new, part_starts[1])
     changes, expected = list(iter_article_changes(base, target, max_rows=max_rows)), compare_articles(old, new)
     assert {(change.page_id, change.change): change.passages for change in changes} == expected
     assert len(changes) == len(expected)
@@ -58,72 +57,64 @@ def test_changes_do_not_depend_on_part_boundaries(
         assert count == sum(passages.get(kind, 0) for passages in expected.values())
 
 
-def test_unchanged_part_is_not_read(local_store: Store, publish_articles: Publish) -> None:
-    base = publish_articles(local_store, {1: ["a"], 60: ["b"]}, (0, 50))
-    target = publish_articles(local_store, {1: ["a"], 60: ["c"]}, (0, 50))
-    local_store.files.delete_folder(base.manifest.content.files["passages/part-00000.parquet"].path)
+def test_unchanged_part_is_not_read(store: Store, publish_articles: Publish) -> None:
+    base = publish_articles(store, {1: ["a"], 60: ["b"]}, (0, 50))
+    target = publish_articles(store, {1: ["a"], 60: ["c"]}, (0, 50))
+    store.files.delete_folder(base.manifest.content.files["passages/part-00000.parquet"].path)
     assert diff_snapshots(base, target).passages == {"added": 0, "changed": 1, "removed": 0}
 
 
-def test_equal_ranges_need_no_disk(
-    local_store: Store, publish_articles: Publish, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    base = publish_articles(local_store, {1: ["a"], 60: ["b"]}, (0, 50))
-    target = publish_articles(local_store, {1: ["x"], 60: ["c"]}, (0, 50))
-    new_with_other_parts = publish_articles(local_store, {1: ["x"], 60: ["c"]}, (0, 40))
+def test_equal_ranges_need_no_disk(store: Store, publish_articles: Publish, monkeypatch: pytest.MonkeyPatch) -> None:
+    base = publish_articles(store, {1: ["a"], 60: ["b"]}, (0, 50))
+    target = publish_articles(store, {1: ["x"], 60: ["c"]}, (0, 50))
+    target_with_other_parts = publish_articles(store, {1: ["x"], 60: ["c"]}, (0, 40))
     monkeypatch.setattr(tempfile, "tempdir", "/nowhere")
     assert diff_snapshots(base, target).articles["changed"] == 2
     with pytest.raises(FileNotFoundError):
-        diff_snapshots(base, new_with_other_parts)
+        diff_snapshots(base, target_with_other_parts)
 
 
 @pytest.mark.parametrize(("max_rows", "files"), [(1000, 1), (12, 2), (1, 5)])
 def test_small_parts_are_distributed_together(
-    local_store: Store, publish_articles: Publish, tmp_path: Path, monkeypatch: Any, max_rows: int, files: int
+    store: Store, publish_articles: Publish, temporary_folder: Path, max_rows: int, files: int
 ) -> None:
     texts = {page: ["a"] for page in (1, 21, 41, 61, 81)}
-    base = publish_articles(local_store, texts, (0, 20, 40, 60, 80))
-    target = publish_articles(local_store, {**texts, 1: ["b"]}, (0, 50))
-    (tmp_path / "temporary").mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    base = publish_articles(store, texts, (0, 20, 40, 60, 80))
+    target = publish_articles(store, {**texts, 1: ["b"]}, (0, 50))
     changes = iter_article_changes(base, target, max_rows=max_rows)
     next(changes)
-    assert len(list((tmp_path / "temporary").glob("*/before/*"))) == files  # one file per part would be too many
+    assert len(list(temporary_folder.glob("*/before/*"))) == files  # one file per part would be too many
     changes.close()  # type: ignore[attr-defined]
 
 
-def test_temporary_files_are_deleted(
-    local_store: Store, publish_articles: Publish, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    base = publish_articles(local_store, {1: ["a"], 60: ["b"]}, (0, 50))
-    target = publish_articles(local_store, {1: ["x"], 60: ["c"]}, (0, 40))
-    (tmp_path / "temporary").mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+def test_temporary_files_are_deleted(store: Store, publish_articles: Publish, temporary_folder: Path) -> None:
+    base = publish_articles(store, {1: ["a"], 60: ["b"]}, (0, 50))
+    target = publish_articles(store, {1: ["x"], 60: ["c"]}, (0, 40))
     changes = iter_article_changes(base, target, max_rows=1)
     next(changes)
-    assert list((tmp_path / "temporary").iterdir())
+    assert list(temporary_folder.iterdir())
     changes.close()  # type: ignore[attr-defined]
     assert diff_snapshots(base, target).articles["changed"] == 2
-    assert list((tmp_path / "temporary").iterdir()) == []
+    assert list(temporary_folder.iterdir()) == []
 
 
-def test_overlapping_parts_are_compared_by_page(local_store: Store, publish_articles: Publish) -> None:
+def test_overlapping_parts_are_compared_by_page(store: Store, publish_articles: Publish) -> None:
     """Two parts have one page range, so the range does not determine which part has an article."""
 
     def join_parts(*snapshots: Snapshot) -> Snapshot:
         files = {f"passages/p{i}.parquet": part.manifest.content.files[FIRST] for i, part in enumerate(snapshots)}
         parts = tuple(PartEntry(f"p{i}", 0, 0, snapshot.n) for i, snapshot in enumerate(snapshots))
-        return Snapshot.from_store(local_store, local_store.snapshots.publish(Manifest(Content({}, parts, files))))
+        return Snapshot.from_store(store, store.snapshots.publish(Manifest(Content({}, parts, files))))
 
-    first, second = publish_articles(local_store, {1: ["a"], 2: ["b"]}), publish_articles(local_store, {3: ["c"]})
-    swapped = publish_articles(local_store, {3: ["c"], 2: ["b"]}), publish_articles(local_store, {1: ["x"]})
+    first, second = publish_articles(store, {1: ["a"], 2: ["b"]}), publish_articles(store, {3: ["c"]})
+    swapped = publish_articles(store, {3: ["c"], 2: ["b"]}), publish_articles(store, {1: ["x"]})
     diff = diff_snapshots(join_parts(first, second), join_parts(*swapped))
     assert diff.articles == {"added": 0, "changed": 1, "removed": 0}
 
 
-def test_examples_are_limited_and_counts_are_not(local_store: Store, publish_articles: Publish) -> None:
-    base = publish_articles(local_store, {page: ["a"] for page in range(40)})
-    target = publish_articles(local_store, {page: ["b"] for page in range(20, 60)})
+def test_examples_are_limited_and_counts_are_not(store: Store, publish_articles: Publish) -> None:
+    base = publish_articles(store, {page: ["a"] for page in range(40)})
+    target = publish_articles(store, {page: ["b"] for page in range(20, 60)})
     diff = diff_snapshots(base, target, limit=3)
     assert diff.articles == {"added": 20, "changed": 20, "removed": 20}
     assert {kind: len(examples) for kind, examples in diff.examples.items()} == dict.fromkeys(diff.articles, 3)
@@ -157,39 +148,39 @@ def test_changed_settings_are_listed(memory_store: Store) -> None:
     assert diff_snapshots(base, base).settings == {}
 
 
-def test_bytes_equal_those_of_a_pull(local_store: Store, tmp_path: Path) -> None:
+def test_bytes_equal_those_of_a_pull(store: Store, tmp_path: Path) -> None:
     def publish_files(**files: str) -> str:
-        blobs = {path.replace("_", "/"): local_store.blobs.put_bytes(data.encode()) for path, data in files.items()}
-        return local_store.snapshots.publish(Manifest(Content({}, (), blobs)))
+        blobs = {path.replace("_", "/"): store.blobs.put_bytes(data.encode()) for path, data in files.items()}
+        return store.snapshots.publish(Manifest(Content({}, (), blobs)))
 
     base = publish_files(index_hnsw="old graph", encoder_a="same", encoder_b="also", embeddings_x="vectors")
     target = publish_files(
         index_hnsw="new longer graph", encoder_a="same", encoder_c="same", embeddings_y="vectors", index_flat="same"
     )
-    diff = diff_snapshots(Snapshot.from_store(local_store, base), Snapshot.from_store(local_store, target))
+    diff = diff_snapshots(Snapshot.from_store(store, base), Snapshot.from_store(store, target))
     assert {kind: (category.fetched_bytes, category.reused_bytes) for kind, category in diff.pull.items()} == {
         "embeddings": (0, 7),
         "encoder": (0, 4),
         "index/hnsw": (16, 0),
     }
-    pull(local_store, base, tmp_path / "dest")
-    report = pull(local_store, target, tmp_path / "dest")
+    pull(store, base, tmp_path / "dest")
+    report = pull(store, target, tmp_path / "dest")
     assert report.fetched_bytes == sum(category.fetched_bytes for category in diff.pull.values())
     assert report.reused_bytes == sum(category.reused_bytes for category in diff.pull.values())
 
 
-def test_pulled_folders_are_compared(local_store: Store, publish_articles: Publish, tmp_path: Path) -> None:
-    base, target = publish_articles(local_store, {1: ["a"]}), publish_articles(local_store, {1: ["b"]})
-    folders = [pull(local_store, snapshot.id, tmp_path / "dest").path for snapshot in (base, target)]
+def test_pulled_folders_are_compared(store: Store, publish_articles: Publish, tmp_path: Path) -> None:
+    base, target = publish_articles(store, {1: ["a"]}), publish_articles(store, {1: ["b"]})
+    folders = [pull(store, snapshot.id, tmp_path / "dest").path for snapshot in (base, target)]
     diff = diff_snapshots(*map(Snapshot.from_folder, folders))
     assert (diff.before, diff.after, diff.articles["changed"]) == (base.id, target.id, 1)
 
 
 @pytest.mark.parametrize("damage", ["gone", "truncated", "overwritten"])
-def test_damaged_passages_are_reported(local_store: Store, publish_articles: Publish, damage: str) -> None:
-    base = publish_articles(local_store, {page: ["a", "b"] for page in range(90)})
-    target = publish_articles(local_store, {1: ["b"]})
-    path = local_store.blobs.get_local_path(base.manifest.content.files[FIRST])
+def test_damaged_passages_are_reported(store: Store, publish_articles: Publish, damage: str) -> None:
+    base = publish_articles(store, {page: ["a", "b"] for page in range(90)})
+    target = publish_articles(store, {1: ["b"]})
+    path = store.blobs.get_local_path(base.manifest.content.files[FIRST])
     data = path.read_bytes()
     if damage == "gone":
         path.unlink()

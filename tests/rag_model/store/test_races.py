@@ -41,69 +41,69 @@ def write_file(store: Store, name: str, i: int) -> bool:
     return store.files.create(name, b"%d" % i * 100_000)
 
 
-def test_one_of_many_processes_creates_a_file(local_store: Store) -> None:
+def test_one_of_many_processes_creates_a_file(store: Store) -> None:
     for round_ in range(5):
         name = f"race/{round_}"
-        created = race(4, partial(write_file, local_store, name))
+        created = race(4, partial(write_file, store, name))
         assert created.count(True) == 1
-        assert local_store.files.read(name) == b"%d" % created.index(True) * 100_000
-    assert len(list(local_store.files.local_path("race").iterdir())) == 5
+        assert store.files.read(name) == b"%d" % created.index(True) * 100_000
+    assert len(list(store.files.local_path("race").iterdir())) == 5
 
 
-def test_racing_workers_share_one_output(local_store: Store) -> None:
+def test_racing_workers_share_one_output(store: Store) -> None:
     def work(i: int) -> dict[str, Any]:
         def produce(workdir: Path) -> StageResult:
             (workdir / "out").write_text(f"made by {i}")
             return StageResult({"out": workdir / "out"}, {"by": i})
 
-        record, _ = local_store.memo.get_or_create("chunk", {"part": 1}, produce)
-        return {"by": record.stats["by"], "out": local_store.blobs.read(record.outputs["out"])}
+        record, _ = store.memo.get_or_create("chunk", {"part": 1}, produce)
+        return {"by": record.stats["by"], "out": store.blobs.read(record.outputs["out"])}
 
     outcomes = race(8, work)
     assert outcomes == [outcomes[0]] * 8
     assert outcomes[0]["out"] == f"made by {outcomes[0]['by']}".encode()
 
 
-def test_no_move_of_16_publishers_is_lost(local_store: Store) -> None:
+def test_no_move_of_16_publishers_is_lost(store: Store) -> None:
     def publish(i: int) -> int:
         while True:
-            current = local_store.refs.find_current("latest")
+            current = store.refs.find_current("latest")
             try:
-                return local_store.refs.move("latest", f"{i:064x}", current.number if current else 0).number
+                return store.refs.move("latest", f"{i:064x}", current.number if current else 0).number
             except RefConflictError:
                 continue
 
     numbers = race(16, publish)
-    history = local_store.refs.read_history("latest")
+    history = store.refs.read_history("latest")
     assert sorted(numbers) == [move.number for move in history] == list(range(1, 17))
     assert [int(history[number - 1].snapshot, 16) for number in numbers] == list(range(16))
     assert [move.previous for move in history] == [None, *(move.snapshot for move in history[:-1])]
 
 
-def test_one_of_many_concurrent_moves_and_deletions_wins(local_store: Store) -> None:
+def test_one_of_many_concurrent_moves_and_deletions_wins(store: Store) -> None:
     def write(i: int) -> int | None:
-        refs = local_store.refs
+        refs = store.refs
         try:
             return (refs.delete("v1", 1) if i % 2 else refs.move("v1", f"{i:064x}", 1)).number
         except RefConflictError:
             return None
 
-    local_store.refs.move("v1", "f" * 64, 0)
+    store.refs.move("v1", "f" * 64, 0)
     numbers = race(8, write)
     assert sorted(number for number in numbers if number) == [2]
     winner = numbers.index(2)
-    assert [move.snapshot for move in local_store.refs.read_history("v1")] == [
+    assert [move.snapshot for move in store.refs.read_history("v1")] == [
         "f" * 64,
         "" if winner % 2 else f"{winner:064x}",
     ]
 
 
 @pytest.mark.parametrize("finished", [0, 1, 5])
-def test_killed_writer_leaves_only_complete_blobs(local_store: Store, tmp_path: Path, finished: int) -> None:
+def test_killed_writer_leaves_only_complete_blobs(store: Store, tmp_path: Path, finished: int) -> None:
     def write_forever() -> None:
         while True:
             (tmp_path / "source").write_bytes(secrets.token_bytes(4 << 20))
-            local_store.blobs.put_file(tmp_path / "source")
+            store.blobs.put_file(tmp_path / "source")
 
     def list_blobs() -> list[Path]:
         return [path for path in (tmp_path / "store" / "blobs").glob("??/*") if path.name[0] != "."]

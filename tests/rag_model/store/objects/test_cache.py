@@ -142,8 +142,8 @@ def test_bound_must_be_a_number(put_bytes: Callable[[int], Path], monkeypatch: p
 
 
 def test_blob_is_verified_if_the_cache_cannot_store_stamps(
-    local_store: Store, cache: Path, monkeypatch: pytest.MonkeyPatch
+    store: Store, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cache.write_text("a file, where a folder should be")
-    blob = local_store.blobs.put_bytes(b"sound")
-    assert local_store.blobs.get_local_path(blob).read_bytes() == b"sound"
+    blob = store.blobs.put_bytes(b"sound")
+    assert store.blobs.get_local_path(blob).read_bytes() == b"sound"

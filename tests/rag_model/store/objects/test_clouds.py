@@ -355,7 +355,12 @@ def test_dump_in_a_bucket_is_found_and_read(service: CloudServer) -> None:
 
 @pytest.mark.parametrize(
     ("url", "client", "extra"),
-    [("gs://b/s", "google.cloud.storage", "gcs"), ("az://b/s", "azure.storage.blob", "azure")],
+    [
+        ("gs://b/s", "google.cloud.storage", "gcs"),
+        ("az://b/s", "azure.storage.blob", "azure"),
+        ("s3://b/s", "s3fs", "s3"),
+        ("hf://datasets/a/b", "huggingface_hub", "hub"),
+    ],
 )
 def test_missing_client_names_the_extra_to_install(
     url: str, client: str, extra: str, monkeypatch: pytest.MonkeyPatch

@@ -4,23 +4,23 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from rag_model.errors import StoreError, UsageError
 from rag_model.store import Snapshot, Store
 from rag_model.store.pulling.export import Layout, export_snapshot, export_store, parse_destination
 from rag_model.store.upkeep.verify import verify_version
-from rag_model.store.versions.models import ModelMetadata, export_model, put_model
+from rag_model.store.versions.models import export_model
 from rag_model.store.versions.signatures import SIGNING_KEY_VARIABLE
 from tests.fixtures.hub import OWNER, READER, Hub, HubError
+from tests.fixtures.publisher import Publisher
+from tests.fixtures.store_files import MODEL_FILES, WEIGHTS, put_weights
 
 DESTINATION = "hf://datasets/me/wiki"
 
 
 @pytest.fixture
-def snapshot(local_store: Store, publish: Callable[..., str]) -> Snapshot:
-    return Snapshot.from_store(local_store, publish(local_store))
+def snapshot(store: Store, publish: Callable[..., str]) -> Snapshot:
+    return Snapshot.from_store(store, publish(store))
 
 
 @pytest.fixture(autouse=True)
@@ -34,10 +34,8 @@ def list_commit_requests(hub: Hub) -> list[str]:
 
 @pytest.mark.parametrize("layout", ["dpr", "jsonl", "datasets"])
 def test_a_layout_becomes_one_commit_in_a_new_private_repository(
-    layout: Layout, snapshot: Snapshot, hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    layout: Layout, snapshot: Snapshot, hub: Hub, tmp_path: Path, temporary_folder: Path
 ) -> None:
-    (tmp_path / "temporary").mkdir()
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
     export_snapshot(snapshot, tmp_path / "local", layout)
     report = export_snapshot(snapshot, DESTINATION, layout)
     repository = hub.repositories["datasets/me/wiki"]
@@ -46,7 +44,7 @@ def test_a_layout_becomes_one_commit_in_a_new_private_repository(
     assert repository.read_at("main") == {".gitattributes": b"*.bin filter=lfs\n", **files}
     assert (repository.private, len(repository.commits), len(list_commit_requests(hub))) == (True, 2, 1)
     assert (report.path, report.bytes) == (DESTINATION, sum(map(len, files.values())))
-    assert [*(tmp_path / "temporary").iterdir()] == []
+    assert [*temporary_folder.iterdir()] == []
 
 
 def test_export_into_folder_of_a_branch(snapshot: Snapshot, hub: Hub) -> None:
@@ -150,14 +148,12 @@ def test_failed_upload_publishes_nothing(snapshot: Snapshot, hub: Hub) -> None:
     assert len(repository.read_at("main")) == 4
 
 
-def test_damaged_snapshot_creates_no_repository(
-    local_store: Store, snapshot: Snapshot, hub: Hub, tmp_path: Path
-) -> None:
+def test_damaged_snapshot_creates_no_repository(store: Store, snapshot: Snapshot, hub: Hub, tmp_path: Path) -> None:
     ref = snapshot.manifest.content.files["passages/part-00002.parquet"]
-    local_store.files.write(ref.path, b"damaged")
+    store.files.write(ref.path, b"damaged")
     for write in (
         lambda: export_snapshot(snapshot, DESTINATION, "jsonl"),
-        lambda: export_store(local_store, snapshot.id, DESTINATION),
+        lambda: export_store(store, snapshot.id, DESTINATION),
     ):
         with pytest.raises(StoreError, match=ref.id):
             write()
@@ -171,30 +167,27 @@ def test_card_has_tags_and_a_summary(snapshot: Snapshot, hub: Hub) -> None:
     assert card.startswith("2,201 passages of bookwheel snapshot ")
 
 
-def test_model_is_exported_to_a_model_repository(local_store: Store, hub: Hub, tmp_path: Path) -> None:
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "config.json").write_text("{}")
-    (tmp_path / "model" / "model.safetensors").write_bytes(bytes(100))
-    put_model(local_store, tmp_path / "model", ModelMetadata("rag-token", None, {}), "reader")
-    report = export_model(local_store, "reader", "hf://me/reader")
+def test_model_is_exported_to_a_model_repository(store: Store, hub: Hub) -> None:
+    put_weights(store)
+    report = export_model(store, "reader", "hf://me/reader")
     files = hub.repositories["models/me/reader"].read_at("main")
-    assert {name for name in files if name != ".gitattributes"} == {"config.json", "model.safetensors"}
+    assert files.keys() == {".gitattributes", WEIGHTS, *MODEL_FILES}
     assert report.path == "hf://me/reader"
     with pytest.raises(UsageError, match="is in a repository of datasets: give hf://USER/NAME"):
-        export_model(local_store, "reader", "hf://datasets/me/reader")
+        export_model(store, "reader", "hf://datasets/me/reader")
 
 
 def test_exported_store_is_complete(
-    local_store: Store, snapshot: Snapshot, hub: Hub, tmp_path: Path, publish: Callable[..., str]
+    store: Store, snapshot: Snapshot, hub: Hub, tmp_path: Path, publish: Callable[..., str]
 ) -> None:
-    publish(local_store, other=1)
+    publish(store, other=1)
     for destination in (tmp_path / "out", "hf://datasets/me/library/2026-11"):
-        report = export_store(local_store, snapshot.id, destination)
-        store = Store.open(str(destination))
-        assert (store.refs.list_names(), store.snapshots.list_ids()) == (["latest"], [snapshot.id])
-        assert store.snapshots.get(snapshot.id) == snapshot.manifest
-        assert verify_version(store, snapshot.id) == []
-        assert Snapshot.from_store(store).passages([1600]) == snapshot.passages([1600])
+        report = export_store(store, snapshot.id, destination)
+        exported_store = Store.open(str(destination))
+        assert (exported_store.refs.list_names(), exported_store.snapshots.list_ids()) == (["latest"], [snapshot.id])
+        assert exported_store.snapshots.get(snapshot.id) == snapshot.manifest
+        assert verify_version(exported_store, snapshot.id) == []
+        assert Snapshot.from_store(exported_store).passages([1600]) == snapshot.passages([1600])
         assert (report.layout, report.passages, report.path) == ("store", 2201, destination)
     assert {path.name for path in (tmp_path / "out").iterdir()} == {
         "README.md",
@@ -206,12 +199,12 @@ def test_exported_store_is_complete(
     assert "--store hf://datasets/me/library/2026-11" in (
         hub.repositories["datasets/me/library"].read_at("main")["2026-11/README.md"].decode()
     )
-    store = Store.open(str(tmp_path / "out"))
-    assert store.refs.move("latest", publish(store, other=1), 1).number == 2  # later builds can publish to it
+    local_export = Store.open(str(tmp_path / "out"))  # later builds can publish to it
+    assert local_export.refs.move("latest", publish(local_export, other=1), 1).number == 2
 
 
-def test_export_of_an_exported_store_is_equal(snapshot: Snapshot, local_store: Store, tmp_path: Path) -> None:
-    export_store(local_store, snapshot.id, "hf://datasets/me/library")
+def test_export_of_an_exported_store_is_equal(snapshot: Snapshot, store: Store, tmp_path: Path) -> None:
+    export_store(store, snapshot.id, "hf://datasets/me/library")
     export_store(Store.open("hf://datasets/me/library"), "latest", tmp_path / "back")
     back = Store.open(str(tmp_path / "back"))
     assert back.snapshots.get(snapshot.id) == snapshot.manifest
@@ -219,17 +212,16 @@ def test_export_of_an_exported_store_is_equal(snapshot: Snapshot, local_store: S
 
 
 def test_exported_store_is_signed_if_its_snapshot_is_signed(
-    snapshot: Snapshot, local_store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    snapshot: Snapshot, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    key = Ed25519PrivateKey.generate().private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-    monkeypatch.setenv(SIGNING_KEY_VARIABLE, key.decode())
-    export_store(local_store, snapshot.id, tmp_path / "unsigned")
-    local_store.snapshots.sign(snapshot.id)
-    export_store(local_store, snapshot.id, tmp_path / "signed")
+    monkeypatch.setenv(SIGNING_KEY_VARIABLE, Publisher("library").pem)
+    export_store(store, snapshot.id, tmp_path / "unsigned")
+    store.snapshots.sign(snapshot.id)
+    export_store(store, snapshot.id, tmp_path / "signed")
     for name, signed in (("unsigned", False), ("signed", True)):
-        store = Store.open(str(tmp_path / name))
-        assert store.snapshots.has_trusted_signature(snapshot.id) is signed
-        assert store.refs.has_trusted_signature("latest", 1) is signed
+        exported_store = Store.open(str(tmp_path / name))
+        assert exported_store.snapshots.has_trusted_signature(snapshot.id) is signed
+        assert exported_store.refs.has_trusted_signature("latest", 1) is signed
 
 
 def test_url_is_not_taken_for_a_local_folder() -> None:

@@ -2,25 +2,26 @@
 
 import json
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 
 import pytest
 
 from rag_model.errors import StoreError
-from rag_model.store import Content, Manifest, Store
+from rag_model.store import Store
 from rag_model.store.objects import intents
 from rag_model.store.objects.files import StoredFile
 from rag_model.store.upkeep.gc import collect_garbage
 from rag_model.store.upkeep.roots import StoreView, preview_sweep, sweep
+from tests.fixtures.store_files import age_files, publish_empty
 
 HOUR = 3600.0
 
 
 @pytest.fixture
-def store(local_store: Store, monkeypatch: pytest.MonkeyPatch) -> Store:
+def store(store: Store, monkeypatch: pytest.MonkeyPatch) -> Store:
     monkeypatch.setattr(intents, "_PAUSE_SECONDS", 0.001)
-    return local_store
+    return store
 
 
 def list_intent_names(store: Store) -> list[str]:
@@ -41,17 +42,15 @@ def test_intent_exists_until_its_block_ends(store: Store) -> None:
     assert store.files.list_names("intents") == []
 
 
-def test_intent_of_a_dead_process_expires_after_an_hour(store: Store, age_store: Callable[..., None]) -> None:
+def test_intent_of_a_dead_process_expires_after_an_hour(store: Store) -> None:
     store.intents.write_timed("intents/dead.json", {"format": 1, "started": None, "needs": None})
-    age_store(store, 0.9 * HOUR)
+    age_files(store, 0.9 * HOUR)
     assert list_intent_names(store) == ["dead"]
-    age_store(store, 0.2 * HOUR)
+    age_files(store, 0.2 * HOUR)
     assert list_intent_names(store) == []
 
 
-def test_renewed_intent_keeps_its_start_time(
-    store: Store, age_store: Callable[..., None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_renewed_intent_keeps_its_start_time(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     renewed = threading.Event()
     write_file = store.files.write
 
@@ -64,8 +63,8 @@ def test_renewed_intent_keeps_its_start_time(
     monkeypatch.setattr(intents, "_RENEW_SECONDS", 0.001)
     with store.intents.hold("build"):
         start_time = store.intents.list_live_intents(0.0)[0].started
-        age_store(store, 2 * HOUR)
-        for _ in range(2):  # the first renewal may be older than the call of age_store
+        age_files(store, 2 * HOUR)
+        for _ in range(2):  # the first renewal may be older than the call of age_files
             renewed.clear()
             assert renewed.wait(300)
         current_time = store.intents.write_timed("probe/now", {})
@@ -73,7 +72,7 @@ def test_renewed_intent_keeps_its_start_time(
         assert (intent.name, intent.started) == ("build", start_time)
 
 
-def test_writer_waits_while_its_files_are_deleted(store: Store, age_store: Callable[..., None]) -> None:
+def test_writer_waits_while_its_files_are_deleted(store: Store) -> None:
     write_dead_sweep(store, "blobs/ab/c")
     with store.intents.hold("other", ["blobs/de/f"]):
         pass
@@ -96,9 +95,9 @@ def test_writer_waits_while_its_files_are_deleted(store: Store, age_store: Calla
         assert entered.is_set()
 
 
-def test_dead_sweep_delays_writers_for_two_minutes(store: Store, age_store: Callable[..., None]) -> None:
+def test_dead_sweep_delays_writers_for_two_minutes(store: Store) -> None:
     write_dead_sweep(store, "blobs/ab/c")
-    age_store(store, 121.0)
+    age_files(store, 121.0)
     with store.intents.hold("build"):
         assert list_intent_names(store) == ["build"]
 
@@ -118,9 +117,9 @@ def test_new_writer_makes_the_sweep_plan_again(store: Store) -> None:
     assert [len(view.intents) for view in plans] == [0, 1]
 
 
-def test_file_written_after_the_plan_is_kept(store: Store, age_store: Callable[..., None]) -> None:
+def test_file_written_after_the_plan_is_kept(store: Store) -> None:
     blob = store.blobs.put_bytes(b"old")
-    age_store(store, 13 * HOUR)
+    age_files(store, 13 * HOUR)
 
     def plan(view: StoreView) -> list[StoredFile]:
         blobs = [*store.files.iter_tree("blobs")]
@@ -131,19 +130,19 @@ def test_file_written_after_the_plan_is_kept(store: Store, age_store: Callable[.
     assert store.blobs.exists(blob)
 
 
-def test_only_old_blobs_are_written_again(store: Store, age_store: Callable[..., None]) -> None:
+def test_only_old_blobs_are_written_again(store: Store) -> None:
     blob = store.blobs.put_bytes(b"bytes")
     for hours, is_rewritten in ((11, False), (2, True)):
-        age_store(store, hours * HOUR)
+        age_files(store, hours * HOUR)
         stored_file = store.files.find(blob.path)
         store.blobs.put_bytes(b"bytes")
         assert (store.files.find(blob.path) != stored_file) == is_rewritten
 
 
-def test_blob_is_written_until_no_sweep_deletes_it(store: Store, age_store: Callable[..., None]) -> None:
+def test_blob_is_written_until_no_sweep_deletes_it(store: Store) -> None:
     """A sweep deletes the blob after the second write, and ends."""
     blob = store.blobs.put_bytes(b"bytes")
-    age_store(store, 13 * HOUR)
+    age_files(store, 13 * HOUR)
     write_dead_sweep(store, blob.path)
     writes = []
 
@@ -159,19 +158,19 @@ def test_blob_is_written_until_no_sweep_deletes_it(store: Store, age_store: Call
     assert store.blobs.exists(blob)
 
 
-def test_files_that_a_running_build_may_reuse_are_kept(store: Store, age_store: Callable[..., None]) -> None:
+def test_files_that_a_running_build_may_reuse_are_kept(store: Store) -> None:
     """Files that a record names are kept, and those written up to a day before the build started."""
     recorded, orphan = store.blobs.put_bytes(b"recorded"), store.blobs.put_bytes(b"orphan")
     store.memo.write_record("chunk", "k", {"passages": recorded}, {})
     store.memo.write_record("plan", "k", {}, {"parts": 3})
-    age_store(store, 30 * HOUR)
+    age_files(store, 30 * HOUR)
     recent = store.blobs.put_bytes(b"recent")
-    age_store(store, 20 * HOUR)
+    age_files(store, 20 * HOUR)
     with store.intents.hold("build"):
         assert collect_garbage(store, 0.0)["blobs"].files == 1
         assert [store.blobs.exists(ref) for ref in (recorded, recent, orphan)] == [True, True, False]
         assert store.memo.find("plan", "k")
-    store.snapshots.publish(Manifest(Content({}, (), {})))  # gc deletes nothing in a store without roots
+    publish_empty(store)  # gc deletes nothing in a store without roots
     assert collect_garbage(store, 0.0)["blobs"].files == 2
 
 

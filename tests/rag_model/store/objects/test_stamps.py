@@ -7,10 +7,11 @@ import pytest
 
 from rag_model.digest import digest_bytes
 from rag_model.errors import InputError
-from rag_model.store import Content, Manifest, Store
+from rag_model.store import Store
 from rag_model.store.objects.cache import Stamps, open_cache_stamps
 from rag_model.store.pulling.folder import CURRENT, open_folder_stamps
 from rag_model.store.pulling.pull import pull
+from tests.fixtures.store_files import publish_blobs
 
 ID = digest_bytes(b"sound")
 OTHER = digest_bytes(b"other")
@@ -65,11 +66,11 @@ def test_links_keep_a_stamp_and_writes_do_not(file: Path, tmp_path: Path) -> Non
     assert not stamps.has_valid_stamp(file, ID)
 
 
-def test_a_moved_file_is_not_copied_and_keeps_its_stamp(file: Path, local_store: Store) -> None:
+def test_a_moved_file_is_not_copied_and_keeps_its_stamp(file: Path, store: Store) -> None:
     os.utime(file, (0, 0))
     inode = file.stat().st_ino
-    ref = local_store.blobs.put_file(file, move=True)
-    path = local_store.files.local_path(ref.path)
+    ref = store.blobs.put_file(file, move=True)
+    path = store.files.local_path(ref.path)
     assert (file.exists(), path.stat().st_ino, path.stat().st_nlink) == (False, inode, 1)
     assert path.stat().st_mtime > 0, "`gc` would take it for an old file"
     assert open_cache_stamps().has_valid_stamp(path, ref.id)
@@ -101,33 +102,28 @@ def test_damaged_stamp_is_ignored(file: Path, tmp_path: Path, damage: bytes) -> 
     assert Stamps(tmp_path / "stamps").is_sound(file, ID)
 
 
-def test_pull_keeps_the_stamps_of_shared_files(local_store: Store, tmp_path: Path) -> None:
+def test_pull_keeps_the_stamps_of_shared_files(store: Store, tmp_path: Path) -> None:
     """Snapshots share files by links, and a link changes a file's times."""
-    blob = local_store.blobs.put_bytes(b"shared")
-    first, second = (
-        local_store.snapshots.publish(Manifest(Content({"is": name}, (), {"index/shared": blob}))) for name in "ab"
-    )
+    blob, other = store.blobs.put_bytes(b"shared"), store.blobs.put_bytes(b"other")
+    first, second = publish_blobs(store, blob), publish_blobs(store, blob, other)
     dest = tmp_path / "dest"
-    pull(local_store, first, dest)
+    pull(store, first, dest)
     stamps = open_folder_stamps(dest)
-    assert stamps.has_valid_stamp(dest / first / "index/shared", blob.id)
-    pull(local_store, second, dest, keep_snapshots=1)
-    assert stamps.has_valid_stamp(dest / second / "index/shared", blob.id)
+    assert stamps.has_valid_stamp(dest / first / "index/0.faiss", blob.id)
+    pull(store, second, dest, keep_snapshots=1)
+    assert stamps.has_valid_stamp(dest / second / "index/0.faiss", blob.id)
     assert not (dest / first).exists()
 
 
-def test_snapshot_that_is_not_accepted_never_becomes_current(local_store: Store, tmp_path: Path) -> None:
-    blob = local_store.blobs.put_bytes(b"a file")
-    first, second = (
-        local_store.snapshots.publish(Manifest(Content({"is": name}, (), {"index/file": blob}))) for name in "ab"
-    )
+def test_snapshot_that_is_not_accepted_never_becomes_current(store: Store, tmp_path: Path) -> None:
+    first, second = (publish_blobs(store, store.blobs.put_bytes(data)) for data in (b"first", b"second"))
     dest, contents = tmp_path / "dest", list[bytes]()
 
     def refuse(folder: Path) -> None:
-        contents.append((folder / "index/file").read_bytes())
+        contents.append((folder / "index/0.faiss").read_bytes())
         raise InputError("it is not accepted")
 
-    pull(local_store, first, dest)
+    pull(store, first, dest)
     with pytest.raises(InputError, match="not accepted"):
-        pull(local_store, second, dest, accept=refuse)
-    assert (contents, (dest / CURRENT).resolve().name) == ([b"a file"], first)
+        pull(store, second, dest, accept=refuse)
+    assert (contents, (dest / CURRENT).resolve().name) == ([b"second"], first)

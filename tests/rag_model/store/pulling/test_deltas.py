@@ -12,7 +12,6 @@ import pytest
 
 from rag_model.corpus.passages import PassageWriter
 from rag_model.corpus.records import Passage
-from rag_model.digest import digest_file
 from rag_model.errors import InputError
 from rag_model.index.files.layout import find_row_lists
 from rag_model.store import BlobRef, Content, Manifest, PartEntry, Snapshot, Store
@@ -25,6 +24,7 @@ from rag_model.store.upkeep.gc import collect_garbage
 from rag_model.store.upkeep.verify import verify_version
 from rag_model.store.versions.manifest import embeddings_in_space
 from rag_model.store.versions.moves import tag
+from tests.fixtures.store_files import check_pulled_files, publish_empty
 
 D = 8
 OLD_TEXTS = {page: f"text of {page}" for page in range(1500)}
@@ -65,21 +65,21 @@ class SnapshotPair:
     base: Snapshot
     target: Snapshot
 
-    def all_steps(self) -> dict[str, list[DeltaStep]]:
+    def list_all_steps(self) -> dict[str, list[DeltaStep]]:
         return list_delta_steps(self.base.manifest.content, self.target.manifest.content)
 
-    def steps(self) -> dict[str, DeltaStep]:
+    def list_smallest_steps(self) -> dict[str, DeltaStep]:
         """Return the first delta of each file, which is the smallest."""
-        return {path: steps[0] for path, steps in self.all_steps().items()}
+        return {path: steps[0] for path, steps in self.list_all_steps().items()}
 
     def build_deltas(self) -> dict[str, BlobRef]:
         """Build all deltas like a build, and return the first of each file."""
-        for steps in self.all_steps().values():
+        for steps in self.list_all_steps().values():
             for step in steps:
-                self.build(step)
-        return {path: self.build(step).outputs["delta"] for path, step in self.steps().items()}
+                self.build_delta(step)
+        return {path: self.build_delta(step).outputs["delta"] for path, step in self.list_smallest_steps().items()}
 
-    def build(self, step: DeltaStep) -> Record:
+    def build_delta(self, step: DeltaStep) -> Record:
         pages = {(page, text): row for row, (page, text) in enumerate(OLD_TEXTS.items())}
         base_rows = np.array([pages.get(item, -1) for item in NEW_TEXTS.items()])
         return build_delta(self.store, step, lambda: base_rows, find_row_lists)
@@ -88,21 +88,20 @@ class SnapshotPair:
         """Pull both snapshots, verify the second, and return the bytes that it fetched."""
         pull(self.store, self.base.id, dest)
         report = pull(self.store, self.target.id, dest)
-        for path, ref in self.target.manifest.content.files.items():
-            assert digest_file(report.path / path) == ref.id, path
+        check_pulled_files(self.target, report.path)
         assert report.fetched_bytes + report.reused_bytes == sum(
             r.size for r in self.target.manifest.content.files.values()
         )
         return report.fetched_bytes
 
-    def size(self, path: str) -> int:
+    def get_size(self, path: str) -> int:
         return self.target.manifest.content.files[path].size
 
 
 @pytest.fixture
-def pair(local_store: Store, tmp_path: Path) -> SnapshotPair:
-    old = publish(local_store, OLD_TEXTS, tmp_path / "old")
-    return SnapshotPair(local_store, old, publish(local_store, NEW_TEXTS, tmp_path / "new", old.id))
+def pair(store: Store, tmp_path: Path) -> SnapshotPair:
+    old = publish(store, OLD_TEXTS, tmp_path / "old")
+    return SnapshotPair(store, old, publish(store, NEW_TEXTS, tmp_path / "new", old.id))
 
 
 def count_forecast_bytes(pair: SnapshotPair) -> int:
@@ -114,9 +113,9 @@ def test_pull_fetches_deltas_instead_of_files(pair: SnapshotPair, tmp_path: Path
     assert pair.pull_both(tmp_path / "without") == bytes_without_deltas  # stores of earlier versions have no deltas
     deltas = pair.build_deltas()
     assert set(deltas) == {PASSAGES, GRAPH, LISTS}
-    head = pair.steps()[GRAPH].head_bytes
-    assert (pair.size(GRAPH) - head) % (4 * D) == 0
-    full_bytes = pair.size(PASSAGES) + pair.size(LISTS) + head
+    head = pair.list_smallest_steps()[GRAPH].head_bytes
+    assert (pair.get_size(GRAPH) - head) % (4 * D) == 0
+    full_bytes = pair.get_size(PASSAGES) + pair.get_size(LISTS) + head
     saved_bytes = full_bytes - sum(delta.size for delta in deltas.values())
     assert saved_bytes > 0.5 * full_bytes
     assert pair.pull_both(tmp_path / "with") == count_forecast_bytes(pair) == bytes_without_deltas - saved_bytes
@@ -129,8 +128,8 @@ def test_file_is_fetched_without_a_usable_delta(
 ) -> None:
     store, bytes_without_deltas, deltas = pair.store, count_forecast_bytes(pair), pair.build_deltas()
     dest = tmp_path / "dest"
-    for step in (step for steps in pair.all_steps().values() for step in steps):
-        delta = pair.build(step).outputs["delta"]
+    for step in (step for steps in pair.list_all_steps().values() for step in steps):
+        delta = pair.build_delta(step).outputs["delta"]
         delta_path = store.files.local_path(delta.path)
         if problem == "damaged":
             delta_path.write_bytes(delta_path.read_bytes()[:-1] + b"\1")
@@ -144,8 +143,10 @@ def test_file_is_fetched_without_a_usable_delta(
         return
     if problem == "another library":
         monkeypatch.setattr(pa, "__version__", "0.0.1")
-        assert find_delta(store, pair.steps()[PASSAGES]) is None
-        saved_bytes = pair.steps()[GRAPH].head_bytes - deltas[GRAPH].size + pair.size(LISTS) - deltas[LISTS].size
+        steps = pair.list_smallest_steps()
+        assert find_delta(store, steps[PASSAGES]) is None
+        full_bytes = steps[GRAPH].head_bytes + pair.get_size(LISTS)
+        saved_bytes = full_bytes - deltas[GRAPH].size - deltas[LISTS].size
         assert pair.pull_both(dest) == bytes_without_deltas - saved_bytes
         return
     assert pair.pull_both(dest) >= bytes_without_deltas
@@ -158,8 +159,7 @@ def test_file_is_fetched_if_deriving_it_fails(pair: SnapshotPair, tmp_path: Path
 
     pull(pair.store, pair.base.id, tmp_path)
     report = pull(pair.store, pair.target.id, tmp_path, derive_index=fail_on_full_disk)
-    for path, ref in pair.target.manifest.content.files.items():
-        assert digest_file(report.path / path) == ref.id, path
+    check_pulled_files(pair.target, report.path)
     assert report.fetched_bytes == count_forecast_bytes(pair)
 
 
@@ -188,21 +188,21 @@ def test_delta_is_kept_as_long_as_its_result(pair: SnapshotPair) -> None:
     store.files.remove(store.snapshots.manifest_path(pair.base.id))  # it expired, but pulled copies of it exist
     collect_garbage(store, 0.0)
     assert all(map(store.blobs.exists, deltas.values()))
-    assert {path: find_delta(store, step) for path, step in pair.steps().items()} == deltas
+    assert {path: find_delta(store, step) for path, step in pair.list_smallest_steps().items()} == deltas
     store.files.remove("refs/latest/00000001.json")
     store.files.remove(store.snapshots.manifest_path(pair.target.id))
-    store.snapshots.publish(Manifest(Content({}, (), {})))  # gc deletes nothing in a store without roots
+    publish_empty(store)  # gc deletes nothing in a store without roots
     collect_garbage(store, 0.0)
     assert not any(map(store.blobs.exists, deltas.values()))
     assert store.files.list_names("memo/delta") == []
 
 
-def test_delta_that_saves_little_is_not_stored(local_store: Store, tmp_path: Path) -> None:
-    base = publish(local_store, OLD_TEXTS, tmp_path / "old")
-    target = publish(local_store, {page: f"all {text}" for page, text in OLD_TEXTS.items()}, tmp_path / "new")
+def test_delta_that_saves_little_is_not_stored(store: Store, tmp_path: Path) -> None:
+    base = publish(store, OLD_TEXTS, tmp_path / "old")
+    target = publish(store, {page: f"all {text}" for page, text in OLD_TEXTS.items()}, tmp_path / "new")
     (step,) = list_delta_steps(base.manifest.content, target.manifest.content)[PASSAGES]
-    assert build_delta(local_store, step).outputs == {}
-    assert find_delta(local_store, step) is None
+    assert build_delta(store, step).outputs == {}
+    assert find_delta(store, step) is None
 
 
 @pytest.mark.parametrize("size", [0, 1, delta_files._PACK_BLOCK, delta_files._PACK_BLOCK + 9])
@@ -228,7 +228,7 @@ def test_index_with_wrong_derived_bytes_is_rebuilt_from_its_delta(pair: Snapshot
     derived = []
 
     def derive(previous: Snapshot, target: Snapshot, path: str, previous_rows: object, terms: None, out: Path) -> bool:
-        out.write_bytes(bytes(pair.size(path)))
+        out.write_bytes(bytes(pair.get_size(path)))
         derived.append(path)
         return True
 

@@ -23,13 +23,13 @@ SPECIAL_TEXT = 'a "quoted" word,\ta tab, a \\ and\na second line – Ähärôn �
 
 
 @pytest.fixture
-def snapshot(local_store: Store, publish: Callable[..., str]) -> Snapshot:
-    return Snapshot.from_store(local_store, publish(local_store))
+def snapshot(store: Store, publish: Callable[..., str]) -> Snapshot:
+    return Snapshot.from_store(store, publish(store))
 
 
 @pytest.fixture
-def special(local_store: Store, publish_articles: Callable[..., Snapshot]) -> Snapshot:
-    return publish_articles(local_store, {1: ["plain", SPECIAL_TEXT], 60: ["last"]}, (0, 50))
+def special(store: Store, publish_articles: Callable[..., Snapshot]) -> Snapshot:
+    return publish_articles(store, {1: ["plain", SPECIAL_TEXT], 60: ["last"]}, (0, 50))
 
 
 def read_passages(snapshot: Snapshot) -> list[Passage]:
@@ -93,17 +93,17 @@ def test_export_without_vectors(snapshot: Snapshot, tmp_path: Path, layout: Layo
         assert ds.dataset(tmp_path / "out" / "data").schema.names == ["id", "text", "title", "page_id", "revised"]
 
 
-def test_export_states_the_licence(local_store: Store, tmp_path: Path) -> None:
+def test_export_states_the_licence(store: Store, tmp_path: Path) -> None:
     corpus = {"kind": "wiki", "base": "https://en.wikipedia.org/wiki/Main_Page", "licence": "CC BY-SA 4.0"}
-    empty = Snapshot.from_store(local_store, local_store.snapshots.publish(Manifest(Content(corpus, (), {}))))
+    empty = Snapshot.from_store(store, store.snapshots.publish(Manifest(Content(corpus, (), {}))))
     export_snapshot(empty, tmp_path / "out", "jsonl")
     assert "CC BY-SA 4.0, by its authors" in (tmp_path / "out" / "README.md").read_text()
 
 
-def test_damaged_part_leaves_no_folder(local_store: Store, snapshot: Snapshot, tmp_path: Path) -> None:
+def test_damaged_part_leaves_no_folder(store: Store, snapshot: Snapshot, tmp_path: Path) -> None:
     ref = snapshot.manifest.content.files["passages/part-00002.parquet"]
-    data = local_store.blobs.read(ref)
-    local_store.files.write(ref.path, data[:-9] + bytes([data[-9] ^ 1]) + data[-8:])
+    data = store.blobs.read(ref)
+    store.files.write(ref.path, data[:-9] + bytes([data[-9] ^ 1]) + data[-8:])
     with pytest.raises(StoreError, match=ref.id):
         export_snapshot(snapshot, tmp_path / "out", "jsonl")
     assert [path.name for path in tmp_path.iterdir() if "out" in path.name or path.name.startswith(".")] == []
@@ -129,10 +129,10 @@ def export_parts(store: Store, parts_folder: Path, count: int, out: Path, layout
         export_snapshot(snapshot, out, layout)
 
 
-def test_memory_does_not_grow_with_the_corpus(local_store: Store, parts_folder: Path, tmp_path: Path) -> None:
+def test_memory_does_not_grow_with_the_corpus(store: Store, parts_folder: Path, tmp_path: Path) -> None:
     layouts: tuple[Layout, ...] = ("dpr", "jsonl", "datasets")
     peaks = measure_peaks(*(
-        partial(export_parts, local_store, parts_folder, count, tmp_path / f"{layout}-{turn}", layout)
+        partial(export_parts, store, parts_folder, count, tmp_path / f"{layout}-{turn}", layout)
         for layout in layouts for turn, count in enumerate((2, 2, 8))
     ))  # fmt: skip
     for first in range(0, len(peaks), 3):  # the first export of each layout is a warm-up

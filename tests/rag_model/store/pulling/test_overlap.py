@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 from rag_model.corpus.passages import PassageWriter
 from rag_model.corpus.records import Passage
-from rag_model.digest import digest_file
 from rag_model.errors import StoreError
 from rag_model.store import Content, Manifest, PartEntry, Snapshot, Store
 from rag_model.store.diff import diff_snapshots
@@ -25,6 +24,7 @@ from rag_model.store.pulling.overlap import PulledVectors, RowOverlap, RowPatch,
 from rag_model.store.pulling.pull import pull
 from rag_model.store.versions.manifest import embeddings_in_space
 from tests.fixtures.s3_proxy import FaultyServer
+from tests.fixtures.store_files import check_pulled_files
 from tests.rag_model.store.test_faults import iter_disk_full_errors
 
 D = 8
@@ -41,7 +41,7 @@ NEW_TEXTS = {
 NEW_ROWS = 4
 
 
-def vector(text: str, dtype: Any) -> Any:
+def make_vector(text: str, dtype: Any) -> Any:
     """Return a vector that depends on the text only, like an encoder."""
     return np.random.default_rng([*text.encode()]).normal(size=D).astype(np.float16).astype(dtype)
 
@@ -69,7 +69,7 @@ def publish(tmp_path: Path) -> Publish:
                     for position, text in enumerate(articles.get(page, [])):
                         digest = Passage.hash_of(str(page), text)
                         writer.write(Passage(f"{page}:{position}", str(page), 1, str(page), "", text, 0, 1, digest))
-                        vectors.append(vector(f"{page}{text}", dtype) + np.asarray(shift, dtype))
+                        vectors.append(make_vector(f"{page}{text}", dtype) + np.asarray(shift, dtype))
             np.save(scratch / f"{name}.npy", np.array(vectors, dtype))
             files[f"passages/{name}.parquet"] = store.blobs.put_file(scratch / name)
             files[f"embeddings/{name}.npy"] = store.blobs.put_file(scratch / f"{name}.npy")
@@ -90,7 +90,7 @@ def publish(tmp_path: Path) -> Publish:
 
 
 @pytest.fixture(autouse=True)
-def no_gap(monkeypatch: pytest.MonkeyPatch) -> None:
+def fetch_no_gaps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fetch no row because of a short gap; in these small files all gaps are short."""
     monkeypatch.setattr("rag_model.store.pulling.overlap._MIN_GAP_BYTES", 0)
 
@@ -99,24 +99,17 @@ def get_fetched_bytes(diff: Any) -> dict[str, int]:
     return {kind: category.fetched_bytes for kind, category in diff.pull.items()}
 
 
-def check_files(snapshot: Snapshot, folder: Path) -> None:
-    for path, ref in snapshot.manifest.content.files.items():
-        assert digest_file(folder / path) == ref.id, path
-
-
 GRAPH = {"hnsw": "HNSW4"}
 INDEXES = {"flat": "Flat", "hnsw": "HNSW4,Flat", "half": "HNSW4,SQfp16", "lists": "IVF4,Flat"}
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32])
-def test_vectors_of_unchanged_passages_are_not_fetched(
-    local_store: Store, publish: Publish, dtype: Any, tmp_path: Path
-) -> None:
-    first, second = (publish(local_store, texts, dtype=dtype, indexes=INDEXES) for texts in (OLD_TEXTS, NEW_TEXTS))
+def test_vectors_of_unchanged_passages_are_not_fetched(store: Store, publish: Publish, dtype: Any, dest: Path) -> None:
+    first, second = (publish(store, texts, dtype=dtype, indexes=INDEXES) for texts in (OLD_TEXTS, NEW_TEXTS))
     diff = diff_snapshots(first, second)
-    pull(local_store, first.id, tmp_path / "dest")
-    report = pull(local_store, second.id, tmp_path / "dest")
-    check_files(second, report.path)
+    pull(store, first.id, dest)
+    report = pull(store, second.id, dest)
+    check_pulled_files(second, report.path)
     sizes, width = second.manifest.content.files, D * np.dtype(dtype).itemsize
     assert get_fetched_bytes(diff) == {
         "passages": sum(ref.size for path, ref in sizes.items() if path.startswith("passages/")),
@@ -132,36 +125,34 @@ def test_vectors_of_unchanged_passages_are_not_fetched(
     assert report.fetched_bytes + report.reused_bytes == sum(ref.size for ref in set(sizes.values()))
 
 
-def test_vectors_are_copied_from_an_index_without_embeddings(
-    local_store: Store, publish: Publish, tmp_path: Path
-) -> None:
+def test_vectors_are_copied_from_an_index_without_embeddings(store: Store, publish: Publish, dest: Path) -> None:
     indexes = {"half": "HNSW4,SQfp16", "hnsw": "HNSW4"}
-    first, second = (publish(local_store, articles, indexes=indexes) for articles in (OLD_TEXTS, NEW_TEXTS))
+    first, second = (publish(store, articles, indexes=indexes) for articles in (OLD_TEXTS, NEW_TEXTS))
 
     def is_selected(path: str) -> bool:
         return not path.startswith("embeddings/") and path != "index/half.faiss"
 
-    pull(local_store, first.id, tmp_path / "dest", select=is_selected)
-    report = pull(local_store, second.id, tmp_path / "dest", select=is_selected)
+    pull(store, first.id, dest, select=is_selected)
+    report = pull(store, second.id, dest, select=is_selected)
     assert report.reused_bytes == (second.n - NEW_ROWS) * 4 * D
-    full_report = pull(local_store, second.id, tmp_path / "dest")
+    full_report = pull(store, second.id, dest)
     assert full_report.fetched_bytes == sum(
         ref.size for path, ref in second.manifest.content.files.items() if path.startswith(("embeddings", "index/half"))
     )
-    check_files(second, full_report.path)
+    check_pulled_files(second, full_report.path)
 
 
-def test_other_part_boundaries_fetch_no_more(local_store: Store, publish: Publish, tmp_path: Path) -> None:
-    first = publish(local_store, OLD_TEXTS)
-    second = publish(local_store, NEW_TEXTS, starts=(0, 30, 60, 150, 333))
-    pull(local_store, first.id, tmp_path / "dest")
-    report = pull(local_store, second.id, tmp_path / "dest")
-    check_files(second, report.path)
+def test_other_part_boundaries_fetch_no_more(store: Store, publish: Publish, dest: Path) -> None:
+    first = publish(store, OLD_TEXTS)
+    second = publish(store, NEW_TEXTS, starts=(0, 30, 60, 150, 333))
+    pull(store, first.id, dest)
+    report = pull(store, second.id, dest)
+    check_pulled_files(second, report.path)
     assert report.reused_bytes == (second.n - NEW_ROWS) * 2 * D
 
 
-def test_passages_of_an_unchanged_part_are_not_read(local_store: Store, publish: Publish) -> None:
-    first, second = publish(local_store, OLD_TEXTS), publish(local_store, {**OLD_TEXTS, 112: NEW_TEXTS[112]})
+def test_passages_of_an_unchanged_part_are_not_read(store: Store, publish: Publish) -> None:
+    first, second = publish(store, OLD_TEXTS), publish(store, {**OLD_TEXTS, 112: NEW_TEXTS[112]})
 
     def find_previous_rows() -> Any:
         overlap = RowOverlap.between(first, second)
@@ -170,52 +161,52 @@ def test_passages_of_an_unchanged_part_are_not_read(local_store: Store, publish:
 
     previous_rows = find_previous_rows()
     assert (previous_rows < 0).sum() == 1
-    local_store.files.remove(second.manifest.content.files["passages/part-00002.parquet"].path)
+    store.files.remove(second.manifest.content.files["passages/part-00002.parquet"].path)
     np.testing.assert_array_equal(find_previous_rows(), previous_rows)
-    local_store.files.remove(second.manifest.content.files["passages/part-00001.parquet"].path)
+    store.files.remove(second.manifest.content.files["passages/part-00001.parquet"].path)
     with pytest.raises(StoreError, match="missing"):
         find_previous_rows()
 
 
 @pytest.mark.parametrize("change", [{"space": "two"}, {"shift": 1.0}])
 def test_vectors_of_another_encoder_are_fetched(
-    local_store: Store, publish: Publish, change: dict[str, Any], tmp_path: Path
+    store: Store, publish: Publish, change: dict[str, Any], dest: Path
 ) -> None:
-    first = publish(local_store, OLD_TEXTS)
-    second = publish(local_store, NEW_TEXTS, indexes=GRAPH, **change)
-    pull(local_store, first.id, tmp_path / "dest")
-    report = pull(local_store, second.id, tmp_path / "dest")
-    check_files(second, report.path)
+    first = publish(store, OLD_TEXTS)
+    second = publish(store, NEW_TEXTS, indexes=GRAPH, **change)
+    pull(store, first.id, dest)
+    report = pull(store, second.id, dest)
+    check_pulled_files(second, report.path)
     sizes = sum(ref.size for ref in set(second.manifest.content.files.values()))
     assert report.fetched_bytes == sizes - second.n * 4 * D  # the index copies its vectors from the new embeddings
 
 
 def test_embeddings_of_another_type_are_fetched_but_index_vectors_are_not(
-    local_store: Store, publish: Publish, tmp_path: Path
+    store: Store, publish: Publish, dest: Path
 ) -> None:
-    first = publish(local_store, OLD_TEXTS)
-    second = publish(local_store, NEW_TEXTS, indexes=GRAPH, dtype=np.float64)
-    pull(local_store, first.id, tmp_path / "dest")
-    report, diff = pull(local_store, second.id, tmp_path / "dest"), diff_snapshots(first, second)
-    check_files(second, report.path)
+    first = publish(store, OLD_TEXTS)
+    second = publish(store, NEW_TEXTS, indexes=GRAPH, dtype=np.float64)
+    pull(store, first.id, dest)
+    report, diff = pull(store, second.id, dest), diff_snapshots(first, second)
+    check_pulled_files(second, report.path)
     assert report.reused_bytes == diff.pull["index/hnsw"].reused_bytes == (second.n - NEW_ROWS) * 4 * D
     assert report.fetched_bytes == sum(get_fetched_bytes(diff).values())
 
 
-def test_damaged_local_file_is_not_used(local_store: Store, publish: Publish, tmp_path: Path) -> None:
-    first, second = publish(local_store, OLD_TEXTS), publish(local_store, NEW_TEXTS)
-    folder = pull(local_store, first.id, tmp_path / "dest").path
+def test_damaged_local_file_is_not_used(store: Store, publish: Publish, dest: Path) -> None:
+    first, second = publish(store, OLD_TEXTS), publish(store, NEW_TEXTS)
+    folder = pull(store, first.id, dest).path
     file = folder / "embeddings/part-00001.npy"
     file.write_bytes(file.read_bytes()[:-1] + b"\1")
-    report = pull(local_store, second.id, tmp_path / "dest")
-    check_files(second, report.path)
+    report = pull(store, second.id, dest)
+    check_pulled_files(second, report.path)
     assert report.reused_bytes == 0
 
 
-def test_interrupted_patch_is_resumed(local_store: Store, publish: Publish, tmp_path: Path) -> None:
-    first, second = (publish(local_store, texts, indexes=GRAPH) for texts in (OLD_TEXTS, NEW_TEXTS))
-    dest, calls = tmp_path / "dest", 0
-    pull(local_store, first.id, dest)
+def test_interrupted_patch_is_resumed(store: Store, publish: Publish, dest: Path) -> None:
+    first, second = (publish(store, texts, indexes=GRAPH) for texts in (OLD_TEXTS, NEW_TEXTS))
+    calls = 0
+    pull(store, first.id, dest)
 
     class StoppedError(Exception):
         pass
@@ -227,19 +218,19 @@ def test_interrupted_patch_is_resumed(local_store: Store, publish: Publish, tmp_
             raise StoppedError
 
     with pytest.raises(StoppedError):
-        pull(local_store, second.id, dest, on_progress=stop)
+        pull(store, second.id, dest, on_progress=stop)
     assert Snapshot.from_folder(dest).id == first.id
-    check_files(second, pull(local_store, second.id, dest).path)
+    check_pulled_files(second, pull(store, second.id, dest).path)
 
 
-def test_missing_blob_is_reported(local_store: Store, publish: Publish, tmp_path: Path) -> None:
-    first, second = publish(local_store, OLD_TEXTS), publish(local_store, NEW_TEXTS)
-    pull(local_store, first.id, tmp_path / "dest")
+def test_missing_blob_is_reported(store: Store, publish: Publish, dest: Path) -> None:
+    first, second = publish(store, OLD_TEXTS), publish(store, NEW_TEXTS)
+    pull(store, first.id, dest)
     ref = second.manifest.content.files["embeddings/part-00002.npy"]
-    local_store.files.remove(ref.path)
+    store.files.remove(ref.path)
     with pytest.raises(StoreError, match=f"{ref.id} is missing"):
-        pull(local_store, second.id, tmp_path / "dest")
-    assert Snapshot.from_folder(tmp_path / "dest").id == first.id
+        pull(store, second.id, dest)
+    assert Snapshot.from_folder(dest).id == first.id
 
 
 def test_only_new_rows_are_requested_despite_faults(
@@ -247,18 +238,18 @@ def test_only_new_rows_are_requested_despite_faults(
     s3_bucket: Callable[[str], AbstractContextManager[str]],
     publish: Publish,
     monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
+    dest: Path,
 ) -> None:
     monkeypatch.setattr("rag_model.store.objects.s3._PAUSE_SECONDS", 0.001)
     with s3_bucket(faulty_server.url) as url:
         store = Store.open(url, create=True)
         old_snapshot, new_snapshot = (publish(store, texts, indexes=GRAPH) for texts in (OLD_TEXTS, NEW_TEXTS))
-        pull(store, old_snapshot.id, tmp_path / "dest")
+        pull(store, old_snapshot.id, dest)
         faulty_server.requests.clear()
         faulty_server.fault = lambda request: "break" if request.number % 3 == 0 else None
-        report = pull(store, new_snapshot.id, tmp_path / "dest")
+        report = pull(store, new_snapshot.id, dest)
         faulty_server.fault = lambda request: None
-        check_files(new_snapshot, report.path)
+        check_pulled_files(new_snapshot, report.path)
     files = new_snapshot.manifest.content.files
     assert report.reused_bytes == (new_snapshot.n - NEW_ROWS) * 2 * D + new_snapshot.n * 4 * D
     for path, rows in {"embeddings/part-00001.npy": 1, "index/hnsw.faiss": 0}.items():
@@ -271,20 +262,20 @@ def test_only_new_rows_are_requested_despite_faults(
 
 
 def test_full_disk_keeps_the_earlier_snapshot_and_the_next_pull_resumes(
-    local_store: Store, publish: Publish, tmp_path: Path
+    store: Store, publish: Publish, dest: Path
 ) -> None:
-    first, second = (publish(local_store, texts, indexes=GRAPH) for texts in (OLD_TEXTS, NEW_TEXTS))
-    dest, errors = tmp_path / "dest", 0
-    pull(local_store, first.id, dest)
-    for error in iter_disk_full_errors(lambda: pull(local_store, second.id, dest)):
+    first, second = (publish(store, texts, indexes=GRAPH) for texts in (OLD_TEXTS, NEW_TEXTS))
+    pull(store, first.id, dest)
+    errors = 0
+    for error in iter_disk_full_errors(lambda: pull(store, second.id, dest)):
         errors += 1
         assert "disk is full" in str(error) or "No space left" in str(error)
         with Snapshot.from_folder(dest) as snapshot:
             assert snapshot.id == first.id
-            check_files(first, dest / "current")
+            check_pulled_files(first, dest / "current")
     assert errors > 4
     assert Snapshot.from_folder(dest).id == second.id
-    check_files(second, dest / "current")
+    check_pulled_files(second, dest / "current")
 
 
 @pytest.mark.parametrize(
@@ -298,19 +289,19 @@ def test_full_disk_keeps_the_earlier_snapshot_and_the_next_pull_resumes(
         {},
     ],
 )
-def test_invalid_index_entry_has_no_vector_table(local_store: Store, publish: Publish, entry: dict[str, Any]) -> None:
-    content = publish(local_store, OLD_TEXTS, indexes=GRAPH).manifest.content
+def test_invalid_index_entry_has_no_vector_table(store: Store, publish: Publish, entry: dict[str, Any]) -> None:
+    content = publish(store, OLD_TEXTS, indexes=GRAPH).manifest.content
     assert "index/hnsw.faiss" in find_vector_tables(content)
     assert "index/hnsw.faiss" not in find_vector_tables(replace(content, indexes={"hnsw": entry}))
 
 
-def test_part_with_a_wrong_row_count_has_no_patch(local_store: Store, publish: Publish) -> None:
-    old_snapshot, new_snapshot = publish(local_store, OLD_TEXTS), publish(local_store, NEW_TEXTS)
+def test_part_with_a_wrong_row_count_has_no_patch(store: Store, publish: Publish) -> None:
+    old_snapshot, new_snapshot = publish(store, OLD_TEXTS), publish(store, NEW_TEXTS)
     first, *other_parts = new_snapshot.manifest.content.parts
     content = replace(new_snapshot.manifest.content, parts=(replace(first, rows=first.rows + 1), *other_parts))
     size = 128 + 2 * D * (first.rows + 1)
     files = {**content.files, "embeddings/part-00000.npy": BlobRef("sha256:" + "0" * 64, size)}
-    inconsistent = Snapshot.from_manifest(local_store, Manifest(replace(content, files=files)))
+    inconsistent = Snapshot.from_manifest(store, Manifest(replace(content, files=files)))
     overlap = RowOverlap.between(old_snapshot, inconsistent)
     assert overlap is not None
     assert overlap.find_patch("embeddings/part-00000.npy") is None

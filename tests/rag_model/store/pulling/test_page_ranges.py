@@ -9,7 +9,7 @@ from rag_model.store.versions.manifest import PartEntry
 from tests.fixtures.work_counters import count_lines
 
 
-def entries(bounds: list[tuple[int, int]]) -> list[PartEntry]:
+def make_parts(bounds: list[tuple[int, int]]) -> list[PartEntry]:
     return [PartEntry(f"part-{number:05d}", first, last, 1) for number, (first, last) in enumerate(bounds)]
 
 
@@ -17,7 +17,7 @@ def entries(bounds: list[tuple[int, int]]) -> list[PartEntry]:
 def test_parts_agree_with_a_linear_search(seed: int) -> None:
     rng = random.Random(seed)
     starts = [rng.randint(-50, 200) for _ in range(40)]
-    parts = entries([(start, start + rng.randint(0, 30)) for start in (sorted(starts) if seed else starts)])
+    parts = make_parts([(start, start + rng.randint(0, 30)) for start in (sorted(starts) if seed else starts)])
     ranges = PageRanges(parts)
     for first in range(-60, 240):
         last = first + rng.randint(0, 20)
@@ -30,5 +30,5 @@ def test_no_parts_have_no_pages() -> None:
 
 
 def test_work_does_not_grow_with_the_number_of_parts() -> None:
-    few, many = (PageRanges(entries([(10 * n, 10 * n + 9) for n in range(count)])) for count in (100, 1000))
+    few, many = (PageRanges(make_parts([(10 * n, 10 * n + 9) for n in range(count)])) for count in (100, 1000))
     assert count_lines(lambda: list(few.find_within(505, 525))) == count_lines(lambda: list(many.find_within(505, 525)))

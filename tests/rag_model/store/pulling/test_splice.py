@@ -17,14 +17,14 @@ from rag_model.store.pulling.delta_files import apply_splice, write_splice
 from tests.fixtures.work_counters import measure_peaks
 
 DATA = np.random.default_rng(1).integers(0, 256, 20_000, np.uint8).tobytes()
-CUTS = st.lists(st.integers(0, len(DATA)), max_size=6)
+OFFSETS = st.lists(st.integers(0, len(DATA)), max_size=6)
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(cuts=CUTS, new_bytes=st.binary(max_size=40))
-def test_splice_rebuilds_any_file_from_any_other(cuts: list[int], new_bytes: bytes, tmp_path: Path) -> None:
+@given(offsets=OFFSETS, new_bytes=st.binary(max_size=40))
+def test_splice_rebuilds_any_file_from_any_other(offsets: list[int], new_bytes: bytes, tmp_path: Path) -> None:
     """The files consist of stretches in any order, with new bytes between them."""
-    later = new_bytes.join(DATA[min(pair) : max(pair)] for pair in pairwise(cuts))
+    later = new_bytes.join(DATA[min(pair) : max(pair)] for pair in pairwise(offsets))
     build_splice(DATA, later, tmp_path)
     build_splice(later, DATA, tmp_path)
 

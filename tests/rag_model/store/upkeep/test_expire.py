@@ -1,52 +1,36 @@
 """Moves and snapshots expire by number and age, but never the current move of a ref."""
 
-from collections.abc import Callable
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rag_model.errors import StoreError, UsageError
-from rag_model.store import Content, Manifest, Store
+from rag_model.store import Store
 from rag_model.store.objects.files import StoredFile
 from rag_model.store.upkeep.expire import ExpirePolicy, _ExpirePlanner, expire_store
 from rag_model.store.upkeep.verify import verify_version
 from rag_model.store.versions.moves import rollback, tag
+from tests.fixtures.store_files import age_files, publish_empty
 
 DAY = 86400.0
 
 
-@pytest.fixture
-def store(local_store: Store) -> Store:
-    return local_store
-
-
-@pytest.fixture
-def publish_letter(store: Store) -> Callable[[str], str]:
-    """Publish an empty snapshot for a letter and return its id."""
-    return lambda letter: store.snapshots.publish(Manifest(Content({"letter": letter}, (), {})))
-
-
-def test_old_moves_expire_except_the_last_ones(
-    store: Store, publish_letter: Callable[[str], str], age_store: Callable[..., None]
-) -> None:
+def test_old_moves_expire_except_the_last_ones(store: Store) -> None:
     for letter in "ABCD":
-        tag(store, publish_letter(letter), "latest")
-        age_store(store, 10 * DAY)
+        tag(store, publish_empty(store, letter), "latest")
+        age_files(store, 10 * DAY)
     assert expire_store(store, ExpirePolicy(keep=3, older_than=0), dry_run=True).moves == ("latest@1",)
     assert expire_store(store, ExpirePolicy(keep=1, older_than=25 * DAY)).moves == ("latest@1",)  # 30 days old
     report = expire_store(store, ExpirePolicy(keep=2, older_than=0))
-    assert (report.moves, report.snapshots) == (("latest@2",), (publish_letter("B"),))
+    assert (report.moves, report.snapshots) == (("latest@2",), (publish_empty(store, "B"),))
     assert store.refs.list_numbers("latest") == [3, 4]
-    assert verify_version(store, publish_letter("D")) == []
+    assert verify_version(store, publish_empty(store, "D")) == []
 
 
-def test_damaged_move_expires_or_is_reported(
-    store: Store, publish_letter: Callable[[str], str], age_store: Callable[..., None]
-) -> None:
+def test_damaged_move_expires_or_is_reported(store: Store) -> None:
     for letter in "ABC":
-        tag(store, publish_letter(letter), "latest")
-        age_store(store, DAY)
+        tag(store, publish_empty(store, letter), "latest")
+        age_files(store, DAY)
     for number in (1, 2):
         store.files.write(store.refs.move_path("latest", number), b"{")
     with pytest.raises(StoreError, match=store.refs.move_path("latest", 2)):
@@ -54,42 +38,34 @@ def test_damaged_move_expires_or_is_reported(
     assert expire_store(store, ExpirePolicy(keep=1, older_than=0)).moves == ("latest@1", "latest@2")
 
 
-def test_age_of_a_move_counts_from_the_next_move(
-    store: Store, publish_letter: Callable[[str], str], age_store: Callable[..., None]
-) -> None:
-    tag(store, publish_letter("A"), "latest")
-    age_store(store, 365 * DAY)
-    tag(store, publish_letter("B"), "latest")
+def test_age_of_a_move_counts_from_the_next_move(store: Store) -> None:
+    tag(store, publish_empty(store, "A"), "latest")
+    age_files(store, 365 * DAY)
+    tag(store, publish_empty(store, "B"), "latest")
     assert expire_store(store, ExpirePolicy(keep=1)).moves == ()
-    age_store(store, 91 * DAY)
+    age_files(store, 91 * DAY)
     assert expire_store(store, ExpirePolicy(keep=1)).moves == ("latest@1",)
 
 
-def test_current_move_never_expires(
-    store: Store, publish_letter: Callable[[str], str], age_store: Callable[..., None]
-) -> None:
-    tag(store, publish_letter("A"), "2026-11")
-    age_store(store, 1000 * DAY)
+def test_current_move_never_expires(store: Store) -> None:
+    tag(store, publish_empty(store, "A"), "2026-11")
+    age_files(store, 1000 * DAY)
     assert expire_store(store, ExpirePolicy(keep=1, older_than=0)).snapshots == ()
-    assert store.snapshots.resolve("2026-11") == publish_letter("A")
+    assert store.snapshots.resolve("2026-11") == publish_empty(store, "A")
 
 
-def test_snapshot_stays_while_a_move_names_it(
-    store: Store, publish_letter: Callable[[str], str], age_store: Callable[..., None]
-) -> None:
+def test_snapshot_stays_while_a_move_names_it(store: Store) -> None:
     for letter in "ABA":
-        tag(store, publish_letter(letter), "latest")
-    tag(store, publish_letter("B"), "good")
+        tag(store, publish_empty(store, letter), "latest")
+    tag(store, publish_empty(store, "B"), "good")
     report = expire_store(store, ExpirePolicy(keep=1, older_than=0))
     assert (report.moves, report.snapshots) == (("latest@1", "latest@2"), ())
 
 
-def test_snapshot_without_ref_expires_by_age(
-    store: Store, publish_letter: Callable[[str], str], age_store: Callable[..., None]
-) -> None:
-    refused = publish_letter("A")
+def test_snapshot_without_ref_expires_by_age(store: Store) -> None:
+    refused = publish_empty(store, "A")
     assert expire_store(store, ExpirePolicy()).snapshots == ()
-    age_store(store, 91 * DAY)
+    age_files(store, 91 * DAY)
     assert expire_store(store, ExpirePolicy()).snapshots == (refused,)
 
 
@@ -109,11 +85,11 @@ def test_expired_moves_are_the_first_of_the_log(times: list[int], keep: int, bou
     assert all(times[number - 2] <= bound for number in expired_numbers)
 
 
-def test_rollback_does_not_reach_expired_moves(store: Store, publish_letter: Callable[[str], str]) -> None:
+def test_rollback_does_not_reach_expired_moves(store: Store) -> None:
     for letter in "ABC":
-        tag(store, publish_letter(letter), "latest")
+        tag(store, publish_empty(store, letter), "latest")
     expire_store(store, ExpirePolicy(keep=2, older_than=0))
-    assert rollback(store, "latest").snapshot == publish_letter("B")
+    assert rollback(store, "latest").snapshot == publish_empty(store, "B")
     with pytest.raises(UsageError, match="named no other snapshot before"):
         rollback(store, "latest")
     with pytest.raises(StoreError, match="ref latest has no move 1"):
@@ -121,7 +97,7 @@ def test_rollback_does_not_reach_expired_moves(store: Store, publish_letter: Cal
     expire_store(store, ExpirePolicy(keep=1, older_than=0))
     with pytest.raises(UsageError, match="named no other snapshot before"):
         rollback(store, "latest")
-    assert tag(store, publish_letter("D"), "latest").number == 5
+    assert tag(store, publish_empty(store, "D"), "latest").number == 5
 
 
 @pytest.mark.parametrize("settings", [{"keep": 0}, {"older_than": -1.0}])

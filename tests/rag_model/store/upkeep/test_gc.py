@@ -6,21 +6,17 @@ from collections.abc import Callable
 import pytest
 
 from rag_model.errors import StoreError, UsageError
-from rag_model.store import BlobRef, Content, Manifest, Store
+from rag_model.store import BlobRef, Store
 from rag_model.store.objects.memo import TARGET_KEY
 from rag_model.store.upkeep.expire import ExpirePolicy, expire_store
 from rag_model.store.upkeep.gc import collect_garbage
 from rag_model.store.upkeep.verify import verify_version
 from rag_model.store.versions.moves import tag
+from tests.fixtures.store_files import age_files, publish_blobs
 
 HOUR = 3600.0
 DAY = 24 * HOUR
 IMMEDIATELY = ExpirePolicy(keep=1, older_than=0)
-
-
-@pytest.fixture
-def store(local_store: Store) -> Store:
-    return local_store
 
 
 def count_deleted(store: Store, grace: float = 0.0, *, dry_run: bool = False) -> dict[str, int]:
@@ -30,11 +26,6 @@ def count_deleted(store: Store, grace: float = 0.0, *, dry_run: bool = False) ->
 
 def put_blob_list(store: Store, *refs: BlobRef) -> BlobRef:
     return store.blobs.put_bytes(json.dumps([ref.to_json() for ref in refs]).encode())
-
-
-def publish_blobs(store: Store, *refs: BlobRef) -> str:
-    files = {f"index/{number}.faiss": ref for number, ref in enumerate(refs)}
-    return store.snapshots.publish(Manifest(Content({}, (), files)))
 
 
 def test_unreferenced_blob_is_deleted(store: Store, publish: Callable[..., str]) -> None:
@@ -49,21 +40,21 @@ def test_unreferenced_blob_is_deleted(store: Store, publish: Callable[..., str])
     assert store.files.list_names("sweeps") == store.files.list_names("intents") == []
 
 
-def test_recent_files_are_kept(store: Store, publish: Callable[..., str], age_store: Callable[..., None]) -> None:
+def test_recent_files_are_kept(store: Store, publish: Callable[..., str]) -> None:
     publish(store)
     orphan = store.blobs.put_bytes(b"orphan")
     store.memo.write_record("train", "k", {"out": orphan}, {})
-    age_store(store, 23 * HOUR)
+    age_files(store, 23 * HOUR)
     assert count_deleted(store, DAY) == {}
-    age_store(store, 2 * HOUR)
+    age_files(store, 2 * HOUR)
     assert count_deleted(store, DAY) == {"memo": 1, "blobs": 1}
 
 
-def test_recent_record_keeps_blobs(store: Store, publish: Callable[..., str], age_store: Callable[..., None]) -> None:
+def test_recent_record_keeps_blobs(store: Store, publish: Callable[..., str]) -> None:
     """A run may resume the run of last week and reuse its files."""
     publish(store)
     old = store.blobs.put_bytes(b"of last week")
-    age_store(store, 7 * DAY)
+    age_files(store, 7 * DAY)
     store.memo.write_record("merge", "k", {"out": store.blobs.put_bytes(b"new")}, {}, {"of": old.id})
     assert count_deleted(store, DAY) == {}
 
@@ -136,24 +127,24 @@ def test_generations_of_a_record_are_deleted_together(store: Store) -> None:
     assert count_deleted(store) == {"memo": 2, "blobs": 1}
 
 
-def test_reports_of_dead_runs_and_deleted_snapshots_are_deleted(store: Store, age_store: Callable[..., None]) -> None:
+def test_reports_of_dead_runs_and_deleted_snapshots_are_deleted(store: Store) -> None:
     snapshot_id = publish_blobs(store)
     store.files.write(f"reports/{snapshot_id}.html", b"")
     store.files.write(f"reports/{'0' * 64}.html", b"")
     store.runs.write_report("dead", "chunk", 0, {})
     store.runs.write_report("slow", "chunk", 0, {})
-    age_store(store, 2 * DAY)
+    age_files(store, 2 * DAY)
     store.runs.write_report("slow", "chunk", 1, {})
     assert count_deleted(store, DAY) == {"runs": 1, "reports": 1}
     assert store.runs.count_reports("slow", "chunk") == 2
     assert store.files.list_names("reports") == [f"{snapshot_id}.html"]
 
 
-def test_leftovers_of_dead_writers_are_deleted(store: Store, age_store: Callable[..., None]) -> None:
+def test_leftovers_of_dead_writers_are_deleted(store: Store) -> None:
     leftovers = ["blobs/ab/.landing-1", "refs/latest/.landing-2", ".landing-3", "probe/probe-4", "intents/a.json"]
     for path in [*leftovers, "sweeps/b.json", "blobs/README", "notes.txt"]:
         store.files.write(path, b"{}")
-    age_store(store, 2 * DAY)
+    age_files(store, 2 * DAY)
     assert count_deleted(store, DAY) == {"leftovers": 6}
     assert [file.path for file in store.files.iter_tree() if file.path != "store.json"] == ["notes.txt", "blobs/README"]
 

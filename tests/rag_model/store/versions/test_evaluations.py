@@ -1,19 +1,16 @@
 """Evaluations are recorded once, kept as long as their subject, and deleted by a takedown."""
 
-import copy
 import json
-from base64 import b64encode
-from collections.abc import Callable
+from collections.abc import Mapping
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rag_model.digest import digest_file
+from rag_model.digest import digest_bytes
 from rag_model.errors import NotFoundError, RefusedError, StoreError, UsageError
 from rag_model.store import BlobRef, Store
 from rag_model.store.pulling.pull import pull
@@ -34,122 +31,86 @@ from rag_model.store.versions.evaluations import (
     list_evaluations,
     record_evaluation,
 )
-from rag_model.store.versions.models import ModelMetadata, put_model
 from rag_model.store.versions.moves import rollback, tag, untag
-from rag_model.store.versions.signatures import SIGNING_KEY_VARIABLE
+from rag_model.store.versions.signatures import SIGNING_KEY_VARIABLE, TRUST_VARIABLE
+from tests.fixtures.publisher import Publisher
+from tests.fixtures.store_files import publish_empty, put_weights, replace_value
 
 IMMEDIATELY = ExpirePolicy(keep=1, older_than=0)
 QUESTIONS = f"sha256:{'0' * 64}"
+ROWS = '{"id": "1"}\n'
 METRICS = {"hnsw": {"Success@20": MetricValue(0.5, 0.4, 0.6), "recall@5": MetricValue(1.0)}}
-Record = Callable[..., RecordedEvaluation]
 
 
-@pytest.fixture
-def store(local_store: Store) -> Store:
-    return local_store
-
-
-@pytest.fixture(params=["local", "memory", "s3"])
-def any_store(request: pytest.FixtureRequest) -> Store:
-    if request.param == "s3":
-        return Store.open(request.getfixturevalue("s3_store_url"), create=True)
-    store: Store = request.getfixturevalue(f"{request.param}_store")
-    return store
-
-
-@pytest.fixture
-def publish_latest(store: Store, publish: Callable[..., str]) -> Callable[[int], str]:
+def publish_latest(store: Store, number: int) -> str:
     """Publish a snapshot that depends on the number, and move `latest` to it."""
-
-    def publish_latest(number: int) -> str:
-        snapshot = publish(store, number=number)
-        tag(store, snapshot, "latest")
-        return snapshot
-
-    return publish_latest
+    return tag(store, publish_empty(store, f"{number}"), "latest").snapshot
 
 
-@pytest.fixture
-def rows(tmp_path: Path) -> Path:
-    path = tmp_path / "rows.jsonl"
-    path.write_text('{"id": "1"}\n')
-    return path
-
-
-@pytest.fixture
-def record(rows: Path) -> Record:
+def record_metrics(
+    store: Store,
+    snapshot: str,
+    model: str = "",
+    *,
+    metrics: Mapping[str, Mapping[str, MetricValue]] = METRICS,
+    rows: str = ROWS,
+    **settings: Any,
+) -> RecordedEvaluation:
     """Record an evaluation of a snapshot with the given settings."""
-
-    def record(store: Store, snapshot: str, model: str = "", **settings: Any) -> RecordedEvaluation:
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "rows.jsonl"
+        path.write_text(rows)
         subject = EvaluationSubject(snapshot, model, QUESTIONS, settings)
-        return record_evaluation(store, subject, METRICS, {"rows.jsonl": rows}, {"created_at": "2026-01-01"})
-
-    return record
+        return record_evaluation(store, subject, metrics, {"rows.jsonl": path}, {"created_at": "2026-01-01"})
 
 
-@pytest.fixture
-def model(store: Store, tmp_path: Path) -> str:
-    folder = tmp_path / "model"
-    folder.mkdir()
-    (folder / "config.json").write_text("{}")
-    return put_model(store, folder, ModelMetadata("rag-sequence", None, {}), "reader").model
-
-
-def test_evaluation_is_recorded_once(any_store: Store, publish: Callable[..., str], record: Record) -> None:
-    snapshot = publish(any_store)
-    first = record(any_store, snapshot, k=20)
-    assert (first.is_new, record(any_store, snapshot, k=20)) == (True, RecordedEvaluation(first.evaluation, False))
-    other_evaluation = record(any_store, snapshot, k=5)
-    assert any_store.evaluations.list_ids() == sorted([first.evaluation, other_evaluation.evaluation])
+def test_evaluation_is_recorded_once(any_store: Store) -> None:
+    snapshot = publish_empty(any_store)
+    first = record_metrics(any_store, snapshot, k=20)
+    assert first.is_new
+    assert record_metrics(any_store, snapshot, k=20) == RecordedEvaluation(first.evaluation, False)
+    ids = sorted([first.evaluation, record_metrics(any_store, snapshot, k=5).evaluation])
+    assert any_store.evaluations.list_ids() == ids
     manifest = find_evaluation(any_store, EvaluationSubject(snapshot, "", QUESTIONS, {"k": 20}))
     assert manifest is not None
     assert manifest.content.metrics == METRICS
     assert any_store.evaluations.resolve(first.evaluation[:8]) == first.evaluation
     assert verify_version(any_store, first.evaluation, any_store.evaluations) == []
-    assert {evaluation.id for evaluation in list_evaluations(any_store, snapshot)} == {
-        first.evaluation,
-        other_evaluation.evaluation,
-    }
+    assert sorted(evaluation.id for evaluation in list_evaluations(any_store, snapshot)) == ids
     assert list_evaluations(any_store, "0" * 64) == []
     assert sum(tally.files for tally in collect_garbage(any_store, 0.0).values()) == 0
 
 
-def test_evaluation_with_missing_files_is_recorded_again(
-    store: Store, publish: Callable[..., str], record: Record, rows: Path
-) -> None:
-    recorded = record(store, publish(store), k=1)
+def test_evaluation_with_missing_files_is_recorded_again(store: Store) -> None:
+    snapshot = publish_empty(store)
+    recorded = record_metrics(store, snapshot, k=1)
     manifest = store.evaluations.get(recorded.evaluation)
     store.files.remove(manifest.content.files["rows.jsonl"].path)
     assert find_evaluation(store, manifest.content.subject) is None
-    assert record(store, manifest.content.subject.snapshot, k=1) == RecordedEvaluation(
-        recorded.evaluation, False
-    )  # the files have the same bytes
+    again = record_metrics(store, snapshot, k=1)
+    assert again == RecordedEvaluation(recorded.evaluation, False), "the files have the same bytes"
     assert find_evaluation(store, manifest.content.subject) == manifest
     store.files.remove(manifest.content.files["rows.jsonl"].path)
-    rows.write_text("other rows\n")
-    assert record(store, manifest.content.subject.snapshot, k=1) == RecordedEvaluation(recorded.evaluation, True)
+    again = record_metrics(store, snapshot, rows="other rows\n", k=1)
+    assert again == RecordedEvaluation(recorded.evaluation, True)
     second_manifest = find_evaluation(store, manifest.content.subject)
     assert second_manifest is not None
     assert second_manifest.content.files != manifest.content.files
 
 
-def test_first_of_two_writers_is_kept(store: Store, publish: Callable[..., str], record: Record, rows: Path) -> None:
-    recorded = record(store, publish(store), k=1)
-    rows.write_text("other rows\n")
-    subject = store.evaluations.get(recorded.evaluation).content.subject
-    assert not record_evaluation(store, subject, {}, {"rows.jsonl": rows}, {}).is_new
-    assert not store.blobs.exists(BlobRef(digest_file(rows), rows.stat().st_size)), "the second writer stores no files"
+def test_first_of_two_writers_is_kept(store: Store) -> None:
+    snapshot = publish_empty(store)
+    recorded = record_metrics(store, snapshot, k=1)
+    assert not record_metrics(store, snapshot, metrics={}, rows="other rows\n", k=1).is_new
+    assert not store.blobs.exists(BlobRef(digest_bytes(b"other rows\n"), 11)), "the second writer stores no files"
     assert store.evaluations.get(recorded.evaluation).content.metrics == METRICS
 
 
-def test_evaluation_expires_with_its_snapshot_or_model(
-    store: Store, publish_latest: Callable[[int], str], record: Record, model: str
-) -> None:
-    old = publish_latest(1)
-    kept_snapshot = publish_latest(2)
-    expired = {record(store, old, k=1).evaluation, record(store, old, model, k=1).evaluation}
-    remaining = record(store, kept_snapshot, k=1).evaluation
-    with_model = record(store, kept_snapshot, model, k=1).evaluation
+def test_evaluation_expires_with_its_snapshot_or_model(store: Store) -> None:
+    old, kept_snapshot, model = publish_latest(store, 1), publish_latest(store, 2), put_weights(store).model
+    expired = {record_metrics(store, old, k=1).evaluation, record_metrics(store, old, model, k=1).evaluation}
+    remaining = record_metrics(store, kept_snapshot, k=1).evaluation
+    with_model = record_metrics(store, kept_snapshot, model, k=1).evaluation
     untag(store, "model:reader")
     report = expire_store(store, IMMEDIATELY, dry_run=True)
     assert set(report.evaluations) == {*expired, with_model}
@@ -163,13 +124,10 @@ def test_evaluation_expires_with_its_snapshot_or_model(
     assert verify_version(store, remaining, store.evaluations) == []
 
 
-def test_gc_deletes_files_and_signature_of_expired_evaluation(
-    store: Store, publish_latest: Callable[[int], str], record: Record, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _sign(monkeypatch)
-    old = publish_latest(1)
-    publish_latest(2)
-    recorded = record(store, old, k=1)
+def test_gc_deletes_files_and_signature_of_expired_evaluation(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SIGNING_KEY_VARIABLE, Publisher("library").pem)
+    recorded = record_metrics(store, publish_latest(store, 1), k=1)
+    publish_latest(store, 2)
     rows = store.evaluations.get(recorded.evaluation).content.files["rows.jsonl"]
     assert store.evaluations.has_trusted_signature(recorded.evaluation)
     expire_store(store, IMMEDIATELY)
@@ -178,26 +136,20 @@ def test_gc_deletes_files_and_signature_of_expired_evaluation(
     assert list(store.files.iter_tree("evaluations")) == []
 
 
-def test_takedown_deletes_evaluations_and_refuses_new_ones(
-    store: Store, publish_latest: Callable[[int], str], record: Record
-) -> None:
-    old = publish_latest(1)
-    replacement = publish_latest(2)
-    evaluation, other_evaluation = record(store, old, k=1), record(store, replacement, k=1)
+def test_takedown_deletes_evaluations_and_refuses_new_ones(store: Store) -> None:
+    old, replacement = publish_latest(store, 1), publish_latest(store, 2)
+    evaluation, other_evaluation = record_metrics(store, old, k=1), record_metrics(store, replacement, k=1)
     store.takedowns.record_replacement(old, replacement)
     assert retire_replaced(store).evaluations == (evaluation.evaluation,)
     assert store.evaluations.list_ids() == [other_evaluation.evaluation]
     with pytest.raises(NotFoundError, match="was taken down: use snapshot"):
-        record(store, old, k=1)
+        record_metrics(store, old, k=1)
     assert store.evaluations.list_ids() == [other_evaluation.evaluation]
 
 
-def test_takedown_during_recording_wins(
-    store: Store, publish_latest: Callable[[int], str], record: Record, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_takedown_during_recording_wins(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """The takedown has already listed the evaluations when this one is written."""
-    old = publish_latest(1)
-    replacement = publish_latest(2)
+    old, replacement = publish_latest(store, 1), publish_latest(store, 2)
     create_file = store.files.create
 
     def create_after_takedown(path: str, data: bytes) -> bool:
@@ -208,27 +160,22 @@ def test_takedown_during_recording_wins(
 
     monkeypatch.setattr(store.files, "create", create_after_takedown)
     with pytest.raises(NotFoundError, match="was taken down"):
-        record(store, old, k=1)
+        record_metrics(store, old, k=1)
     assert store.evaluations.list_ids() == []
 
 
-def test_unsigned_evaluation_is_replaced_and_not_signed(
-    store: Store, publish: Callable[..., str], record: Record, monkeypatch: pytest.MonkeyPatch, rows: Path
-) -> None:
-    snapshot = publish(store)
-    subject = EvaluationSubject(snapshot, "", QUESTIONS, {"k": 1})
-    unsigned = record_evaluation(store, subject, {"hnsw": {"Success@20": MetricValue(1.0)}}, {"rows.jsonl": rows}, {})
-    _sign(monkeypatch)
-    assert record(store, snapshot, k=1) == RecordedEvaluation(unsigned.evaluation, True)
+def test_unsigned_evaluation_is_replaced_and_not_signed(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    snapshot = publish_empty(store)
+    unsigned = record_metrics(store, snapshot, metrics={"hnsw": {"Success@20": MetricValue(1.0)}}, k=1)
+    monkeypatch.setenv(SIGNING_KEY_VARIABLE, Publisher("library").pem)
+    assert record_metrics(store, snapshot, k=1) == RecordedEvaluation(unsigned.evaluation, True)
     assert store.evaluations.get(unsigned.evaluation).content.metrics == METRICS
     assert store.evaluations.has_trusted_signature(unsigned.evaluation)
-    assert record(store, snapshot, k=1) == RecordedEvaluation(unsigned.evaluation, False)
+    assert record_metrics(store, snapshot, k=1) == RecordedEvaluation(unsigned.evaluation, False)
 
 
-def test_evaluation_has_no_refs_and_cannot_be_pulled(
-    store: Store, publish: Callable[..., str], record: Record, tmp_path: Path
-) -> None:
-    name = f"evaluation:{record(store, publish(store), k=1).evaluation}"
+def test_evaluation_has_no_refs_and_cannot_be_pulled(store: Store, tmp_path: Path) -> None:
+    name = f"evaluation:{record_metrics(store, publish_empty(store), k=1).evaluation}"
     with pytest.raises(UsageError, match="evaluations have no refs"):
         tag(store, name, "best")
     with pytest.raises(StoreError, match="has no history"):
@@ -238,16 +185,14 @@ def test_evaluation_has_no_refs_and_cannot_be_pulled(
     with pytest.raises(UsageError, match="show, verify, diff and export accept evaluations"):
         store.snapshots.resolve(name)
     report = export_evaluation(store, name.partition(":")[2], tmp_path / "out")
-    assert (tmp_path / "out" / "rows.jsonl").read_text() == '{"id": "1"}\n'
+    assert (tmp_path / "out" / "rows.jsonl").read_text() == ROWS
     assert report.bytes == 12
 
 
 @pytest.mark.parametrize("data", [b"{}", b"{", b""])
-def test_damaged_evaluation_stops_expire_until_its_file_is_deleted(
-    store: Store, publish: Callable[..., str], record: Record, data: bytes
-) -> None:
-    snapshot = publish(store)
-    path = store.evaluations.manifest_path(record(store, snapshot, k=1).evaluation)
+def test_damaged_evaluation_stops_expire_until_its_file_is_deleted(store: Store, data: bytes) -> None:
+    snapshot = publish_empty(store)
+    path = store.evaluations.manifest_path(record_metrics(store, snapshot, k=1).evaluation)
     store.files.write(path, data)
     message = rf"{path} cannot be used: [^;]+; delete this file, and evaluate again$"
     with pytest.raises(StoreError, match=message):
@@ -255,12 +200,12 @@ def test_damaged_evaluation_stops_expire_until_its_file_is_deleted(
     with pytest.raises(StoreError, match=message):
         collect_garbage(store, 0.0)
     store.files.remove(path)
-    assert record(store, snapshot, k=1).is_new
+    assert record_metrics(store, snapshot, k=1).is_new
     collect_garbage(store, 0.0)
 
 
-def test_evaluation_of_a_newer_format_stops_gc(store: Store, publish: Callable[..., str], record: Record) -> None:
-    path = store.evaluations.manifest_path(record(store, publish(store), k=1).evaluation)
+def test_evaluation_of_a_newer_format_stops_gc(store: Store) -> None:
+    path = store.evaluations.manifest_path(record_metrics(store, publish_empty(store), k=1).evaluation)
     store.files.write(path, json.dumps({**(store.files.read_json(path) or {}), "format": 99}).encode())
     with pytest.raises(StoreError, match=r"upgrade bookwheel$"):
         collect_garbage(store, 0.0)
@@ -287,13 +232,8 @@ def test_invalid_evaluation_is_refused(path: tuple[str, ...], value: Any, messag
         EvaluationContent(EvaluationSubject("a" * 64, "", QUESTIONS, {"k": 1}), METRICS, {})
     ).to_json()
     assert EvaluationManifest.from_json(json.loads(json.dumps(valid))).id == valid["id"]
-    broken: Any = copy.deepcopy(valid)
-    parent = broken
-    for step in path[:-1]:
-        parent = parent[step]
-    parent[path[-1]] = value
     with pytest.raises(StoreError, match=message):
-        EvaluationManifest.from_bytes(json.dumps(broken).encode())
+        EvaluationManifest.from_bytes(json.dumps(replace_value(valid, path, value)).encode())
 
 
 @settings(max_examples=30)
@@ -304,19 +244,12 @@ def test_any_other_json_is_a_store_error(value: Any) -> None:
 
 
 def test_unsigned_evaluation_is_ignored_with_a_trust_file(
-    store: Store, publish: Callable[..., str], record: Record, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    store: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    recorded = record(store, publish(store), k=1)
+    recorded = record_metrics(store, publish_empty(store), k=1)
     subject = store.evaluations.get(recorded.evaluation).content.subject
-    public = Ed25519PrivateKey.generate().public_key()
-    der = public.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
-    (tmp_path / "trusted").write_text(f"library {b64encode(der).decode()}\n")
-    monkeypatch.setenv("BOOKWHEEL_TRUST", str(tmp_path / "trusted"))
+    (tmp_path / "trusted").write_text(Publisher("library").trust_line)
+    monkeypatch.setenv(TRUST_VARIABLE, str(tmp_path / "trusted"))
     assert find_evaluation(store, subject) is None
     with pytest.raises(RefusedError, match="is not signed by a key"):
         export_evaluation(store, recorded.evaluation, tmp_path / "out")
-
-
-def _sign(monkeypatch: pytest.MonkeyPatch) -> None:
-    pem = Ed25519PrivateKey.generate().private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-    monkeypatch.setenv(SIGNING_KEY_VARIABLE, pem.decode())

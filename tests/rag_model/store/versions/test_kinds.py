@@ -73,12 +73,12 @@ def test_impossible_selection_is_refused(selection: dict[str, Any], message: str
 
 
 def test_missing_kind_is_reported_and_can_be_pulled_later(
-    local_store: Store, publish: Callable[..., str], tmp_path: Path
+    store: Store, publish: Callable[..., str], tmp_path: Path
 ) -> None:
-    content = local_store.snapshots.get(publish(local_store)).content
-    indexed = Content({}, content.parts, {**content.files, "index/hnsw.faiss": local_store.blobs.put_bytes(b"graph")})
-    snapshot = local_store.snapshots.publish(Manifest(indexed))
-    first = pull(local_store, snapshot, tmp_path, select=select_files(indexed, passages_only=True))
+    content = store.snapshots.get(publish(store)).content
+    indexed = Content({}, content.parts, {**content.files, "index/hnsw.faiss": store.blobs.put_bytes(b"graph")})
+    snapshot = store.snapshots.publish(Manifest(indexed))
+    first = pull(store, snapshot, tmp_path, select=select_files(indexed, passages_only=True))
     with Snapshot.from_folder(tmp_path) as pulled:
         assert pulled.passages([2200])[0].text == "text 2200"
         for attempt in (
@@ -88,9 +88,9 @@ def test_missing_kind_is_reported_and_can_be_pulled_later(
         ):
             with pytest.raises(StoreError, match=r"was not pulled to .*: pull again, and include it"):
                 attempt()
-        second = pull(local_store, snapshot, tmp_path, select=select_files(indexed, embeddings=False))
+        second = pull(store, snapshot, tmp_path, select=select_files(indexed, embeddings=False))
         assert pulled.path("index/hnsw.faiss").read_bytes() == b"graph"
-        third = pull(local_store, snapshot, tmp_path)
+        third = pull(store, snapshot, tmp_path)
         assert pulled.embeddings("part-00000").shape == (1500, 4)
     assert second.reused_bytes == first.fetched_bytes
     assert third.reused_bytes == first.fetched_bytes + second.fetched_bytes

@@ -1,6 +1,5 @@
 """The id of a manifest depends on its content only, and hostile manifests are refused."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from rag_model.errors import StoreError
 from rag_model.store import BlobRef, Content, Manifest, PartEntry
 from rag_model.store.objects.files import encode_json
 from rag_model.store.versions.manifest import embeddings_in_space
+from tests.fixtures.store_files import replace_value
 
 blobs = st.builds(
     BlobRef,
@@ -140,10 +140,9 @@ def test_path_is_inside_the_folder_or_refused(path: str) -> None:
     ],
 )  # fmt: skip
 def test_hostile_paths_are_refused(path: str) -> None:
-    value = GOOD.to_json()
-    value["content"]["files"] = {path: {"id": "sha256:" + "a" * 64, "size": 1}}
+    files = {path: {"id": "sha256:" + "a" * 64, "size": 1}}
     with pytest.raises(StoreError, match="bad file path"):
-        Manifest.from_json(value)
+        Manifest.from_json(replace_value(GOOD.to_json(), ("content", "files"), files))
 
 
 def test_file_cannot_be_a_folder_as_well() -> None:
@@ -198,13 +197,8 @@ def test_file_cannot_be_a_folder_as_well() -> None:
     ],
 )
 def test_damaged_or_hostile_manifest_is_refused(field_path: tuple[Any, ...], value: Any) -> None:
-    manifest = json.loads(encode_json(GOOD.to_json()))
-    inner = manifest
-    for step in field_path[:-1]:
-        inner = inner[step]
-    inner[field_path[-1]] = value
     with pytest.raises(StoreError):
-        Manifest.from_json(manifest)
+        Manifest.from_json(replace_value(GOOD.to_json(), field_path, value))
 
 
 @pytest.mark.parametrize(
@@ -240,10 +234,5 @@ def test_duplicate_parts_are_refused() -> None:
     ],
 )
 def test_error_names_the_field(field_path: tuple[Any, ...], value: Any, message: str) -> None:
-    manifest = json.loads(encode_json(GOOD.to_json()))
-    section = manifest
-    for step in field_path[:-1]:
-        section = section[step]
-    section[field_path[-1]] = value
     with pytest.raises(StoreError, match=message):
-        Manifest.from_json(manifest)
+        Manifest.from_json(replace_value(GOOD.to_json(), field_path, value))

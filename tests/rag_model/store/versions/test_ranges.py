@@ -30,6 +30,7 @@ from rag_model.store.versions.moves import tag
 from rag_model.store.versions.snapshot import Snapshot
 from tests.benchmarks.far_store import Far
 from tests.fixtures.ranged_snapshot import DIM, WORDS, K, copy_to_far_store, list_questions, publish_ranged
+from tests.fixtures.store_files import replace_value
 from tests.fixtures.tiny_snapshot import copy_store
 
 
@@ -51,48 +52,53 @@ def search_all(snapshot: Snapshot) -> dict[str, list[list[tuple[Passage, float]]
 
 
 def test_search_by_ranges_of_a_real_s3_store_equals_search_of_the_files(
-    local_store: Store, s3_store_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    local_store: Store, s3_store_url: str, cache: Path
 ) -> None:
     copy_store(local_store, s3_store_url)
-    monkeypatch.setenv("BOOKWHEEL_CACHE", str(tmp_path / "cache"))
     with Snapshot.open(str(local_store.url)) as snapshot, Snapshot.open(s3_store_url, by_ranges=True) as ranged:
         assert ranged.ranges is not None
         assert search_all(ranged) == search_all(snapshot)
         first_requests = ranged.ranges.cache.requests
         search_all(ranged)
         assert ranged.ranges.cache.requests == first_requests
-        assert not list((tmp_path / "cache").glob("??/*")), "no file was copied as a whole"
+        assert not list(cache.glob("??/*")), "no file was copied as a whole"
     with Snapshot.open(s3_store_url, by_ranges=True) as reopened:  # reads and verifies the cached ranges on the disk
         assert reopened.ranges is not None
         assert search_all(reopened) == search_all(Snapshot.open(local_store.url))
         assert reopened.ranges.cache.requests == 0
 
 
+def get_latest_content(store: Store) -> Content:
+    return store.snapshots.get(store.snapshots.resolve("latest")).content
+
+
+def open_by_ranges(store: Store, name: str = "latest", cache_bytes: int | None = None) -> Snapshot:
+    return Snapshot.open(store.url, name, by_ranges=True, cache_bytes=cache_bytes)
+
+
 @pytest.fixture
-def far_store(local_store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
+def far_store(local_store: Store) -> Iterator[Store]:
     """Copy the store to a file system whose requests can be counted and can fail."""
-    monkeypatch.setenv("BOOKWHEEL_CACHE", str(tmp_path / "cache"))
     with copy_to_far_store(local_store) as store:
         yield store
 
 
-def blob_path(store: Store, path: str) -> tuple[str, str]:
-    content = store.snapshots.get(store.snapshots.resolve("latest")).content
+def split_blob_path(store: Store, path: str) -> tuple[str, str]:
+    content = get_latest_content(store)
     folder, _, name = f"ranged/{content.files[path].path}".rpartition("/")
     return folder, name
 
 
 @pytest.mark.parametrize("path", ["index/bm25.postings", "passages/part-1.parquet", "index/ivf.faiss", RANGE_DIGESTS])
 def test_damaged_range_is_named_and_refused(far_store: Store, path: str) -> None:
-    folder, name = blob_path(far_store, path)
+    folder, name = split_blob_path(far_store, path)
     body, size, modified = Far.folders[folder][name]
     assert isinstance(body, bytes)
     Far.folders[folder][name] = bytes(byte ^ 1 for byte in body), size, modified
-    is_refused = pytest.raises(StoreError, match=f"of {path}.*read twice")
-    with Snapshot.open(far_store.url, by_ranges=True) as snapshot, is_refused:
+    with open_by_ranges(far_store) as snapshot, pytest.raises(StoreError, match=f"of {path}.*read twice"):
         search_all(snapshot)
     Far.folders[folder][name] = body, size, modified
-    with Snapshot.open(far_store.url, by_ranges=True) as snapshot:
+    with open_by_ranges(far_store) as snapshot:
         assert all(map(all, search_all(snapshot).values()))
 
 
@@ -109,7 +115,7 @@ def test_range_that_was_damaged_on_its_way_is_logged_and_read_again(
         return data[:-1] + bytes([data[-1] ^ 255])
 
     monkeypatch.setattr(Far, "cat_file", damage_first_read)
-    with Snapshot.open(far_store.url, by_ranges=True) as snapshot:
+    with open_by_ranges(far_store) as snapshot:
         assert all(map(all, search_all(snapshot).values()))
     assert damaged
     messages = {record.getMessage() for record in caplog.records if record.name == "rag_model.ranges"}
@@ -118,18 +124,18 @@ def test_range_that_was_damaged_on_its_way_is_logged_and_read_again(
 
 
 def test_searches_on_a_full_disk_evict_the_ranges_of_others(
-    far_store: Store, local_store: Store, monkeypatch: pytest.MonkeyPatch
+    far_store: Store, cache: Path, local_store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write, disk_bytes = os.pwrite, 1 << 19
 
     def write_to_small_disk(descriptor: int, data: memoryview, offset: int) -> int:
-        files = Path(os.environ["BOOKWHEEL_CACHE"]).rglob("*.ranges")
+        files = cache.rglob("*.ranges")
         if sum(512 * path.stat().st_blocks for path in files) + len(data) > disk_bytes:
             raise OSError(errno.ENOSPC, "No space left on device")
         return write(descriptor, data, offset)
 
     monkeypatch.setattr(os, "pwrite", write_to_small_disk)
-    with Snapshot.open(far_store.url, by_ranges=True) as snapshot, Snapshot.open(local_store.url) as mapped:
+    with open_by_ranges(far_store) as snapshot, Snapshot.open(local_store.url) as mapped:
         assert search_all(snapshot) == search_all(mapped)
         disk_bytes = 0  # another program uses the evicted space
         words = open_retriever(snapshot, "bm25")
@@ -139,33 +145,37 @@ def test_searches_on_a_full_disk_evict_the_ranges_of_others(
         assert len(words.search([" ".join(WORDS)], 1000)[0]) == 1000
 
 
-def test_cached_ranges_answer_while_the_store_is_away(far_store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    with Snapshot.open(far_store.url, by_ranges=True) as snapshot:
+def test_cached_ranges_answer_while_the_store_is_away(
+    far_store: Store, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_by_ranges(far_store) as snapshot:
         retriever = open_retriever(snapshot, "bm25")
         hits = retriever.search(list_questions()[:1], 1)
-        monkeypatch.setattr(Far, "cat_file", partial(_fail, OSError("the network is down")))
-        shutil.rmtree(Path(os.environ["BOOKWHEEL_CACHE"]))
+        monkeypatch.setattr(Far, "cat_file", partial(_raise, OSError("the network is down")))
+        shutil.rmtree(cache)
         assert retriever.search(list_questions()[:1], 1) == hits
         with pytest.raises(StoreError, match="the network is down"):
             retriever.search([" ".join(WORDS)], 100)
 
 
-def _fail(error: Exception, *arguments: object, **options: object) -> None:
+def _raise(error: Exception, *arguments: object, **options: object) -> None:
     raise error
 
 
 @pytest.mark.parametrize("cache_bytes", [1 << 16, 1 << 20])
-def test_small_cache_stays_within_its_limit(far_store: Store, local_store: Store, cache_bytes: int) -> None:
-    with Snapshot.open(far_store.url, by_ranges=True, cache_bytes=cache_bytes) as snapshot:
+def test_small_cache_stays_within_its_limit(
+    far_store: Store, cache: Path, local_store: Store, cache_bytes: int
+) -> None:
+    with open_by_ranges(far_store, cache_bytes=cache_bytes) as snapshot:
         assert search_all(snapshot) == search_all(Snapshot.open(local_store.url))
         assert snapshot.ranges is not None
         pinned = 120_000 + (2 << 15)  # the headers of three indexes, in blocks
-        stored = sum(512 * path.stat().st_blocks for path in Path(os.environ["BOOKWHEEL_CACHE"]).rglob("*.ranges"))
+        stored = sum(512 * path.stat().st_blocks for path in cache.rglob("*.ranges"))
         assert stored <= cache_bytes + pinned
 
 
 def test_query_needs_few_rounds_of_requests(far_store: Store) -> None:
-    with Snapshot.open(far_store.url, by_ranges=True) as snapshot:
+    with open_by_ranges(far_store) as snapshot:
         words, vectors = open_retriever(snapshot, "bm25"), DenseRetriever(snapshot, None, "ivf")
         assert snapshot.ranges is not None
         cache = snapshot.ranges.cache
@@ -181,7 +191,7 @@ def test_reading_the_ids_of_hits_only_changes_no_result(
     far_store: Store, local_store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(index_search, "_MIN_SAVED_BYTES", -(1 << 40))
-    with Snapshot.open(str(local_store.url)) as snapshot, Snapshot.open(far_store.url, by_ranges=True) as ranged:
+    with Snapshot.open(str(local_store.url)) as snapshot, open_by_ranges(far_store) as ranged:
         assert search_all(ranged) == search_all(snapshot)
 
 
@@ -193,7 +203,6 @@ def test_hits_need_one_round_whatever_the_size_of_the_footers(
     monkeypatch.setattr(passages, "ROW_GROUP", 1)
     if not has_cuts:  # as in snapshots of earlier versions
         monkeypatch.setattr(range_digests, "list_cuts", lambda *arguments: [])
-    monkeypatch.setenv("BOOKWHEEL_CACHE", str(tmp_path / "cache"))
     store = Store.open(str(tmp_path / "store"), create=True)
     texts = [f"text {number}" for number in range(800)]
     with PassageWriter(tmp_path / "rows.parquet") as writer:
@@ -202,20 +211,20 @@ def test_hits_need_one_round_whatever_the_size_of_the_footers(
     files = {"passages/part-0.parquet": store.blobs.put_file(tmp_path / "rows.parquet")}
     content = Content({"kind": "passages"}, (PartEntry("part-0", 0, 0, len(texts)),), files, {}, {}, {}, "")
     tasks = list_range_tasks(content, min_bytes=1)
-    content = add_range_digests(store, content, tasks, lambda each, _: [compute_once(task, store) for task in each])
+    content = add_range_digests(store, content, tasks, lambda batch, _: [compute_once(task, store) for task in batch])
     tag(store, store.snapshots.publish(Manifest(content)), "latest")
-    with copy_to_far_store(store) as far_store, Snapshot.open(far_store.url, by_ranges=True) as snapshot:
+    with copy_to_far_store(store) as far_store, open_by_ranges(far_store) as snapshot:
         assert snapshot.passages([7])[0].text == "text 7"
         assert snapshot.ranges is not None
         assert snapshot.ranges.cache.rounds == 1
         assert (snapshot.ranges.cache.fetched_bytes < 100_000) == has_cuts
-        monkeypatch.setattr(Snapshot, "_read_rows", partial(_fail, AssertionError("a passage is decoded again")))
+        monkeypatch.setattr(Snapshot, "_read_rows", partial(_raise, AssertionError("a passage is decoded again")))
         assert [passage.text for passage in snapshot.passages([7, 7])] == ["text 7"] * 2
 
 
 def test_small_files_of_rows_get_digests_beside_a_large_file(far_store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(range_digests, "_MIN_ROW_FILE_BYTES", 1)
-    content = far_store.snapshots.get(far_store.snapshots.resolve("latest")).content
+    content = get_latest_content(far_store)
     is_row_file = {path: path.startswith(("passages/", "embeddings/")) for path in content.files}
     largest_bytes = max(content.files[path].size for path in list_range_tasks(content, min_bytes=1))
     tasks = list_range_tasks(content, largest_bytes)
@@ -228,8 +237,7 @@ def test_table_of_the_previous_version_is_read(
     local_store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In the previous version, blocks of lists had equal sizes."""
-    monkeypatch.setenv("BOOKWHEEL_CACHE", str(tmp_path / "cache"))
-    content = local_store.snapshots.get(local_store.snapshots.resolve("latest")).content
+    content = get_latest_content(local_store)
     build_outline = ListKind.build_outline
 
     def build_previous_outline(kind: ListKind, path: Path) -> dict[str, object]:
@@ -239,59 +247,52 @@ def test_table_of_the_previous_version_is_read(
     monkeypatch.setattr(DigestTask, "CODE", 3)
     tasks = list_range_tasks(content, min_bytes=1)
     content = add_range_digests(
-        local_store, content, tasks, lambda each, _: [compute_once(task, local_store) for task in each]
+        local_store, content, tasks, lambda batch, _: [compute_once(task, local_store) for task in batch]
     )
     assert json.loads(local_store.blobs.read(content.files[RANGE_TABLE]))["version"] == 1
-    identity = local_store.snapshots.publish(Manifest(content))
-    with copy_to_far_store(local_store) as far_store, Snapshot.open(far_store.url, identity, by_ranges=True) as ranged:
+    snapshot_id = local_store.snapshots.publish(Manifest(content))
+    with copy_to_far_store(local_store) as far_store, open_by_ranges(far_store, snapshot_id) as ranged:
         assert search_all(ranged) == search_all(Snapshot.open(local_store.url))
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [({"version": 3}, "have version 3: upgrade bookwheel, or pull it"), ({"bounds": "AAA="}, "are damaged")],
-)
-def test_table_of_a_later_version_or_with_other_boundaries_is_refused(
-    far_store: Store, change: dict[str, object], message: str
-) -> None:
-    content = far_store.snapshots.get(far_store.snapshots.resolve("latest")).content
-    table = json.loads(far_store.blobs.read(content.files[RANGE_TABLE]))
-    assert table["version"] == 2
-    (table if "version" in change else table["files"]["index/ivf.faiss"]["outline"]).update(change)
-    table_ref = far_store.blobs.put_bytes(json.dumps(table).encode())
-    identity = far_store.snapshots.publish(Manifest(replace(content, files=content.files | {RANGE_TABLE: table_ref})))
-    with pytest.raises(StoreError, match=message):
-        Snapshot.open(far_store.url, identity, by_ranges=True)
+ENTRY = ("files", "index/ivf.faiss")
+PINNED = (*ENTRY, "outline", "pinned")
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("path", "value", "message"),
     [
-        ({"block": 1 << 80}, "digests of ranges of .* are damaged: pull it"),
-        ({"outline": 0}, "digests of ranges of .* are damaged: pull it"),
-        ({"pinned": [[0, 1 << 70]]}, "the outline of index/ivf.faiss .* ranges outside the file"),
-        ({"pinned": [[-100, 50]]}, "the outline of index/ivf.faiss .* ranges outside the file"),
-        ({"pinned": [[50, 2]]}, "the outline of index/ivf.faiss .* ranges outside the file"),
-        ({"pinned": [[1, 2, 3]]}, "the outline of index/ivf.faiss .* ranges outside the file"),
-        ({"pinned": 7}, "the outline of index/ivf.faiss .* ranges outside the file"),
+        (("version",), 3, "have version 3: upgrade bookwheel, or pull it"),
+        ((*ENTRY, "outline", "bounds"), "AAA=", "are damaged"),
+        ((*ENTRY, "block"), 1 << 80, "digests of ranges of .* are damaged: pull it"),
+        ((*ENTRY, "outline"), 0, "digests of ranges of .* are damaged: pull it"),
+        (PINNED, [[0, 1 << 70]], "the outline of index/ivf.faiss .* ranges outside the file"),
+        (PINNED, [[-100, 50]], "the outline of index/ivf.faiss .* ranges outside the file"),
+        (PINNED, [[50, 2]], "the outline of index/ivf.faiss .* ranges outside the file"),
+        (PINNED, [[1, 2, 3]], "the outline of index/ivf.faiss .* ranges outside the file"),
+        (PINNED, 7, "the outline of index/ivf.faiss .* ranges outside the file"),
     ],
 )
-def test_table_with_impossible_numbers_is_refused(far_store: Store, change: dict[str, object], message: str) -> None:
-    content = far_store.snapshots.get(far_store.snapshots.resolve("latest")).content
+def test_table_of_a_later_version_or_with_invalid_values_is_refused(
+    far_store: Store, path: tuple[str, ...], value: object, message: str
+) -> None:
+    content = get_latest_content(far_store)
     table = json.loads(far_store.blobs.read(content.files[RANGE_TABLE]))
-    entry = table["files"]["index/ivf.faiss"]
-    (entry["outline"] if "pinned" in change else entry).update(change)
-    table_ref = far_store.blobs.put_bytes(json.dumps(table).encode())
-    identity = far_store.snapshots.publish(Manifest(replace(content, files=content.files | {RANGE_TABLE: table_ref})))
-    with pytest.raises(StoreError, match=message), Snapshot.open(far_store.url, identity, by_ranges=True) as snapshot:
+    assert table["version"] == 2
+    table_ref = far_store.blobs.put_bytes(json.dumps(replace_value(table, path, value)).encode())
+    files = {**content.files, RANGE_TABLE: table_ref}
+    snapshot_id = far_store.snapshots.publish(Manifest(replace(content, files=files)))
+    with pytest.raises(StoreError, match=message), open_by_ranges(far_store, snapshot_id) as snapshot:
         search_all(snapshot)
 
 
-def test_index_without_digests_is_copied(local_store: Store, far_store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_index_without_digests_is_copied(
+    local_store: Store, far_store: Store, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(ranges, "WHOLE_BYTES", 100)  # as if all files were large
-    content = local_store.snapshots.get(local_store.snapshots.resolve("latest")).content
+    content = get_latest_content(local_store)
     files = {path: ref for path, ref in content.files.items() if not path.startswith("ranges/")}
-    identity = far_store.snapshots.publish(Manifest(replace(content, files=files)))
-    with Snapshot.open(far_store.url, identity, by_ranges=True) as snapshot:
+    snapshot_id = far_store.snapshots.publish(Manifest(replace(content, files=files)))
+    with open_by_ranges(far_store, snapshot_id) as snapshot:
         assert search_all(snapshot) == search_all(Snapshot.open(local_store.url))
-        assert list(Path(os.environ["BOOKWHEEL_CACHE"]).glob("??/*"))
+        assert list(cache.glob("??/*"))

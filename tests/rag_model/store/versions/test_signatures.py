@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
@@ -24,24 +23,15 @@ from rag_model.store.upkeep.expire import ExpirePolicy, expire_store
 from rag_model.store.upkeep.gc import collect_garbage
 from rag_model.store.upkeep.verify import verify_version
 from rag_model.store.versions.manifest import Manifest
-from rag_model.store.versions.models import ModelMetadata, export_model, put_model
+from rag_model.store.versions.models import export_model
 from rag_model.store.versions.moves import rollback, tag
 from rag_model.store.versions.signatures import SIGNING_KEY_VARIABLE, TRUST_VARIABLE, TrustedKeys
 from rag_model.store.versions.snapshot import Snapshot
 from tests.fixtures.machine_requirements import skip_or_fail
+from tests.fixtures.publisher import Publisher
+from tests.fixtures.store_files import age_files, put_weights
 
 Publish = Callable[..., str]
-
-
-class Publisher:
-    """A publisher with a signing key."""
-
-    def __init__(self, name: str, folder: Path) -> None:
-        self.name, self.key, self.file = name, Ed25519PrivateKey.generate(), folder / f"{name}.pem"
-        self.pem = self.key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()).decode()
-        self.file.write_text(self.pem)
-        public = self.key.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
-        self.line = f"{name} {base64.b64encode(public).decode()}"
 
 
 @pytest.fixture
@@ -57,13 +47,13 @@ def publish(publish: Publish) -> Publish:
 
 
 @pytest.fixture
-def alice(tmp_path: Path) -> Publisher:
-    return Publisher("alice", tmp_path)
+def alice() -> Publisher:
+    return Publisher("alice")
 
 
 @pytest.fixture
-def mallory(tmp_path: Path) -> Publisher:
-    return Publisher("mallory", tmp_path)
+def mallory() -> Publisher:
+    return Publisher("mallory")
 
 
 @pytest.fixture
@@ -73,21 +63,19 @@ def sign_as(monkeypatch: pytest.MonkeyPatch) -> Callable[[Publisher | None], Non
     def sign_as(person: Publisher | None) -> None:
         monkeypatch.delenv(SIGNING_KEY_VARIABLE, raising=False)
         if person is not None:
-            monkeypatch.setenv(SIGNING_KEY_VARIABLE, str(person.file))
+            monkeypatch.setenv(SIGNING_KEY_VARIABLE, person.pem)
 
     return sign_as
 
 
 @pytest.fixture
-def trust(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
-    def trust(*people: Publisher | None) -> Path:
-        file = tmp_path / "trusted"
-        if people == (None,):
-            monkeypatch.delenv(TRUST_VARIABLE)
-            return file
-        file.write_text("\n".join(["# who may publish", "", *(person.line for person in people if person)]) + "\n")
-        monkeypatch.setenv(TRUST_VARIABLE, str(file))
-        return file
+def trust(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Return a function that writes a trust file with the keys of publishers, and sets it in the environment."""
+
+    def trust(*publishers: Publisher) -> None:
+        lines = [publisher.trust_line for publisher in publishers]
+        (tmp_path / "trusted").write_text("".join(["# who may publish\n\n", *lines]))
+        monkeypatch.setenv(TRUST_VARIABLE, str(tmp_path / "trusted"))
 
     return trust
 
@@ -102,237 +90,243 @@ def list_signatures(store: Store, ref: str = "latest") -> list[str]:
 
 
 def test_snapshot_signed_by_a_trusted_key_is_opened(
-    local_store: Store, publish: Publish, sign_as, trust, alice: Publisher, tmp_path: Path
+    store: Store, publish: Publish, sign_as, trust, alice: Publisher, tmp_path: Path
 ) -> None:
     sign_as(alice)
-    snapshot = publish(local_store)
+    snapshot = publish(store)
     trust(alice)
     for name in ("latest", "latest@1", snapshot, snapshot[:12]):
-        assert Snapshot.from_store(local_store, name).id == snapshot
-    pull(local_store, "latest", tmp_path / "pulled")
+        assert Snapshot.from_store(store, name).id == snapshot
+    pull(store, "latest", tmp_path / "pulled")
     assert Snapshot.from_folder(tmp_path / "pulled").id == snapshot
-    assert local_store.snapshots.describe_signature(snapshot) == "signed by alice"
-    assert Parent.from_ref(local_store, "latest").manifest is not None
-    assert verify_version(local_store, snapshot) == []
+    assert store.snapshots.describe_signature(snapshot) == "signed by alice"
+    assert Parent.from_ref(store, "latest").manifest is not None
+    assert verify_version(store, snapshot) == []
 
 
 def test_unsigned_snapshot_is_opened_without_a_trust_file_only(
-    local_store: Store, publish: Publish, sign_as, trust, alice: Publisher, tmp_path: Path
+    store: Store, publish: Publish, sign_as, trust, alice: Publisher, tmp_path: Path
 ) -> None:
     sign_as(None)
-    snapshot = publish(local_store)
+    snapshot = publish(store)
     assert not list((tmp_path / "store").rglob("*.sig"))
-    assert local_store.snapshots.describe_signature(snapshot) == "not signed"
-    pull(local_store, "latest", tmp_path / "pulled")
+    assert store.snapshots.describe_signature(snapshot) == "not signed"
+    pull(store, "latest", tmp_path / "pulled")
     trust(alice)
-    assert local_store.snapshots.describe_signature(snapshot) == "not signed"
+    assert store.snapshots.describe_signature(snapshot) == "not signed"
     for name in ("latest", "latest@1", snapshot, snapshot[:12]):
         with pytest.raises(RefusedError, match=r"is not signed by a key of .*trusted, or was changed since: ask"):
-            Snapshot.from_store(local_store, name)
+            Snapshot.from_store(store, name)
         with pytest.raises(RefusedError, match="is not signed"):
-            pull(local_store, name, tmp_path / "other")
+            pull(store, name, tmp_path / "other")
     assert not (tmp_path / "other").exists()
     with pytest.raises(RefusedError, match="is not signed"):
         Snapshot.from_folder(tmp_path / "pulled")
     with pytest.raises(RefusedError, match=r"`tag latest@NUMBER latest` moves the ref back to a signed snapshot"):
-        Parent.from_ref(local_store, "latest")
+        Parent.from_ref(store, "latest")
 
 
 def test_untrusted_signature_is_refused_and_can_be_supplemented(
-    local_store: Store, publish: Publish, sign_as, trust, alice: Publisher, mallory: Publisher
+    store: Store,
+    publish: Publish,
+    sign_as,
+    trust,
+    alice: Publisher,
+    mallory: Publisher,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     sign_as(mallory)
-    snapshot = publish(local_store)
-    assert local_store.snapshots.describe_signature(snapshot) == "signed, unchecked: no trust file is given"
+    snapshot = publish(store)
+    assert store.snapshots.describe_signature(snapshot) == "signed, unchecked: no trust file is given"
     trust(alice)
-    assert local_store.snapshots.describe_signature(snapshot) == "signed, but by no key of the trust file"
+    assert store.snapshots.describe_signature(snapshot) == "signed, but by no key of the trust file"
     with pytest.raises(RefusedError, match="is not signed by a key"):
-        Snapshot.from_store(local_store)
+        Snapshot.from_store(store)
     sign_as(alice)  # a tag without a trust file signs the existing snapshot, and adds a signed move
     with pytest.raises(RefusedError, match="is not signed by a key"):
-        tag(local_store, snapshot, "latest")
-    trust(None)
-    assert [tag(local_store, snapshot, "latest").number for _ in range(2)] == [2, 2]
+        tag(store, snapshot, "latest")
+    monkeypatch.delenv(TRUST_VARIABLE)
+    assert [tag(store, snapshot, "latest").number for _ in range(2)] == [2, 2]
     trust(alice)
-    signers = [local_store.refs.find_signer(TrustedKeys.from_environment(), "latest", number) for number in (1, 2)]
+    signers = [store.refs.find_signer(TrustedKeys.from_environment(), "latest", number) for number in (1, 2)]
     assert signers == [None, "alice"], "the move signed by mallory stays untrusted"
-    assert Snapshot.from_store(local_store).id == snapshot
+    assert Snapshot.from_store(store).id == snapshot
     trust(mallory, alice)
-    assert local_store.snapshots.describe_signature(snapshot) == "signed by mallory"
+    assert store.snapshots.describe_signature(snapshot) == "signed by mallory"
 
 
 @pytest.mark.parametrize("change", ["number", "ref", "snapshot", "created_at", "note", "previous", "nonce", "format"])
 def test_signature_of_a_move_is_valid_for_this_move_only(
-    local_store: Store, publish: Publish, sign_as, trust, alice: Publisher, change: str
+    store: Store, publish: Publish, sign_as, trust, alice: Publisher, change: str
 ) -> None:
     sign_as(alice)
-    first = publish(local_store)
-    second = publish(local_store, seed=2)
+    first = publish(store)
+    second = publish(store, seed=2)
     trust(alice)
     sign_as(None)
-    folder, path = local_store.files.local_path("refs"), "refs/latest/00000002.json"
-    assert Snapshot.from_store(local_store).id == second
+    folder, path = store.files.local_path("refs"), "refs/latest/00000002.json"
+    assert Snapshot.from_store(store).id == second
     if change == "number":  # copies the older move and its signature as the newest
         for file in (folder / "latest").glob("00000001*"):
             shutil.copy(file, folder / "latest" / file.name.replace("00000001", "00000003"))
-        replace_fields(local_store, "refs/latest/00000003.json", number=3)
+        replace_fields(store, "refs/latest/00000003.json", number=3)
     elif change == "ref":
         shutil.copytree(folder / "latest", folder / "other")
     else:
         values = {"snapshot": first, "nonce": "0" * 32, "previous": None, "format": 2}
-        replace_fields(local_store, path, **{change: values.get(change, "2027-01-01T00:00:00+00:00")})
+        replace_fields(store, path, **{change: values.get(change, "2027-01-01T00:00:00+00:00")})
     with pytest.raises(RefusedError, match=r"the move .*@[23] in .* is not signed"):
-        Snapshot.from_store(local_store, "other" if change == "ref" else "latest")
+        Snapshot.from_store(store, "other" if change == "ref" else "latest")
 
 
 @pytest.mark.parametrize("field", ["metrics", "provenance"])
 def test_manifest_with_changed_metrics_or_provenance_is_refused(
-    local_store: Store, publish: Publish, sign_as, trust, alice: Publisher, field: str
+    store: Store, publish: Publish, sign_as, trust, alice: Publisher, field: str
 ) -> None:
     sign_as(alice)
-    snapshot = publish(local_store)
+    snapshot = publish(store)
     trust(alice)
-    path = local_store.snapshots.manifest_path(snapshot)
-    replace_fields(local_store, path, **{field: {"made": "up"}})
+    path = store.snapshots.manifest_path(snapshot)
+    replace_fields(store, path, **{field: {"made": "up"}})
     with pytest.raises(RefusedError, match=f"snapshot {snapshot[:12]} in .* was changed since"):
-        Snapshot.from_store(local_store)
-    signature = next(local_store.files.local_path("snapshots").glob("*.sig"))
+        Snapshot.from_store(store)
+    signature = next(store.files.local_path("snapshots").glob("*.sig"))
     for damaged in (b"", b"[]", b'{"signature": 1}', b'{"signature": "!"}', b"\xff", b'{"signature": "AAAA"}'):
         signature.write_bytes(damaged)
         with pytest.raises(RefusedError, match="is not signed"):
-            Snapshot.from_store(local_store)
+            Snapshot.from_store(store)
 
 
 def test_second_writer_signs_the_existing_manifest(
-    local_store: Store, publish: Publish, sign_as, trust, alice: Publisher
+    store: Store, publish: Publish, sign_as, trust, alice: Publisher
 ) -> None:
     sign_as(None)
-    snapshot = publish(local_store)
-    manifest_bytes = local_store.files.read(local_store.snapshots.manifest_path(snapshot))
+    snapshot = publish(store)
+    manifest_bytes = store.files.read(store.snapshots.manifest_path(snapshot))
     sign_as(alice)
-    local_store.snapshots.publish(local_store.snapshots.get(snapshot))
-    assert local_store.files.read(local_store.snapshots.manifest_path(snapshot)) == manifest_bytes
+    store.snapshots.publish(store.snapshots.get(snapshot))
+    assert store.files.read(store.snapshots.manifest_path(snapshot)) == manifest_bytes
     trust(alice)
-    assert local_store.snapshots.resolve_trusted(snapshot) == snapshot
+    assert store.snapshots.resolve_trusted(snapshot) == snapshot
 
 
 @pytest.mark.parametrize("has_trust_file", [True, False])
 def test_replacement_is_signed_only_if_the_replaced_snapshot_was(
-    local_store: Store, publish: Publish, sign_as, trust, alice: Publisher, has_trust_file: bool
+    store: Store, publish: Publish, sign_as, trust, alice: Publisher, has_trust_file: bool
 ) -> None:
     sign_as(alice)
-    good = publish(local_store)
+    good = publish(store)
     sign_as(None)
-    evil = publish(local_store, seed=2)
-    local_store.refs.move("alias", good, 0)  # an unsigned move to a signed snapshot
+    evil = publish(store, seed=2)
+    store.refs.move("alias", good, 0)  # an unsigned move to a signed snapshot
     sign_as(alice)
-    local_store.refs.move("main", good, 0)
+    store.refs.move("main", good, 0)
     if has_trust_file:
         trust(alice)
-    contents = [local_store.snapshots.get(snapshot_id).content for snapshot_id in (good, evil)]
+    contents = [store.snapshots.get(snapshot_id).content for snapshot_id in (good, evil)]
     replacements = [Manifest(replace(content, recipe={"without": "a page"} | content.recipe)) for content in contents]
     for old, replacement in zip((good, evil), replacements, strict=True):
-        publish_replacement(local_store, old, replacement)
+        publish_replacement(store, old, replacement)
     ours, theirs = (replacement.id for replacement in replacements)
     trust(alice)
-    assert local_store.snapshots.resolve_trusted("main") == ours
-    assert local_store.refs.get_move("latest", 3).snapshot == theirs
-    assert [local_store.snapshots.has_trusted_signature(replacement) for replacement in (ours, theirs)] == [True, False]
+    assert store.snapshots.resolve_trusted("main") == ours
+    assert store.refs.get_move("latest", 3).snapshot == theirs
+    assert [store.snapshots.has_trusted_signature(replacement) for replacement in (ours, theirs)] == [True, False]
     for name in ("alias", "latest", theirs):
         with pytest.raises(RefusedError, match="is not signed"):
-            local_store.snapshots.resolve_trusted(name)
-    assert list_unsigned_replacements(local_store, [ours, theirs, ""]) == (theirs, "alias@2", "latest@3")
+            store.snapshots.resolve_trusted(name)
+    assert list_unsigned_replacements(store, [ours, theirs, ""]) == (theirs, "alias@2", "latest@3")
 
 
 def test_forged_takedown_does_not_get_a_ref_signed(
-    local_store: Store, publish: Publish, sign_as, trust, alice: Publisher
+    store: Store, publish: Publish, sign_as, trust, alice: Publisher
 ) -> None:
     sign_as(None)
-    evil = publish(local_store)
+    evil = publish(store)
     sign_as(alice)
-    good = publish(local_store, seed=2)
-    local_store.takedowns.record_replacement(good, evil)
-    (move,) = replace_snapshot(local_store, good, "")
-    assert (move.snapshot, local_store.refs.has_trusted_signature("latest", move.number)) == (evil, False)
+    good = publish(store, seed=2)
+    store.takedowns.record_replacement(good, evil)
+    (move,) = replace_snapshot(store, good, "")
+    assert (move.snapshot, store.refs.has_trusted_signature("latest", move.number)) == (evil, False)
 
 
 def test_rollback_and_tag_refuse_unsigned_snapshots(
-    local_store: Store, publish: Publish, sign_as, trust, alice: Publisher
+    store: Store, publish: Publish, sign_as, trust, alice: Publisher
 ) -> None:
     sign_as(alice)
-    first, second = publish(local_store), publish(local_store, seed=2)
+    first, second = publish(store), publish(store, seed=2)
     sign_as(None)
-    evil = publish(local_store, seed=3)
-    local_store.refs.move("latest", publish(local_store, seed=4), 4, "rollback to @1")  # the note is false
+    evil = publish(store, seed=3)
+    store.refs.move("latest", publish(store, seed=4), 4, "rollback to @1")  # the note is false
     sign_as(alice)
     trust(alice)
     for move_ref in (
-        lambda: rollback(local_store, "latest", 3),
-        lambda: tag(local_store, evil, "v1"),
-        lambda: tag(local_store, "latest", "latest"),
+        lambda: rollback(store, "latest", 3),
+        lambda: tag(store, evil, "v1"),
+        lambda: tag(store, "latest", "latest"),
     ):
         with pytest.raises(RefusedError, match="is not signed"):
             move_ref()
-    assert local_store.refs.list_numbers("v1") == []
-    assert not local_store.snapshots.has_trusted_signature(evil)
-    assert [rollback(local_store, "latest").snapshot for _ in range(2)] == [second, first]
+    assert store.refs.list_numbers("v1") == []
+    assert not store.snapshots.has_trusted_signature(evil)
+    assert [rollback(store, "latest").snapshot for _ in range(2)] == [second, first]
     with pytest.raises(UsageError, match=r"named no other snapshot before .* by a move that a key of .*trusted signed"):
-        rollback(local_store, "latest")
+        rollback(store, "latest")
     sign_as(None)
-    local_store.refs.move("latest", evil, 7)
+    store.refs.move("latest", evil, 7)
     sign_as(alice)
-    assert tag(local_store, "latest@2", "latest").snapshot == second  # the owner recovers in this way
-    assert local_store.snapshots.resolve_trusted("latest") == second
+    assert tag(store, "latest@2", "latest").snapshot == second  # the owner recovers in this way
+    assert store.snapshots.resolve_trusted("latest") == second
 
 
 def test_signatures_stay_valid_after_rollback_and_expire(
-    local_store: Store, publish: Publish, sign_as, trust, alice: Publisher, age_store
+    store: Store, publish: Publish, sign_as, trust, alice: Publisher
 ) -> None:
     sign_as(alice)
-    first, second = publish(local_store), publish(local_store, seed=2)
-    third = publish(local_store, seed=3)
-    rollback(local_store, "latest", 2)
+    first, second = publish(store), publish(store, seed=2)
+    third = publish(store, seed=3)
+    rollback(store, "latest", 2)
     trust(alice)
-    assert Snapshot.from_store(local_store).id == second
+    assert Snapshot.from_store(store).id == second
     with pytest.raises(RefConflictError):
-        local_store.refs.move("latest", first, 1)
-    assert len(list_signatures(local_store)) == 4
-    age_store(local_store, 1000)
-    expire_store(local_store, ExpirePolicy(keep=1, older_than=10))
-    assert local_store.snapshots.list_ids() == [second]
-    assert collect_garbage(local_store, 10, dry_run=True)["leftovers"].files >= 5
-    collect_garbage(local_store, 10)
-    assert len(list_signatures(local_store)) == 1
-    assert len(list(local_store.files.local_path("snapshots").glob("*.sig"))) == 1
-    assert Snapshot.from_store(local_store).id == second
-    assert third not in local_store.snapshots.list_ids()
+        store.refs.move("latest", first, 1)
+    assert len(list_signatures(store)) == 4
+    age_files(store, 1000)
+    expire_store(store, ExpirePolicy(keep=1, older_than=10))
+    assert store.snapshots.list_ids() == [second]
+    assert collect_garbage(store, 10, dry_run=True)["leftovers"].files >= 5
+    collect_garbage(store, 10)
+    assert len(list_signatures(store)) == 1
+    assert len(list(store.files.local_path("snapshots").glob("*.sig"))) == 1
+    assert Snapshot.from_store(store).id == second
+    assert third not in store.snapshots.list_ids()
 
 
-def test_resumed_takedown_stays_signed(local_store: Store, publish: Publish, sign_as, trust, alice: Publisher) -> None:
+def test_resumed_takedown_stays_signed(store: Store, publish: Publish, sign_as, trust, alice: Publisher) -> None:
     sign_as(alice)
-    first, second = publish(local_store), publish(local_store, seed=2)
+    first, second = publish(store), publish(store, seed=2)
     trust(alice)
     for _ in range(2):
-        store = Store.open(local_store.url)
-        store.takedowns.record_replacement(first, second)
-        assert store.takedowns.list_replaced() == {first}
+        reopened_store = Store.open(store.url)
+        reopened_store.takedowns.record_replacement(first, second)
+        assert reopened_store.takedowns.list_replaced() == {first}
 
 
 def test_ref_redirected_by_a_forged_takedown_is_refused(
-    local_store: Store, publish: Publish, sign_as, trust, alice: Publisher
+    store: Store, publish: Publish, sign_as, trust, alice: Publisher
 ) -> None:
     sign_as(alice)
-    first, second = publish(local_store), publish(local_store, seed=2)
+    first, second = publish(store), publish(store, seed=2)
     trust(alice)
-    local_store.takedowns.record_replacement(second, first)
+    store.takedowns.record_replacement(second, first)
     with pytest.raises(RefusedError, match=f"was signed for snapshot {second[:12]}, and another has replaced it"):
-        Snapshot.from_store(local_store)
-    local_store.refs.move("latest", first, 2)  # the last step of the publisher's takedown
-    assert Snapshot.from_store(local_store).id == first
+        Snapshot.from_store(store)
+    store.refs.move("latest", first, 2)  # the last step of the publisher's takedown
+    assert Snapshot.from_store(store).id == first
 
 
 def test_untrusted_takedown_deletes_no_pulled_snapshot(
-    local_store: Store,
+    store: Store,
     publish: Publish,
     sign_as,
     trust,
@@ -341,79 +335,75 @@ def test_untrusted_takedown_deletes_no_pulled_snapshot(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     sign_as(alice)
-    first, second = publish(local_store), publish(local_store, seed=2)
+    first, second = publish(store), publish(store, seed=2)
     sign_as(None)
-    local_store.takedowns.record_replacement(first, "")  # forged by someone who may write the store
+    store.takedowns.record_replacement(first, "")  # forged by someone who may write the store
     trust(alice)
-    store, dest = Store.open(local_store.url), tmp_path / "dest"
-    pull(store, first, dest)
-    report = pull(store, "latest", dest, keep_snapshots=2)
+    reopened_store, dest = Store.open(store.url), tmp_path / "dest"
+    pull(reopened_store, first, dest)
+    report = pull(reopened_store, "latest", dest, keep_snapshots=2)
     assert (report.taken_down, report.pruned) == ((), ())
     assert sorted(path.name for path in dest.iterdir() if len(path.name) == 64) == sorted([first, second])
     assert caplog.text.count("is ignored, because no key of") == 1
     sign_as(alice)
     with pytest.raises(RefusedError, match="no key of the trust file signed it: inspect this file, delete it"):
-        store.takedowns.record_replacement(first, "")
+        reopened_store.takedowns.record_replacement(first, "")
 
 
 def test_takedown_needs_a_trusted_signature_if_there_is_a_trust_file(
-    local_store: Store, publish: Publish, sign_as, trust, alice: Publisher, mallory: Publisher, tmp_path: Path
+    store: Store, publish: Publish, sign_as, trust, alice: Publisher, mallory: Publisher, tmp_path: Path
 ) -> None:
     sign_as(alice)
-    first, second = publish(local_store), publish(local_store, seed=2)
+    first, second = publish(store), publish(store, seed=2)
     trust(alice)
-    pull(local_store, first, tmp_path / "dest")
+    pull(store, first, tmp_path / "dest")
     for stranger in (None, mallory):
         sign_as(stranger)
         for write in (
-            lambda: local_store.takedowns.record_replacement(first, second),
-            lambda: local_store.takedowns.add("", ["5"], "asked to", "mallory"),
+            lambda: store.takedowns.record_replacement(first, second),
+            lambda: store.takedowns.add("", ["5"], "asked to", "mallory"),
         ):
             with pytest.raises(RefusedError, match="only if a key of the file signed it"):
                 write()
-    assert local_store.files.list_names("takedowns") == []
+    assert store.files.list_names("takedowns") == []
     sign_as(alice)
-    local_store.takedowns.record_replacement(first, second)
-    local_store.takedowns.add("", ["5"], "asked to", "alice")
+    store.takedowns.record_replacement(first, second)
+    store.takedowns.add("", ["5"], "asked to", "alice")
     sign_as(None)
-    store = Store.open(local_store.url)
-    assert store.takedowns.find_replacement(first) == second
-    assert store.takedowns.list_pages("", trusted_only=True) == {"5"}
-    pull(store, "latest", tmp_path / "dest", keep_snapshots=2)
+    reopened_store = Store.open(store.url)
+    assert reopened_store.takedowns.find_replacement(first) == second
+    assert reopened_store.takedowns.list_pages("", trusted_only=True) == {"5"}
+    pull(reopened_store, "latest", tmp_path / "dest", keep_snapshots=2)
     assert not (tmp_path / "dest" / first).exists()
 
 
-def test_models_are_signed(
-    local_store: Store, sign_as, trust, alice: Publisher, mallory: Publisher, tmp_path: Path
-) -> None:
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "config.json").write_text("{}")
+def test_models_are_signed(store: Store, sign_as, trust, alice: Publisher, mallory: Publisher, tmp_path: Path) -> None:
     sign_as(alice)
-    stored = put_model(local_store, tmp_path / "model", ModelMetadata("dpr", None, {}), "reader")
+    stored = put_weights(store)
     trust(alice)
-    assert local_store.get_model_folder("reader").is_dir()
-    pull(local_store, "model:reader", tmp_path / "pulled")
+    assert store.get_model_folder("reader").is_dir()
+    pull(store, "model:reader", tmp_path / "pulled")
     trust(mallory)
     for read_model in (
-        lambda: local_store.get_model_folder("reader"),
-        lambda: export_model(local_store, stored.model, tmp_path / "out"),
-        lambda: pull(local_store, "model:reader", tmp_path / "again"),
+        lambda: store.get_model_folder("reader"),
+        lambda: export_model(store, stored.model, tmp_path / "out"),
+        lambda: pull(store, "model:reader", tmp_path / "again"),
     ):
         with pytest.raises(RefusedError, match="is not signed"):
             read_model()
 
 
 def test_keys_of_openssl_are_read(
-    local_store: Store, publish: Publish, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    store: Store, publish: Publish, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     if shutil.which("openssl") is None:
         skip_or_fail("openssl", "openssl is not installed: it makes the keys")
     make_key = f"openssl genpkey -algorithm ed25519 -out {tmp_path}/key.pem"
     write_trust = f'echo "ci $(openssl pkey -in {tmp_path}/key.pem -pubout | sed -n 2p)" > {tmp_path}/trusted'
     subprocess.run(["sh", "-ec", f"{make_key}\n{write_trust}"], check=True, capture_output=True)
-    monkeypatch.setenv(SIGNING_KEY_VARIABLE, (tmp_path / "key.pem").read_text())  # the key itself instead of its path
+    monkeypatch.setenv(SIGNING_KEY_VARIABLE, str(tmp_path / "key.pem"))  # its path instead of the key itself
     monkeypatch.setenv(TRUST_VARIABLE, str(tmp_path / "trusted"))
-    assert local_store.snapshots.describe_signature(publish(local_store)) == "signed by ci"
+    assert store.snapshots.describe_signature(publish(store)) == "signed by ci"
 
 
 @pytest.mark.parametrize(
@@ -433,9 +423,9 @@ def test_invalid_trust_file_is_reported(tmp_path: Path, text: str, message: str)
 
 
 def test_invalid_keys_and_files_are_reported(
-    tmp_path: Path, alice: Publisher, monkeypatch: pytest.MonkeyPatch, local_store: Store
+    tmp_path: Path, alice: Publisher, monkeypatch: pytest.MonkeyPatch, store: Store
 ) -> None:
-    (tmp_path / "trusted").write_text(f"{alice.line}\n{alice.line}\n")
+    (tmp_path / "trusted").write_text(2 * alice.trust_line)
     with pytest.raises(UsageError, match="line 2 must have a new name"):
         TrustedKeys.from_file(tmp_path / "trusted")
     with pytest.raises(UsageError, match=rf"cannot be read \(No such file or .*\): check --trust or {TRUST_VARIABLE}"):
@@ -456,6 +446,6 @@ def test_invalid_keys_and_files_are_reported(
     for signing_key in (pem, "/nowhere/key.pem", "-----BEGIN nonsense", alice.pem[:60], json.dumps({})):
         monkeypatch.setenv(SIGNING_KEY_VARIABLE, signing_key)
         with pytest.raises(UsageError, match=SIGNING_KEY_VARIABLE) as refused:
-            local_store.refs.move("latest", "0" * 64, 0)
+            store.refs.move("latest", "0" * 64, 0)
         assert alice.pem[30:60] not in str(refused.value)
-    assert local_store.refs.list_numbers("latest") == []
+    assert store.refs.list_numbers("latest") == []

@@ -17,8 +17,8 @@ FIRST = "passages/part-00000.parquet"
 
 
 @pytest.fixture
-def snapshot(local_store: Store, publish: Callable[..., str]) -> Snapshot:
-    return Snapshot.from_store(local_store, publish(local_store))
+def snapshot(store: Store, publish: Callable[..., str]) -> Snapshot:
+    return Snapshot.from_store(store, publish(store))
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=30)
@@ -39,18 +39,18 @@ def test_rows_outside_are_refused(snapshot: Snapshot, row: int) -> None:
         snapshot.passages([0, row])
 
 
-def test_empty_parts_take_no_rows(local_store: Store, parts_folder: Path, tmp_path: Path) -> None:
+def test_empty_parts_take_no_rows(store: Store, parts_folder: Path, tmp_path: Path) -> None:
     empty = tmp_path / "empty.parquet"
     pq.write_table(pq.read_table(parts_folder / "part-00001.parquet").slice(0, 0), empty)
-    blobs = {"empty": local_store.blobs.put_file(empty)}
-    blobs["one"] = local_store.blobs.put_file(parts_folder / "part-00001.parquet")
+    blobs = {"empty": store.blobs.put_file(empty)}
+    blobs["one"] = store.blobs.put_file(parts_folder / "part-00001.parquet")
     names = ["empty", "one", "empty", "one"]
     parts = tuple(PartEntry(f"p{i}", 0, 0, int(name == "one")) for i, name in enumerate(names))
     files = {f"passages/p{i}.parquet": blobs[name] for i, name in enumerate(names)}
     snapshot = Snapshot(
         Manifest(Content({}, parts, files)),
-        lambda file: local_store.blobs.get_local_path(files[file]),
-        lambda file: local_store.blobs.get_local_path(files[file]),
+        lambda file: store.blobs.get_local_path(files[file]),
+        lambda file: store.blobs.get_local_path(files[file]),
         "here",
     )
     assert [passage.id for passage in snapshot.passages([1, 0])] == ["1:1500", "1:1500"]
@@ -92,10 +92,10 @@ def test_model_folder_is_assembled(snapshot: Snapshot) -> None:
     assert snapshot.folder("encoder/question") == folder
 
 
-def test_only_needed_row_groups_are_read(local_store: Store, snapshot: Snapshot) -> None:
+def test_only_needed_row_groups_are_read(store: Store, snapshot: Snapshot) -> None:
     """After the second row group of an open file is overwritten, only rows of the first can be read."""
     assert snapshot.passages([0])[0].text == "text 0"
-    path = local_store.blobs.get_local_path(snapshot.manifest.content.files[FIRST])
+    path = store.blobs.get_local_path(snapshot.manifest.content.files[FIRST])
     group = pq.ParquetFile(path).metadata.row_group(1)
     with path.open("r+b") as file:
         for i in range(group.num_columns):
@@ -106,13 +106,13 @@ def test_only_needed_row_groups_are_read(local_store: Store, snapshot: Snapshot)
         snapshot.passages([1024])
 
 
-def test_part_with_a_wrong_row_count_is_refused(local_store: Store, parts_folder: Path) -> None:
+def test_part_with_a_wrong_row_count_is_refused(store: Store, parts_folder: Path) -> None:
     files = {
-        FIRST: local_store.blobs.put_file(parts_folder / "part-00001.parquet"),
-        "embeddings/part-00000.npy": local_store.blobs.put_file(parts_folder / "part-00001.npy"),
+        FIRST: store.blobs.put_file(parts_folder / "part-00001.parquet"),
+        "embeddings/part-00000.npy": store.blobs.put_file(parts_folder / "part-00001.npy"),
     }
     content = Content({}, (PartEntry("part-00000", 0, 0, 2),), files)
-    snapshot = Snapshot.from_store(local_store, local_store.snapshots.publish(Manifest(content)))
+    snapshot = Snapshot.from_store(store, store.snapshots.publish(Manifest(content)))
     with pytest.raises(StoreError, match="damaged: 1 rows"):
         snapshot.passages([0])
     with pytest.raises(StoreError, match=r"shape \(1, 4\) for 2 passages"):
@@ -120,33 +120,33 @@ def test_part_with_a_wrong_row_count_is_refused(local_store: Store, parts_folder
 
 
 @pytest.mark.parametrize("file_type", ["object array", "no array"])
-def test_pickles_are_never_read(local_store: Store, tmp_path: Path, file_type: str) -> None:
+def test_pickles_are_never_read(store: Store, tmp_path: Path, file_type: str) -> None:
     file = tmp_path / "x.npy"
     if file_type == "object array":
         np.save(file, np.array([{"a": 1}], dtype=object), allow_pickle=True)
     else:
         file.write_bytes(b"\x80\x04N.")
-    files = {"embeddings/part-00000.npy": local_store.blobs.put_file(file)}
+    files = {"embeddings/part-00000.npy": store.blobs.put_file(file)}
     content = Content({}, (PartEntry("part-00000", 0, 0, 1),), files)
-    snapshot = Snapshot.from_store(local_store, local_store.snapshots.publish(Manifest(content)))
+    snapshot = Snapshot.from_store(store, store.snapshots.publish(Manifest(content)))
     with pytest.raises(StoreError, match="damaged"):
         snapshot.embeddings("part-00000")
 
 
-def test_manifest_with_another_id_is_refused(local_store: Store, snapshot: Snapshot) -> None:
-    data = local_store.files.read(f"snapshots/{snapshot.id}.json") or b""
-    local_store.files.write(f"snapshots/{'0' * 64}.json", data)
+def test_manifest_with_another_id_is_refused(store: Store, snapshot: Snapshot) -> None:
+    data = store.files.read(f"snapshots/{snapshot.id}.json") or b""
+    store.files.write(f"snapshots/{'0' * 64}.json", data)
     with pytest.raises(StoreError, match="damaged: it contains snapshot"):
-        local_store.snapshots.get("0" * 64)
+        store.snapshots.get("0" * 64)
 
 
 @pytest.mark.parametrize("data", [b"", b"{", b"\xff", b"[]"])
-def test_damaged_manifest_is_reported(local_store: Store, snapshot: Snapshot, data: bytes) -> None:
-    path = local_store.files.local_path(f"snapshots/{snapshot.id}.json")
+def test_damaged_manifest_is_reported(store: Store, snapshot: Snapshot, data: bytes) -> None:
+    path = store.files.local_path(f"snapshots/{snapshot.id}.json")
     path.chmod(0o644)
     path.write_bytes(data)
     with pytest.raises(StoreError, match=f"{snapshot.id}.json"):
-        local_store.snapshots.get(snapshot.id)
+        store.snapshots.get(snapshot.id)
 
 
 def test_ambiguous_prefixes_are_refused(memory_store: Store) -> None:
@@ -160,35 +160,31 @@ def test_ambiguous_prefixes_are_refused(memory_store: Store) -> None:
         memory_store.snapshots.resolve(shared_prefix)
 
 
-def test_files_of_many_parts_are_closed(local_store: Store, parts_folder: Path) -> None:
-    blob: BlobRef = local_store.blobs.put_file(parts_folder / "part-00001.parquet")
+def test_files_of_many_parts_are_closed(store: Store, parts_folder: Path) -> None:
+    blob: BlobRef = store.blobs.put_file(parts_folder / "part-00001.parquet")
     parts = tuple(PartEntry(f"p{i}", 0, 0, 1) for i in range(100))
     content = Content({}, parts, {f"passages/{part.name}.parquet": blob for part in parts})
-    with Snapshot.from_store(local_store, local_store.snapshots.publish(Manifest(content))) as snapshot:
+    with Snapshot.from_store(store, store.snapshots.publish(Manifest(content))) as snapshot:
         open_files = len(list(Path("/proc/self/fd").iterdir()))
         for _ in range(2):
             assert {passage.id for passage in snapshot.passages(range(100))} == {"1:1500"}
         assert len(list(Path("/proc/self/fd").iterdir())) - open_files < 150  # two files for each part
 
 
-@pytest.mark.parametrize("backend", ["local_store", "memory_store"])
-def test_flipped_bit_is_detected(
-    backend: str, publish: Callable[..., str], cache: Path, request: pytest.FixtureRequest
-) -> None:
-    store: Store = request.getfixturevalue(backend)
-    snapshot_id = publish(store)
-    ref = store.snapshots.get(snapshot_id).content.files["embeddings/part-00000.npy"]
-    data = store.blobs.read(ref)
-    assert Snapshot.from_store(store, snapshot_id).embeddings("part-00000").shape == (1500, 4)
-    store.files.write(ref.path, data[:-1] + bytes([data[-1] ^ 1]))
-    if not store.files.is_local:  # the intact copy in the cache is used until it is damaged as well
+def test_flipped_bit_is_detected(any_store: Store, publish: Callable[..., str], cache: Path) -> None:
+    snapshot_id = publish(any_store)
+    ref = any_store.snapshots.get(snapshot_id).content.files["embeddings/part-00000.npy"]
+    data = any_store.blobs.read(ref)
+    assert Snapshot.from_store(any_store, snapshot_id).embeddings("part-00000").shape == (1500, 4)
+    any_store.files.write(ref.path, data[:-1] + bytes([data[-1] ^ 1]))
+    if not any_store.files.is_local:  # the intact copy in the cache is used until it is damaged as well
         (copy,) = cache.glob(f"??/{ref.id.partition(':')[2]}")
-        assert Snapshot.from_store(store, snapshot_id).embeddings("part-00000")[0, 0] == 0
+        assert Snapshot.from_store(any_store, snapshot_id).embeddings("part-00000")[0, 0] == 0
         copy.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
     with pytest.raises(StoreError, match=f"{ref.id} .* is damaged"):
-        Snapshot.from_store(store, snapshot_id).embeddings("part-00000")
-    store.files.write(ref.path, data)
-    assert Snapshot.from_store(store, snapshot_id).embeddings("part-00000").shape == (1500, 4)
+        Snapshot.from_store(any_store, snapshot_id).embeddings("part-00000")
+    any_store.files.write(ref.path, data)
+    assert Snapshot.from_store(any_store, snapshot_id).embeddings("part-00000").shape == (1500, 4)
 
 
 def test_flipped_bit_in_a_range_is_detected(memory_store: Store, publish: Callable[..., str]) -> None:
