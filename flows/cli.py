@@ -165,6 +165,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     exit_code = run(command_words)
     if exit_code == _INTERRUPT_EXIT_CODE:
         INTERRUPTED.set()  # Python waits for threads, which may wait for a store
+        signal.signal(signal.SIGINT, _interrupt)
     sys.exit(exit_code)
 
 
@@ -267,6 +268,9 @@ def handle_interrupts() -> Iterator[None]:
 
 
 def _interrupt(signal_number: int, frame: object) -> None:
+    """End the subcommand; at the second Ctrl-C, end the process without waiting for its threads."""
+    if INTERRUPTED.is_set():
+        os._exit(_INTERRUPT_EXIT_CODE)
     INTERRUPTED.set()
     raise KeyboardInterrupt
 

@@ -4,6 +4,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -91,5 +92,26 @@ def test_interrupt_ends_a_command_whose_threads_wait_for_the_store(
             process.send_signal(signal.SIGINT)
             try:
                 assert process.wait(60) == 130
+            finally:
+                process.kill()
+
+
+def test_second_interrupt_ends_a_command_at_once(
+    tmp_path: Path, faulty_server: FaultyServer, s3_bucket: Callable[[str], AbstractContextManager[str]]
+) -> None:
+    (tmp_path / "dump.jsonl").write_text('{"id": "1", "title": "Ada", "text": "Ada wrote."}\n')
+    with s3_bucket(faulty_server.url) as url:
+        # The threads that probe whether the bucket accepts conditional writes do not look for an interrupt.
+        faulty_server.fault = lambda request: "hold" if request.method == "PUT" and "/probe/" in request.path else None
+        command = [sys.executable, "-m", "flows.cli", "reindex", "--dump", str(tmp_path / "dump.jsonl"), "--store", url]
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+            wait_until(lambda: faulty_server.n_held > 1)
+            try:
+                while process.poll() is None:
+                    process.send_signal(signal.SIGINT)
+                    time.sleep(0.2)
+                assert process.returncode == 130
+                assert process.stderr is not None
+                assert "Traceback" not in process.stderr.read()
             finally:
                 process.kill()
