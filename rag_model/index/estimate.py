@@ -1,7 +1,7 @@
 """Estimate memory and disk of an index from its plan alone, and fit a recipe into memory.
 
 A build that will not fit is refused at once, with a factory string that would fit, instead of being
-killed after hours. A recipe that names its structure keeps it, with more cells or a smaller
+killed after hours. A recipe that names a structure keeps it, but may get more cells or a smaller
 training sample. For a recipe that names no structure, the first structure that fits is chosen: a
 graph over float32, float16 or 8-bit vectors, or else lists of codes.
 """
@@ -90,7 +90,7 @@ def _estimate_ivf_size(plan: VectorPlan, index: FaissIndex, part_rows: int) -> S
     trained_bytes, code_bytes, row_bytes = 0.0, 0, vector_bytes
     if isinstance(spec, IvfSpec):
         ivf_index: FaissIndex = get_inverted_lists(index)
-        # The id of a code takes 8 bytes.
+        # Each code is stored with an id of 8 bytes.
         centroid_bytes, code_bytes = 4 * int(ivf_index.d), int(ivf_index.code_size) + 8
         row_bytes = code_bytes + (int(index.refine_index.sa_code_size()) if isinstance(index, faiss.IndexRefine) else 0)
         link_bytes = _count_graph_node_bytes(spec.quantizer_links) if spec.quantizer_links else 0

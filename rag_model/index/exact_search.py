@@ -22,7 +22,7 @@ from rag_model.errors import ResourceError, UsageError, format_count
 from rag_model.index.files import engine
 from rag_model.index.files.engine import Metric, Rows, Vectors, faiss
 from rag_model.index.files.vectors import BLOCK_BYTES, VectorFiles, VectorRows
-from rag_model.index.recipe import check_search_parameters
+from rag_model.index.recipe import check_depth, check_search_parameters
 
 
 def check_queries(vectors: npt.NDArray[Any], k: int, n: int, dim: int) -> Vectors:
@@ -33,8 +33,7 @@ def check_queries(vectors: npt.NDArray[Any], k: int, n: int, dim: int) -> Vector
     """
     if vectors.ndim != 2 or vectors.shape[1] != dim:
         raise UsageError(f"vectors of shape {vectors.shape} do not fit an index of {dim} dimensions: give (q, {dim})")
-    if not 1 <= k <= n:
-        raise UsageError(f"k is {k} but the index holds {format_count(n, 'vector')}: ask for 1 to {n}")
+    check_depth(k, n, "vector")
     if not isfinite(np.vdot(vectors, vectors)):  # cheap, but also infinite if the sum overflows
         bad_vectors = np.flatnonzero(~np.isfinite(vectors).all(axis=1))
         if len(bad_vectors):

@@ -11,8 +11,8 @@ Supported are:
 Numbers may be left out (`HNSW`, `IVF,PQ`): `recipe.resolve` chooses them for the corpus.
 
 bookwheel adds `Refine(vectors)`, for graphs and inverted lists, which reranks with the snapshot's
-own vector files. `Refine(vectors)` changes no byte of the index; `without_vector_refinement`
-removes it, because faiss does not know it.
+own vector files. It changes no byte of the index. faiss does not know it, so
+`without_vector_refinement` removes it from a factory.
 """
 
 import re
@@ -24,11 +24,11 @@ from rag_model.errors import UsageError
 # structure of a faiss file, which is also the name of its index kind
 Structure = Literal["exact", "hnsw", "ivf"]
 
-_GRAPH = re.compile(r"HNSW(\d*)(?:[_,](Flat|SQ(?:4|6|8|fp16)))?(?:,Refine\((vectors)\))?")
-_ROTATION = re.compile(r"(OPQ)(\d*)(?:_(\d+))?|(PCAR?|RR)(\d+)")
-_LISTS = re.compile(r"IVF(\d*)(?:_HNSW(\d*))?")
-_CODES = re.compile(r"Flat|SQ(?:4|6|8|fp16|bf16)|RaBitQ(\d?)|PQ(\d*)(?:x(\d+))?(np)?")
-_REFINE = re.compile(r"Refine\((Flat|SQfp16|SQ8|vectors)\)")
+_GRAPH_PATTERN = re.compile(r"HNSW(\d*)(?:[_,](Flat|SQ(?:4|6|8|fp16)))?(?:,Refine\((vectors)\))?")
+_ROTATION_PATTERN = re.compile(r"(OPQ)(\d*)(?:_(\d+))?|(PCAR?|RR)(\d+)")
+_LISTS_PATTERN = re.compile(r"IVF(\d*)(?:_HNSW(\d*))?")
+_CODES_PATTERN = re.compile(r"Flat|SQ(?:4|6|8|fp16|bf16)|RaBitQ(\d?)|PQ(\d*)(?:x(\d+))?(np)?")
+_REFINE_PATTERN = re.compile(r"Refine\((Flat|SQfp16|SQ8|vectors)\)")
 _EXAMPLES = "for example HNSW32, IVF1024,PQ48np or OPQ48_192,IVF65536_HNSW32,PQ48np"
 
 
@@ -192,7 +192,7 @@ def _check_divides(text: str, n_pieces: int | None, dim: int, name: str) -> None
 
 
 def _parse_hnsw(text: str) -> HnswSpec:
-    match = _GRAPH.fullmatch(text)
+    match = _GRAPH_PATTERN.fullmatch(text)
     if match is None:
         raise UsageError(
             f"{text!r} is not a factory string: HNSW<M> may be followed by Flat, SQ4, SQ6, SQ8 or SQfp16, and by "
@@ -209,7 +209,7 @@ def _parse_ivf(text: str) -> IvfSpec:
     rotation = _parse_transform(text, segments[0])
     if rotation is not None:
         del segments[0]
-    match = _LISTS.fullmatch(segments[0]) if segments else None
+    match = _LISTS_PATTERN.fullmatch(segments[0]) if segments else None
     if match is None:
         segment = segments[0] if segments and segments[0] else "nothing"
         raise UsageError(
@@ -219,7 +219,7 @@ def _parse_ivf(text: str) -> IvfSpec:
         raise UsageError(
             f"{text!r} does not say how its lists store a vector: add Flat, SQ8, PQ<m>np or RaBitQ4, {_EXAMPLES}"
         )
-    codec_match = _CODES.fullmatch(segments[1])
+    codec_match = _CODES_PATTERN.fullmatch(segments[1])
     if codec_match is None:
         raise UsageError(f"{text!r} is not a factory string: {','.join(segments[1:])!r} is unknown; {_EXAMPLES}")
     quantizer_links = None if match[2] is None else _parse_positive(text, match[2]) or 32
@@ -232,7 +232,7 @@ def _parse_ivf(text: str) -> IvfSpec:
 def _parse_refinement(text: str, segments: list[str]) -> str | None:
     if not segments:
         return None
-    match = _REFINE.fullmatch(segments[0])
+    match = _REFINE_PATTERN.fullmatch(segments[0])
     if match is None or len(segments) > 1:
         raise UsageError(
             f"{text!r} is not a factory string: {','.join(segments)!r} is unknown; after the codes "
@@ -242,7 +242,7 @@ def _parse_refinement(text: str, segments: list[str]) -> str | None:
 
 
 def _parse_transform(text: str, segment: str) -> TransformSpec | None:
-    match = _ROTATION.fullmatch(segment)
+    match = _ROTATION_PATTERN.fullmatch(segment)
     if match is None:
         return None
     if match[4]:

@@ -183,11 +183,11 @@ class IndexBuilder(Protocol):
     """Plan and build indexes of one kind."""
 
     name: ClassVar[str]  # the kind's name in manifests
-    represents: ClassVar[RepresentationType]  # the type of representation that it is built over
+    represents: ClassVar[RepresentationType]  # type of the indexed representation
     suffix: ClassVar[str]  # file name suffix of the index file
     learns: ClassVar[bool]  # whether later builds reuse its trained file
     threaded: ClassVar[bool]  # whether a shard has the same bytes with any number of threads
-    libraries: ClassVar[tuple[str, ...]]  # distributions whose versions affect the bytes
+    libraries: ClassVar[tuple[str, ...]]  # distributions whose versions affect an index's bytes
     VERSION: ClassVar[int]  # increased when the same plan and rows would give other bytes
 
     def takes(self, factory: str) -> bool:
@@ -259,7 +259,7 @@ class IndexBuilder(Protocol):
 class IndexOpener(Protocol):
     """Open indexes of one kind for search."""
 
-    represents: ClassVar[RepresentationType]  # the type of representation that it is built over
+    represents: ClassVar[RepresentationType]  # type of the indexed representation
 
     def open(self, files: IndexFiles, entry: IndexEntry, *, mmap: bool = True) -> Any:
         """Open an index for search.
@@ -529,9 +529,9 @@ class RangedKind(Protocol):
 class DerivingKind(Protocol):
     """A kind over text or weighted terms that can derive its file from the previous index.
 
-    The derived file has the same bytes as a full build. A build that derives it does not scatter
-    and merge. A puller that derives it does not fetch the file: it needs the passages, or a delta
-    with the weighted terms of new passages.
+    The derived file has the same bytes as a full build. A build that derives the file does not
+    scatter and merge. A puller that derives it does not fetch it, but needs the passages, or a
+    delta with the weighted terms of new passages.
     """
 
     name: ClassVar[str]
@@ -638,7 +638,7 @@ class ShardUpdatingKind(Protocol):
         removed: Iterable[Vectors],
         out: Path,
     ) -> IndexStats:
-        """Write a trained file without a trace of `removed` vectors, from an earlier one.
+        """Write an earlier trained file again, without a trace of the `removed` vectors.
 
         The shards of the earlier build are then updated. If the statistics have a `reason`, the
         file was trained again for that reason, and the shards are built again.

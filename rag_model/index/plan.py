@@ -53,7 +53,7 @@ class IndexPlan:
         return {name: setting for name, setting in self.index_inputs().items() if name not in _NO_EFFECT_ON_PIECES}
 
     def to_json(self) -> dict[str, Any]:
-        """Return the plan as JSON values, without `over`: memo keys contain the rows instead."""
+        """Return the plan as JSON values, without `over`, because memo keys identify the rows."""
         values = asdict(self) | {"notes": list(self.notes), "search": dict(self.search)}
         del values["over"]
         return values if self.settings else {name: setting for name, setting in values.items() if name != "settings"}

@@ -87,7 +87,7 @@ class ReadyIndex:
         """Check that the file has n vectors of d dimensions.
 
         Raises:
-            InputError: the file has another number or dimension of vectors.
+            InputError: the number of vectors or their dimension differs.
         """
         if self.d != d:
             raise InputError(f"{self.path} has {self.d} dimensions, and the vectors have {d}: give an index of them")
@@ -212,7 +212,7 @@ def _describe_lists(index: FaissIndex, ivf_index: FaissIndex) -> IvfSpec:
 
 
 def _describe_transform(transform: Any, codes: CodecSpec) -> TransformSpec:
-    """Describe a transform; a file does not distinguish OPQ from other learned rotations."""
+    """Describe a transform; any other learned rotation counts as OPQ."""
     if isinstance(transform, faiss.RandomRotationMatrix):
         return TransformSpec("RR", None, int(transform.d_out))
     if isinstance(transform, faiss.PCAMatrix):

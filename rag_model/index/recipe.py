@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from math import ceil, isqrt
 from typing import Any
 
-from rag_model.errors import InputError, UsageError
+from rag_model.errors import InputError, UsageError, format_count
 from rag_model.index.factory import (
     CodecSpec,
     FactorySpec,
@@ -51,7 +51,7 @@ _LISTS_FACTOR, _LISTS_POWER = 0.912, 0.717
 GRAPH_REFINE_FACTOR = 5
 # with fewer vectors, 256 centroids per sub-quantizer cannot be trained, and no codes are needed
 MIN_TRAINING_VECTORS = 1_024
-MERGE_THREADS = 8  # maximum threads that merge a graph; each holds a byte per vector
+MERGE_THREADS = 8  # maximum threads that merge a graph; each takes a byte per vector
 PQ_SAMPLE = 65_536  # training points of a product quantizer: 256 for each of 256 centroids
 
 
@@ -60,11 +60,11 @@ class IndexRecipe:
     """One index of a snapshot."""
 
     factory: str  # a faiss factory string (`HNSW`, `IVF,PQ`), or the string of another kind
-    metric: Metric = "ip"  # inner product: cosine for encoders that normalise, else DPR's score
+    metric: Metric = "ip"  # inner product, which is the cosine of vectors of length 1
     # candidates per inserted node; 200 takes twice the time for less than 1 point of recall
     ef_construction: int = 100
     cells: int | None = None  # HNSW shards; default: 1 up to 100,000 vectors, then one per 62,500
-    # mean number of further cells whose graph a vector joins; to be linked into a cell costs less
+    # mean number of further cells whose graph a vector joins; linking it costs less, see `linked`
     border: float = 0.0
     # mean number of further cells into which a vector is linked; 1.0 loses .001 of recall
     linked: float = 1.2
@@ -191,6 +191,16 @@ def check_search_parameters(parameters: Mapping[str, Any], accepted_names: Seque
             raise UsageError(f"{name} must be a whole number, not {quote_value(parameter)}")
         if parameter < 1:
             raise UsageError(f"{name} must be at least 1, not {parameter}")
+
+
+def check_depth(k: int, n: int, noun: str = "passage") -> None:
+    """Check that a search for `k` hits per query suits an index of `n` passages or vectors.
+
+    Raises:
+        UsageError: `k` is not in 1 … n.
+    """
+    if not 1 <= k <= n:
+        raise UsageError(f"k is {k} but the index holds {format_count(n, noun)}: ask for 1 to {n}")
 
 
 def resolve(recipe: IndexRecipe, n: int, d: int) -> VectorPlan:
@@ -327,7 +337,7 @@ def choose_search(text: str) -> dict[str, int]:
     """Return the default search parameters of a complete factory string.
 
     efSearch is 128 (recall@20 of .99 at a million vectors). nprobe is a sixteenth of the lists, but
-    at least 16 and at most 128, because further lists have fewer neighbours than codes lose. With a
+    at least 16 and at most 128, because further lists would gain less than the codes lose. With a
     refinement, nprobe is 256, or more if there are many lists, and refine is 10: 10 k candidates
     are reranked. A graph with a refinement reranks 5 k candidates.
     """

@@ -100,7 +100,7 @@ class VectorIndex(Protocol):
         """Return the k best rows of each vector: (q, k) float32 scores and (q, k) int64 rows.
 
         Scores are inner products, or negated squared distances, so larger is better. If fewer than
-        k rows can be reached, the others are -1, with score -inf.
+        k rows can be reached, the remaining entries are row -1 with score -inf.
 
         Args:
             vectors: (q, dim) float32, finite.
@@ -219,8 +219,8 @@ class FaissFileIndex:
     ) -> tuple[Vectors, Rows]:
         """Search inverted lists of which only byte ranges are on this disk.
 
-        The nearest lists are loaded first, with all their ids or, in a second round of requests,
-        the ids of the hits.
+        The nearest lists are loaded with all their ids, or without ids; then those of the hits are
+        loaded in a second round of requests.
         """
         assert self._ivf is not None
         assert self._quantizer is not None
@@ -287,7 +287,8 @@ class FaissFileIndex:
             settings = faiss.SearchParametersIVF(
                 nprobe=nprobe, quantizer_params=faiss.SearchParametersHNSW(efSearch=ef_search)
             )
-        if self._ranges is not None:  # without transform and refinement
+        # Ranges are searched in the lists themselves, without transform and refinement.
+        if self._ranges is not None:
             return settings
         index = self.faiss_index
         has_refinement = isinstance(index, faiss.IndexRefine)

@@ -1,4 +1,4 @@
-"""The base class of kinds over vectors: faiss factory strings, faiss files, exact reference."""
+"""The base class of index kinds over vectors, whose indexes are faiss files."""
 
 import re
 from abc import ABC, abstractmethod

@@ -17,7 +17,7 @@ UNKNOWN_LICENCE = "unknown"  # the licence if neither the wiki's host nor the us
 _URL_PATTERN = re.compile(r"(https?://[\w.:-]+)((?:/[^\s?#]*)?)(?:[?#]\S*)?")
 # All other characters are escaped, so that a text shows where its URL ends.
 _UNESCAPED_PATH_CHARACTERS = "/%:@!$&*+,;=~"
-_DEED_URLS = {  # Creative Commons' summary of each licence
+_DEED_URLS = {  # Creative Commons' page about each licence
     "CC BY-SA 4.0": "https://creativecommons.org/licenses/by-sa/4.0/",
     "CC BY-SA 3.0": "https://creativecommons.org/licenses/by-sa/3.0/",
     "CC BY 4.0": "https://creativecommons.org/licenses/by/4.0/",

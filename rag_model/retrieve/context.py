@@ -281,7 +281,7 @@ class IndexLinks:
 
 @dataclass(frozen=True, slots=True)
 class PassageVectors:
-    """A handle of the vectors of a representation, read by row."""
+    """A handle that reads the vectors of a representation by row."""
 
     context: RetrieverContext
     representation: str
@@ -310,7 +310,7 @@ class QueryEncoder:
 
 @dataclass(frozen=True, slots=True)
 class NamedScorer:
-    """A cross-encoder by its name, loaded when it is first used; a `PairScorer`."""
+    """A `PairScorer` that loads the cross-encoder of a given name when it is first used."""
 
     context: RetrieverContext
     name: str

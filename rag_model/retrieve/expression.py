@@ -22,7 +22,7 @@ from rag_model.errors import UsageError
 
 MAX_CHARACTERS = 1_000
 MAX_NESTING = 8  # maximum levels of nested calls
-_MAX_QUOTED = 60  # maximum characters of an expression that an error message quotes
+_MAX_QUOTED = 60  # maximum characters of a quoted expression in an error message
 _NAME_AND_DEPTH = re.compile(r"(.*):(-?[0-9]+)", re.DOTALL)
 _UNQUOTED_PATTERN = re.compile(r"[^\s(),=\[\]'\"]+")
 # The options of `where`, and the column of the passages to which each option refers.

@@ -37,7 +37,7 @@ class RerankedRetriever(SnapshotRetriever):
     """A `Retriever` that reranks the first `depth` hits of a child retriever with a model."""
 
     def __init__(self, child: ChildRetriever, scorer: PairScorer, model: str, depth: int = _DEFAULT_DEPTH) -> None:
-        """Score the first `depth` hits of `child` with `scorer`; expressions name it `model`."""
+        """Score the first `depth` hits of `child` with `scorer`, the model named `model`."""
         super().__init__(child.retriever.snapshot, f"rerank({child.name}, {model})")
         self.depth_advice = "or increase its third argument, as in rerank(A, MODEL, 100)"
         self.exact_products = child.retriever.exact_products

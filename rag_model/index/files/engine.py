@@ -58,7 +58,8 @@ _UNSUPPORTED = "which bookwheel cannot search: build HNSW, IVF or Flat"
 _LIMIT_LOCK = threading.Lock()  # faiss applies its limits to the whole process
 _METRICS: dict[Metric, int] = {"ip": faiss.METRIC_INNER_PRODUCT, "l2": faiss.METRIC_L2}
 _UNIT_TOLERANCE = 0.01  # largest distance of a squared length from 1; float16 causes less
-_MIN_CAGRA_VECTORS = 1_024  # with 3 or 4 vectors, faiss's conversion never ends (faiss issue 4260)
+# Smaller graphs are built on the CPU. faiss's conversion of 3 or 4 vectors never ends (issue 4260).
+_MIN_CAGRA_VECTORS = 1_024
 
 
 @contextmanager
@@ -132,7 +133,7 @@ def read_index(path: Path, *, mmap: bool = False) -> FaissIndex:
     with path.open("rb") as file, translate_errors(InputError, _describe_damage(path)):
         _check_bytes(file, file_bytes, path)
         with _LIMIT_LOCK:
-            # each list or transform takes at least 1 byte of the file
+            # A file cannot have more lists or transforms than bytes.
             faiss.set_deserialization_loop_limit(max(1, file_bytes))
             return faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC if mmap else 0)
 

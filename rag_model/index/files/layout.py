@@ -100,7 +100,7 @@ def check_levels(
 def _iter_upper_links(
     node_levels: npt.NDArray[np.int16], links: npt.NDArray[np.int32], level_ends: Any, nodes: Any, node_starts: Any
 ) -> Iterator[tuple[int, npt.NDArray[np.int32]]]:
-    """Yield each level above the bottom, with the links of a block of its nodes."""
+    """Yield each level above the bottom, once for each block of its nodes, with their links."""
     top_level = int(node_levels[nodes].max(initial=0))
     for level in range(1, top_level):
         first_slots = node_starts[node_levels[nodes] > level] + level_ends[level]  # (u,)

@@ -175,7 +175,7 @@ class SliceLocation(NamedTuple):
 
     start: int
     size: int  # size in bytes; 0 if the shard reads nothing from this piece
-    rows: int  # rows that belong to the shard, without vectors that are only linked into a cell
+    rows: int  # number of the shard's rows, not counting vectors that are only linked into a cell
     digest: bytes  # digest of the slice
 
     @property

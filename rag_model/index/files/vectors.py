@@ -2,7 +2,8 @@
 
 Files are memory-mapped and read block by block, so a stage that reads the corpus once needs bounded
 memory. A stage that needs a sample reads only the byte ranges of its rows from an object store.
-Every row is checked when it is read: a NaN is never found by a search and disturbs its neighbours.
+Every row is checked when it is read, because a search never finds a vector with a NaN, and may miss
+vectors near it.
 """
 
 import io
@@ -184,7 +185,7 @@ class VectorFiles:
         block_rows = max_rows or max(1, BLOCK_BYTES // (4 * self.dim))
         for path, file_start, array in zip(self.paths, self._partition.starts, self._arrays, strict=False):
             for row in range(0, len(array), block_rows):
-                yield file_start + row, _read_finite(array[row : row + block_rows], path, row)
+                yield file_start + row, _convert_finite(array[row : row + block_rows], path, row)
 
     def read_rows(self, rows: Rows) -> Vectors:
         """Return (len(rows), d) float32: the vectors of `rows`, ascending global rows in [0, n).
@@ -390,7 +391,7 @@ def _prefetch_rows(array: npt.NDArray[Any], rows: Rows) -> None:
         memory_map.madvise(mmap.MADV_WILLNEED, range_start, range_bytes)
 
 
-def _read_finite(block: npt.NDArray[Any], path: Path, first_row: int) -> Vectors:
+def _convert_finite(block: npt.NDArray[Any], path: Path, first_row: int) -> Vectors:
     vectors = np.ascontiguousarray(block, dtype=np.float32)
     _check_rows(vectors, path, np.arange(first_row, first_row + len(vectors)))
     return vectors
@@ -404,7 +405,7 @@ def _check_rows(vectors: Vectors, path: Path | str, rows: Rows) -> None:
 
 
 def find_equal_rows(path: Path, previous_path: Path) -> Rows:
-    """Return (m,) int64: for each row of a `.npy` file, the first equal row of another one, or -1.
+    """Return (m,) int64: the first row of `previous_path` that equals each row of `path`, or -1.
 
     Rows are equal if all their bytes are; matrices of different dtype or width have no equal rows.
 

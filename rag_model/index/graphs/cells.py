@@ -2,10 +2,10 @@
 
 k-means of a sample gives the centroids. Each vector belongs to its nearest cell. Vectors near a
 border connect the graphs of neighbouring cells. For this, all pairs of a vector and another near
-cell are sorted by margin. In the first pairs (`border` of them per vector on average), the vector
-joins the graph of the other cell too. In the next pairs (`linked` per vector), it is linked into
-the other cell without joining it: links lead from the vector to members of that cell and back, but
-the vector is not a node of that cell's graph.
+cell are sorted by margin: how much nearer the vector is to its own cell. In the first pairs
+(`border` of them per vector on average), the vector joins the graph of the other cell too. In the
+next pairs (`linked` per vector), it is linked into the other cell without joining it: links lead
+from the vector to members of that cell and back, but the vector is not a node of that cell's graph.
 
 A part's piece holds its vectors sorted by cell, so that a cell's worker reads only its slice of
 every part. Groups 2c and 2c + 1 are cell c's members (its own vectors and those that join it from
@@ -39,12 +39,12 @@ _KMEANS_ROUNDS = 10
 _MAX_OTHER_CELLS = 3
 _KMEANS_SHARE = 0.75  # share of the cells from k-means; the others come from splitting the largest
 _MAX_IMBALANCE = 1.5  # largest accepted size of a cell, as a multiple of the mean
-_MAX_SPLITS = 2  # maximum splits per planned cell
+_MAX_SPLITS = 2  # maximum number of splits per planned cell
 # If the ratio of planned to earlier cells is larger than this, the cells are trained again.
 MAX_CELL_RATIO = 2
 
 CellIds = npt.NDArray[np.int64]
-Digests = npt.NDArray[np.uint64]  # 8 bytes of the digest of a vector's bytes
+Digests = npt.NDArray[np.uint64]  # 8-byte digests of stored vectors
 Pairs = tuple[npt.NDArray[np.int64], CellIds]  # (p,) vector numbers, and (p,) cells
 _GROUP_STARTS, _ROWS, _PART_ROWS = range(3)  # positions of the arrays in a piece's head
 # sizes of both groups of a slice, and the bytes per component of its vectors
@@ -217,7 +217,7 @@ def _learn_balanced_centroids(plan: VectorPlan, points: Vectors) -> Vectors:
 
 
 def _split_largest(plan: VectorPlan, centroids: Vectors, points: Vectors) -> tuple[Vectors, CellIds]:
-    """Split the largest cells until there are enough and none is too large.
+    """Split the largest cell until there are enough cells and none is too large.
 
     Once there are enough cells, each split removes the smallest one.
     """

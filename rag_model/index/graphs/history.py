@@ -3,8 +3,8 @@
 A later build updates the graph of a cell instead of building it again (`update`). For that, a shard
 holds the digest of each vector, by which unchanged vectors are recognized, and the quality of the
 graph when it was built. Each update replaces some members, and repairs links of the remaining
-members, but not perfectly. A graph is built again before most of its members were replaced, or if
-it is measurably worse than when it was built.
+members, but not perfectly. A graph is built again before most of its members are replaced, and as
+soon as it is measurably worse than when it was built.
 """
 
 from collections.abc import Sequence
@@ -140,7 +140,7 @@ class CellHistory:
 
     @property
     def replaced_share(self) -> float:
-        """The share of the cell that was replaced since its build."""
+        """The share of the members that were replaced since the build."""
         n_members = max(self.built_members, len(self.members))
         return 1 - float(self.is_original.sum()) / n_members if n_members else 0.0
 

@@ -82,7 +82,7 @@ from rag_model.index.vector_kind import (
 from rag_model.process import count_cores
 
 _THREAD_NODES = 8_192  # upper nodes per thread while upper levels are linked
-_MAX_BLOCKS = 8  # maximum blocks whose candidates are collected at once; 6 MB each
+_MAX_BLOCKS = 8  # candidates are collected for this many blocks at once, at most; 6 MB each
 # Number of vectors from which the losses are measured; at most twice as many are used.
 LOSS_SAMPLE = 4_096
 # Seconds of one core, per dimension and candidate, to insert a vector into a graph of
@@ -240,7 +240,7 @@ class GraphKind(VectorKind):
         """Update the graph of an earlier build's cell, or build it again if `CellHistory` gives a
         reason.
 
-        The result is a function of the slices and of the earlier shard.
+        The result depends only on the slices and the earlier shard.
 
         Raises:
             InputError: a slice does not hold vectors of the plan, or the earlier shard is damaged

@@ -69,10 +69,10 @@ _REPAIR_BLOCK = 1_024  # number of members whose links are repaired at a time
 # updates of 2 % of 20,000 weak vectors (see above), a cell has 1.02 times as many links as when it
 # was built; with 64 candidates, it has .95 times as many.
 _REPAIR_CANDIDATES = 128
-_OWN_LINKS = 4  # number of a member's nearest remaining links whose neighbours are candidates too
+_OWN_LINKS = 4  # number of a member's nearest links whose neighbours are candidates too
 _NEAR_MEMBERS = 32  # a new member is offered as a link to the sources of this many near members
-_NEAR_LINKS = 2  # number of a source's nearest links whose neighbours are candidates for its links
-SEARCH_TURNS = 32  # number of successive updates in which each source searches for links once
+_NEAR_LINKS = 2  # number of a source's nearest links whose neighbours are candidates
+SEARCH_TURNS = 32  # each source searches for links once in this many updates
 
 
 def update_cell_graph(
@@ -83,8 +83,8 @@ def update_cell_graph(
 ) -> CellGraph:
     """Return the graph of a cell after a change of its members.
 
-    The result depends on the arguments alone. It contains neither the number nor a similarity of a
-    dropped member. Memory holds two copies of the vectors.
+    The result depends on the arguments alone. The graph contains neither the number nor a
+    similarity of a dropped member. Memory holds two copies of the vectors.
 
     Args:
         plan: plan of the index.
@@ -133,7 +133,7 @@ def _drop_members(
     old_members: Rows,
     vectors: Vectors,
 ) -> ScoredLinks:
-    """Return (m, 2M) repaired lists by new numbers; the lists of new members are empty."""
+    """Return (m, 2M) repaired lists with new member numbers; the lists of new members are empty."""
     new_numbers = _map_members(old_members, len(lists))
     new_lists = np.empty((len(vectors), lists.shape[1]), np.uint64)
     new_lists[old_members < 0] = NO_LINK
@@ -224,9 +224,9 @@ def _select_repair_links(
 ) -> ScoredLinks:
     """Return (a, w) keys of the candidates in directions without a link; `NO_LINK` for all others.
 
-    As in an insertion, a candidate is compared with those neighbours of the member (remaining or
-    already selected) that are nearer to the member than the candidate. It is selected if it is
-    nearer to the member than to each of these neighbours.
+    As in an insertion, a candidate is compared with those neighbours of the member that are nearer
+    to the member than the candidate: remaining ones, and candidates that are already selected. It
+    is selected if it is nearer to the member than to each of these neighbours.
 
     Args:
         plan: plan of the index.

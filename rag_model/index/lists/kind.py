@@ -1,11 +1,10 @@
 """The kinds `ivf` and `exact`: inverted lists of codes, and plain vectors.
 
-Lists are trained once on a sample, encoded by part, and merged exactly. The codes of a part are
-sorted by list. The merge writes the index in faiss's layout, list by list, each with its slice of
-every part in row order. This order gives the same codes and ids at the same offsets as adding all
-parts in turn to one index, so distances, ids and bytes are the same. Neither the index nor a list
-is held in memory as a whole. `Flat` is built in the same way; its file has only a header and the
-vectors.
+The lists' centroids and the codec are trained once, on a sample. The vectors of each part are
+encoded on their own, and their codes are sorted by list. The merge writes the index in faiss's
+layout, list by list; a list consists of its slices of all parts, in row order. So the file has the
+same bytes as if all parts had been added in turn to one index. Neither the index nor a list is held
+in memory as a whole. `Flat` is built in the same way; its file has only a header and the vectors.
 
 Reference: Jégou, Douze, Schmid. Product quantization for nearest neighbor search. PAMI 2011.
 """
@@ -55,8 +54,8 @@ from rag_model.ranges import pack_bounds
 _MIN_BLOCK_BYTES, _MAX_CODE_BLOCK_BYTES, _MAX_ID_BLOCK_BYTES = 1 << 10, 32 << 10, 8 << 10
 # Number of vectors from which a loss by codes is measured; at most twice as many are used.
 LOSS_SAMPLE = 4_096
-# Number of rows that faiss compares in one BLAS call. Blocks of a multiple of it give the same
-# results as one `add` of all rows.
+# Number of rows that faiss compares in one BLAS call. Adding blocks whose length is a multiple of
+# it gives the same bytes as adding all rows at once.
 _TILE_ROWS = 4096
 # Codes alone change the order of near neighbours even if every list is searched: recall is .90 (p5
 # .80) over 5,227 passages of Wikipedia at 1 byte per 4 dimensions, .79 (p5 .60) at 1 byte per 8,
@@ -68,15 +67,15 @@ _QUANTISERS = ("PQ", "RaBitQ")  # lossy codecs in factory strings; scalar quanti
 _RECALL_QUERIES = 256
 _MIN_VECTORS = 32  # with fewer new or old vectors, a recall is too uncertain
 _NEIGHBORS = 10  # k of the recall@k that `recalls` measures
-# Multiply-adds per second of one core that compares sub-vectors with the centroids of codes.
+# Multiply-adds per second of one core that encodes vectors with a product quantizer.
 _CODE_PRODUCTS_PER_SECOND = 1.4e10
 _CODE_KMEANS_ROUNDS = 25
 # With OPQ, codes are trained repeatedly: 4.7 to 5.0 times as long at 96 and 384 dimensions.
 _OPQ_FACTOR = 4.8
 _NEW_SHARE = 0.1  # assumed share of new vectors in a changed part; a month brings a few hundredths
-# Comparing a vector with this number of centroids takes as long as reading its stored code.
+# With fewer lists, encoding a vector again is faster than reading its stored code.
 _MIN_LISTS_TO_REUSE = 1_024
-_COARSE_GRAPH_COST = (380, 0.3)  # (a, b): a search of a graph of n centroids compares a * n^b
+_COARSE_GRAPH_COST = (380, 0.3)  # (a, b): a search of n centroids by graph compares a * n^b
 
 
 class ListKind(VectorKind):

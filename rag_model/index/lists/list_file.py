@@ -1,7 +1,7 @@
 """Pieces of sorted codes, and faiss's file layout of inverted lists, written as a stream.
 
-A piece holds the codes of one part sorted by list, so the merge reads only its slice of every part.
-Within a list rows ascend, so reading the parts in order gives a list's rows in order.
+A piece holds the codes of one part sorted by list, so the merge reads one slice of it for each
+list. Within a list rows ascend, so reading the parts in order gives a list's rows in order.
 
 The layout of an index file:
 
@@ -48,7 +48,7 @@ def write_lists_head(file: BinaryIO, index: FaissIndex, sizes: Rows) -> None:
 
     Args:
         file: positioned at the index.
-        index: trained inverted lists without vectors, possibly with a transform; sets its `ntotal`.
+        index: trained inverted lists without vectors, maybe with a transform; `ntotal` is set.
         sizes: (lists,) int64, the number of vectors in each list.
 
     Raises:

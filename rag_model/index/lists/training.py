@@ -17,7 +17,7 @@ from rag_model.index.recipe import VectorPlan, choose_search
 
 OPQ_ROUNDS = 10  # faiss's 50 take five times as long without a measurable gain in recall
 LIST_ROUNDS = 10  # rounds of k-means from reused lists: after three, recall does not rise
-# Maximum training vectors for OPQ or PCA: this number, as in faiss, or 100 per dimension if more.
+# Maximum number of training vectors for OPQ or PCA, as in faiss; but 100 per dimension if more.
 _PROJECTION_ROWS = 1 << 16
 _PROJECTION_ROWS_PER_DIM = 100
 # Rounds of k-means of the codes: five more gain .0004 of recall, and each costs ten rounds of the

@@ -64,7 +64,7 @@ _LATIN_BLOCKS = ((0x80, 0x2B0), (0x1D00, 0x1E00), (0x1E00, 0x1F00), (0x2C60, 0x2
 _LATIN_VARIANT = re.compile("LATIN SMALL LETTER ([A-Z]{1,2}) WITH .*")  # `… L WITH STROKE`
 _OTHER_LATIN_LETTERS = {"æ": "ae", "œ": "oe", "ð": "d", "þ": "th", "ı": "i", "ȷ": "j", "ŋ": "n", "ĸ": "q"}
 _RUN = re.compile(f"[{_UNSPACED_RANGES}]+|[^{_UNSPACED_RANGES}]+")
-# languages whose letters are reduced before stemming: words have no accents, or are not stemmed
+# languages without accents or without a stemmer: letters are reduced before stemming
 _PLAIN_LANGUAGES = ("english", "porter", "none")
 _UNSPACED_CHARACTER = re.compile(f"[{_UNSPACED_RANGES}]")
 _SAMPLE = """

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 # Bytes per passage for windows of terms and postings, while parts of 3,500 passages are merged.
 _MERGE_BYTES = 13
 _COMPILED_BYTES = 128 << 20  # memory of numba and its compiled functions; 127 MB were measured
-_CARRY_BYTES = 30  # memory per passage while postings are copied from a previous index
+_CARRY_BYTES = 30  # bytes of memory per passage while a previous index is carried over
 # number of queries that the gate also searches without skipping, which reads every posting
 EXHAUSTIVE_QUERIES = 64
 # Tuned for passages of Wikipedia: Karpukhin et al. 2020, section 5; Pyserini's defaults.
@@ -34,22 +34,22 @@ _PARAMETER_LIMITS = {"k1": 1_000.0, "b": 1.0}
 MAX_CACHED_ROWS = 1 << 22  # maximum passages; larger indexes are searched by `maxscore`
 MAX_CACHED_POSTINGS = 1 << 25  # maximum postings; they take 500 MB at most
 SMALL_CACHE_POSTINGS = 1 << 23  # maximum postings for a few hundred queries: 126 MB at most
-_DECODED_BYTES = 15  # maximum bytes of a decoded posting, with its share of windows and bits
+_DECODED_BYTES = 15  # maximum bytes per decoded posting, including windows and bits
 
 
 class PostingsKind(UntrainedKind, ABC):
     """An inverted index: the postings of each part, merged as a stream.
 
-    The bytes do not depend on the division of the passages into parts. A subclass defines the terms
-    and weights of a passage (`scatter`), and their scores (`open`).
+    The bytes of the file do not depend on the division of the passages into parts. A subclass
+    defines the terms and weights of a passage (`scatter`), and their scores (`open`).
     """
 
     suffix: ClassVar[str] = "postings"
     # small, because a search may read only a few postings of a long list
     block_bytes: ClassVar[int] = 4 << 10
 
-    part_bytes: ClassVar[int]  # memory per passage while the postings of a part are built
-    piece_bytes: ClassVar[int]  # bytes of a passage in the piece of its part
+    part_bytes: ClassVar[int]  # bytes of memory per passage while a part's postings are built
+    piece_bytes: ClassVar[int]  # bytes per passage in the piece of a part
     max_new_passages: ClassVar[int]  # an index with more new passages is built from scratch
 
     @abstractmethod
@@ -163,7 +163,7 @@ def open_postings(files: IndexFiles, *, mapped: bool) -> "PostingsFile":
 
 @contextmanager
 def open_parts(plan: IndexPlan, trained: Path, pieces: Iterable[tuple[int, Opener]]) -> Iterator[list["PartReader"]]:
-    """Open the pieces of parts, which are given with the parts' numbers.
+    """Open the pieces of parts; `pieces` has their part numbers.
 
     Raises:
         InputError: a piece is missing, damaged or from another build.

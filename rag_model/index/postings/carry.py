@@ -2,10 +2,10 @@
 passages.
 
 Lists are read and written in the order of their terms, and the postings of new passages are merged
-into them. A posting takes about six nanoseconds; counting it from text takes hundreds. A list of up
-to 128 postings is copied if its passages remain and their rows have moved by the same number.
-Blocks of longer lists are never copied: after the first added or removed passage every block of 128
-begins with another posting.
+into them. Carrying over a posting takes about six nanoseconds; counting it from text takes
+hundreds. A list of up to 128 postings is copied if its passages remain and their rows have moved by
+the same number. Blocks of longer lists are never copied: after the first added or removed passage
+every block of 128 begins with another posting.
 
 While blocks are rewritten, a posting is a word of eight bytes: 30 bits of the new row, 16 of the
 passage's length, 16 of the weight. So words ascend as their rows do, and one memory access per

@@ -207,16 +207,16 @@ def number_tokens(
     _scan_texts(data, offsets, *tokens, out, ends, whole_runs)
 
 
-def count_passages(passages: Path, analyzer: Analyzer) -> PartPostings:
+def count_passages(path: Path, analyzer: Analyzer) -> PartPostings:
     """Return the postings of a part's passages, including titles; weights are term frequencies.
 
     Raises:
         InputError: the file is damaged.
         UsageError: the part has too many passages.
     """
-    with PassageFile(passages) as file:
+    with PassageFile(path) as file:
         if file.n_rows >= MAX_PART_ROWS:
-            raise UsageError(f"{passages} has {file.n_rows:,} passages: a part may have up to {MAX_PART_ROWS - 1:,}")
+            raise UsageError(f"{path} has {file.n_rows:,} passages: a part may have up to {MAX_PART_ROWS - 1:,}")
         return count_texts(iter_texts(file.iter_batches(["title", "text"])), analyzer)
 
 

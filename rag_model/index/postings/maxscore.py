@@ -118,9 +118,9 @@ def start_cursor(cursor, data, lists_bytes, rows, weights):
 @compiled
 def next_block(cursor, data):
     """Move a cursor to its next block; after the last one `LAST_ROW` is `BEYOND_ROWS`."""
-    start = get_header_offset(cursor, cursor[BLOCK_INDEX])
+    header_offset = get_header_offset(cursor, cursor[BLOCK_INDEX])
     if cursor[BLOCKS] > 1:
-        cursor[BLOCK_DATA] += read_uint16(data, start + 4)
+        cursor[BLOCK_DATA] += read_uint16(data, header_offset + 4)
     cursor[BLOCK_INDEX] += 1
     cursor[POSITION] = 0
     if cursor[BLOCK_INDEX] >= cursor[BLOCKS]:
@@ -128,7 +128,7 @@ def next_block(cursor, data):
         cursor[ROW_BEFORE] = cursor[LAST_ROW]
     else:
         cursor[ROW_BEFORE] = cursor[LAST_ROW]
-        cursor[LAST_ROW] = read_last_row(data, start + HEADER_BYTES)
+        cursor[LAST_ROW] = read_last_row(data, header_offset + HEADER_BYTES)
 
 
 @compiled
@@ -273,9 +273,10 @@ def _bound_list(cursor, data, weights, rows, lengths, factor, weighting):
     if cursor[BLOCKS] > _MAX_SCANNED_BLOCKS:
         return _bound_block(MAX_HEADER_WEIGHT, 0, factor, weighting)
     for block_index in range(cursor[BLOCKS]):
-        start = get_header_offset(cursor, block_index)
+        header_offset = get_header_offset(cursor, block_index)
         upper_bound = max(
-            upper_bound, _bound_block(np.int64(data[start + 6]), read_uint16(data, start + 7), factor, weighting)
+            upper_bound,
+            _bound_block(np.int64(data[header_offset + 6]), read_uint16(data, header_offset + 7), factor, weighting),
         )
     return upper_bound
 
@@ -299,12 +300,13 @@ def _compute_window_bound(cursor, data, rows, first, end, list_bound, factor, we
         return list_bound
     upper_bound = np.int64(0)
     while True:
-        start = get_header_offset(cursor, block_index)
+        header_offset = get_header_offset(cursor, block_index)
         upper_bound = max(
-            upper_bound, _bound_block(np.int64(data[start + 6]), read_uint16(data, start + 7), factor, weighting)
+            upper_bound,
+            _bound_block(np.int64(data[header_offset + 6]), read_uint16(data, header_offset + 7), factor, weighting),
         )
         block_index += 1
-        if block_index >= cursor[BLOCKS] or read_last_row(data, start) >= end - 1:
+        if block_index >= cursor[BLOCKS] or read_last_row(data, header_offset) >= end - 1:
             return min(upper_bound, list_bound)
 
 

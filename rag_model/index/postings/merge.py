@@ -3,9 +3,9 @@ a term.
 
 The bytes of the file depend only on the passages' terms, and not on the division into parts. Memory
 holds a batch of terms with up to a million postings, and for each part a window of its terms and of
-its postings. A term with more postings is written in steps of that size. With thousands of parts,
-batches and windows grow with the number of parts: otherwise the number of requests (batches x
-parts) and of reads (windows x parts) would grow with the square of the number of parts.
+its postings. A term with more than a million postings is written in several steps. With thousands
+of parts, batches and windows grow with the number of parts: otherwise the number of requests
+(batches x parts) and of reads (windows x parts) would grow with the square of the number of parts.
 
 A heap of the parts, ordered by their next terms, gives the terms in order, and for each term its
 parts in order.
@@ -300,7 +300,7 @@ class _ListMerger:
         self.lengths = lengths
         self._parts, self._file = parts, file
         self._first_rows = np.cumsum([0, *(part.n for part in parts)], dtype=np.int64)[:-1]
-        self._postings_read = np.zeros(len(parts), np.int64)  # number of postings read, by part
+        self._postings_read = np.zeros(len(parts), np.int64)  # postings read so far, by part
         # Rows and weights of each part that have been read but not yet written.
         self._buffers = [part.read_postings(0, 0) for part in parts]
         self._terms_read, self._term_counts = np.zeros(len(parts), np.int64), np.array([part.n_terms for part in parts])

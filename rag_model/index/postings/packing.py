@@ -93,7 +93,7 @@ def _pack_values(values, n_values, width, out, offset):
     w, mask = np.uint64(width), np.uint64((np.int64(1) << width) - 1)
     if width == 0:
         return end_byte
-    if width <= 8:  # eight values take `width` bytes, so the groups are independent
+    if width <= 8:  # eight values take `width` bytes, so each group of eight is packed alone
         for i in range(_ZERO, np.uint64(n_values), _EIGHT):
             packed_word = _ZERO
             for j in range(_EIGHT):
@@ -124,9 +124,7 @@ def _pack_values(values, n_values, width, out, offset):
 
 @inlined
 def _mask_larger_values(values, first, end, limit):
-    """Return a bit mask of the values above `limit` among values[first:end], which are at most
-    64.
-    """
+    """Return a bit mask of the values above `limit` among the at most 64 values[first:end]."""
     mask = _ZERO
     for i in range(np.uint64(end - first)):
         mask |= np.uint64(values[np.uint64(first) + i] > limit) << i

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from rag_model.corpus.ragged_file import MAX_TERMS as VOCABULARY
 from rag_model.corpus.ragged_file import QUERY_UNITS
-from rag_model.errors import UsageError, format_count
+from rag_model.errors import UsageError
 from rag_model.index.files.engine import Rows, Vectors
 from rag_model.index.postings import maxscore
 from rag_model.index.postings.analyzer import Analyzer
@@ -29,6 +29,7 @@ from rag_model.index.postings.file import PostingsFile
 from rag_model.index.postings.maxscore import IMPACT, Weighting, create_bm25_weighting
 from rag_model.index.postings.part import encode_term_ids
 from rag_model.index.postings.selective_search import SelectiveSearch
+from rag_model.index.recipe import check_depth
 
 Ints = npt.NDArray[np.int64]
 _MAX_CACHED_TERMS = 100_000  # maximum number of terms whose lists' locations an index caches
@@ -62,7 +63,7 @@ class PostingsIndex:
         self.file = file
         self._list_cache = DecodedListCache(self.file)
         self._term_cache: dict[bytes, list[int]] = {}  # term -> its row of `find_lists`
-        self._completed_ends: dict[int, int] = {}  # shared by all `SelectiveSearch`es of this index
+        self._completed_ends: dict[int, int] = {}  # `completed_ends` of every `SelectiveSearch`
         self.n = self.file.layout.n
 
     def rank(
@@ -98,15 +99,6 @@ class PostingsIndex:
         """Cache fewer decoded lists, for a few hundred queries. The results are the same."""
         self._list_cache = DecodedListCache(self.file, SMALL_CACHE_POSTINGS)
 
-    def check_depth(self, k: int) -> None:
-        """Check the number of hits per query.
-
-        Raises:
-            UsageError: `k` is not in 1 ... n.
-        """
-        if not 1 <= k <= self.n:
-            raise UsageError(f"k is {k}, but the index holds {format_count(self.n, 'passage')}: ask for 1 to {self.n}")
-
     def find_lists(self, terms: list[bytes]) -> Ints:
         """Return (t, 3): the number of postings, the start and the end of each term's list.
 
@@ -119,7 +111,7 @@ class PostingsIndex:
         new_terms = [term for term in terms if term not in term_cache]
         if len(term_cache) + len(new_terms) > _MAX_CACHED_TERMS:
             term_cache, new_terms = {}, terms
-            self._term_cache = term_cache  # running searches still use the previous cache
+            self._term_cache = term_cache  # not cleared, because running searches use the old one
         if new_terms:
             term_cache |= zip(new_terms, self.file.find_terms(new_terms).tolist(), strict=True)
         list_entries = np.array([term_cache[term] for term in terms], np.int64).reshape(-1, 3)
@@ -249,7 +241,7 @@ class Bm25Index(PostingsIndex):
             InputError: the file is damaged.
             UsageError: `k` or a parameter is wrong, or a query has too many terms.
         """
-        self.check_depth(k)
+        check_depth(k, self.n)
         skip = bool(parameters.pop("skip", True))
         check_bm25_parameters(parameters)
         settings = self.defaults | parameters
@@ -318,7 +310,7 @@ class ImpactIndex(PostingsIndex):
             InputError: the file is damaged.
             UsageError: `k` or a parameter is wrong, or a query has invalid terms or weights.
         """
-        self.check_depth(k)
+        check_depth(k, self.n)
         skip = bool(parameters.pop("skip", True))
         check_impact_parameters(parameters)
         query_terms = self._look_up_queries(queries, parameters.get("terms"))

@@ -1,7 +1,7 @@
 """Inspect an index file: links and reachability of graphs, list sizes, quantization error, and fit.
 
-The statistics explain the recall of an index. They are read from the memory-mapped file, so any
-file that faiss wrote can be inspected, with a few bytes of memory per node.
+The statistics explain the recall of an index. They are read from the memory-mapped file. So any
+file that faiss wrote can be inspected, and takes only a few bytes of memory per node.
 
 The *fit* says whether a trained file still fits a changed corpus. Cells, centroids and codes are
 trained once on a sample and kept while a corpus grows, so that the pieces of unchanged parts stay

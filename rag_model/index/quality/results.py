@@ -19,13 +19,13 @@ Recalls = npt.NDArray[np.float64]  # (q,): the recall of each query, in [0, 1]
 # Relative tolerance at the k-th score, because float32 sums depend on the order of summation.
 _TIE_TOLERANCE = 1e-5
 _MIN_NEW_VECTORS = 32  # with fewer new vectors, their mean loss and recall are too uncertain
-# Tolerated increase of a loss in addition to `drift`, because codes have this much less error on
-# their own training vectors.
+# Tolerated increase of a loss besides `drift`: codes have so much less error on the vectors that
+# they were trained on.
 _LOSS_SLACK = 0.02
 # accepted difference between the recall of old and new vectors: three times the random error
 _MAX_RECALL_LOSS = 0.1
-# This imbalance is always accepted, because a build splits cells until they are below this multiple
-# of the mean.
+# A lower imbalance is always accepted, because a build splits only cells that are larger than this
+# multiple of the mean.
 _MAX_EVEN_IMBALANCE = 1.5
 # Memory of a worker process without data; 225 MB were measured after the imports of the Beam jobs.
 PROCESS_BYTES = 240 << 20

@@ -16,7 +16,7 @@ from rag_model.index.quality.results import (
 )
 from rag_model.index.search import FaissFileIndex
 
-_MIN_RUNS = 3  # the fastest run counts, because other processes only slow a run down
+_MIN_RUNS = 3  # only the fastest run counts, because other processes slow a run down
 # minimum total time of all runs, because other processes could slow down the whole of a short run
 _MIN_SECONDS = 0.02
 

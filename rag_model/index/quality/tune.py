@@ -69,7 +69,7 @@ def tune_search(index: FaissFileIndex, query_set: VectorQuerySet, target: float)
 
     If no setting reaches `target`, return the smallest one within .005 of the best recall. A graph
     searched for k neighbours keeps at least k candidates, so its settings begin at k. With a
-    refinement, the cheapest setting of several factors is returned.
+    refinement, several of its factors are tried, and the cheapest setting is returned.
 
     Args:
         index: the index; its default setting is tried first.
@@ -169,7 +169,7 @@ def _find_smallest(
 ) -> int | None:
     """Return the smallest value whose recall reaches `target`; None if there is none.
 
-    The search begins at `start`. If that value reaches the target, the next smaller one is tried.
+    The search begins at `start`, and tries smaller values first if that one reaches the target.
     """
     start = min(max(start, minimum), maximum)
     low, high = minimum - 1, maximum + 1  # `low` misses the target, `high` reaches it

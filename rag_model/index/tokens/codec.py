@@ -32,8 +32,7 @@ _FACTORY_PATTERN = re.compile(FACTORY_NAME + r"(?:,(?:Bits(?P<bits>\d+)|PQ(?P<pi
 _BITS_CHOICES = (1, 2, 4, 8)  # bits per component of `ResidualBits`
 Array = npt.NDArray[Any]
 _KMEANS_ROUNDS = 8  # of the centroids; ColBERTv2's code has 4
-# Number of tokens from whose residuals the quantiles are computed: 8 million numbers at 128
-# dimensions.
+# Number of tokens whose residuals determine the quantiles: 8 million values at 128 dimensions.
 _SAMPLE_TOKENS = 1 << 16
 _WEIGHT_COUNTS = (2, 4, 16, 256)  # valid lengths of `weights`, for codes of 1, 2, 4 or 8 bits
 _BLOCK_TOKENS = 1 << 14  # number of tokens that are encoded at a time
@@ -197,9 +196,9 @@ class ResidualBits:
 class ResidualProducts:
     """A product quantizer of the residual with M sub-quantizers (Jégou et al. 2011).
 
-    Each sub-vector of the residual is replaced by one of 2^b learned vectors. At equal bytes this
-    loses less than `ResidualBits`, because that codec ignores correlations between components, and
-    spends as many bits on components that hardly vary as on all others.
+    Each sub-vector of the residual is replaced by one of 2^b learned vectors. `ResidualBits`
+    loses more with as many bytes, because it ignores correlations between components, and spends as
+    many bits on components that hardly vary as on all others.
     """
 
     centroids: Vectors  # (K, d)

@@ -18,11 +18,11 @@ import numpy as np
 import numpy.typing as npt
 
 from rag_model.corpus.ragged_file import Offsets, TokenVectors, compute_offsets, expand_positions
-from rag_model.errors import InputError, UsageError, format_count
+from rag_model.errors import InputError, UsageError
 from rag_model.index.exact_search import select_top_k
 from rag_model.index.files.engine import Rows, Vectors
 from rag_model.index.files.tensors import Array, read_tensors
-from rag_model.index.recipe import check_search_parameters
+from rag_model.index.recipe import check_depth, check_search_parameters
 from rag_model.index.tokens.codec import Codec, create_codec
 
 _TILE_VALUES = 1 << 19  # number of similarities in a tile of 2 MB
@@ -109,8 +109,7 @@ class TokenIndexFile:
         """
         check_search_parameters(parameters, ())
         self._check_queries(queries)
-        if not 1 <= k <= self.n:
-            raise UsageError(f"k is {k} but the index holds {format_count(self.n, 'passage')}: ask for 1 to {self.n}")
+        check_depth(k, self.n)
         scores, hit_rows = np.empty((len(queries), k), np.float32), np.empty((len(queries), k), np.int64)
         for first_query in range(0, len(queries), _QUERIES_PER_BLOCK):
             block_slice = slice(first_query, first_query + _QUERIES_PER_BLOCK)

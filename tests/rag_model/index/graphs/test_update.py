@@ -226,7 +226,7 @@ def check_crossing(
         fresh = link_across_border(CellGraph.build(plan, vectors), vectors, sources, plan.metric)
         scores, fresh_scores, best = (
             score_targets(sources, vectors, rows, plan.metric)
-            for rows in (targets[:, :1], unpack_links(fresh.out)[:, :1], nearest)
+            for rows in (targets[:, :1], unpack_links(fresh.out_links)[:, :1], nearest)
         )
         assert (scores == best).mean() >= (fresh_scores == best).mean() - tolerance
     into = unpack_links(links.in_links)

@@ -153,7 +153,7 @@ def test_wrong_questions_are_refused(
 ) -> None:
     with pytest.raises(UsageError, match=message):
         index.search(queries, 3, **parameters)
-    with pytest.raises(UsageError, match="k is 0, but the index holds 6,000 passages"):
+    with pytest.raises(UsageError, match="k is 0 but the index holds 6,000 passages"):
         index.search(queries, 0)
 
 
