@@ -23,11 +23,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-# Bytes to read at the first, second and third attempt, because statistics can make a header long.
+# Bytes to read at each attempt to parse a header, which is long if it contains long statistics.
 _READ_SIZES = (256, 1 << 14, 1 << 20)
 _BUFFER_BYTES = 1 << 20  # bytes of a column per read
 DATA_PAGE, DICTIONARY_PAGE, _DATA_PAGE_V2 = 0, 2, 3  # page types
-_DELTA_BYTE_ARRAY = 7  # an encoding in which a value may repeat the whole previous value
+_DELTA_BYTE_ARRAY = 7  # a value may repeat the whole previous one, so few bytes decode to many
 _BYTES_BY_TYPE = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOUBLE": 8, "BYTE_ARRAY": 8}
 # Linux's flag MAP_NORESERVE, 0x4000, reserves no memory for the map.
 _EMPTY_MAP_FLAGS = mmap.MAP_SHARED | mmap.MAP_ANONYMOUS | (0x4000 if sys.platform == "linux" else 0)
@@ -46,7 +46,7 @@ _USUAL_HEADERS = {
     ),
 }
 _BAD_HEADER = "has a page with an invalid header"
-_MAX_DEPTH = 8  # nested structs; a page header has three levels
+_MAX_DEPTH = 8  # maximum depth of nested structs; a page header has a depth of 3
 
 
 class ParquetError(ValueError):
@@ -107,8 +107,8 @@ def check_footer(metadata: pq.FileMetaData, size: int) -> None:
     """Check the column metadata in the footer of a file of `size` bytes, without reading data.
 
     `metadata.row_group(…).column(…)` aborts the process if the statistics do not fit the column.
-    A reader that prepares to read all columns raises an error instead. The reader gets an empty
-    memory map of the same size and reads no rows.
+    A reader that prepares to read all columns raises an error instead. So such a reader is created
+    here: it gets an empty memory map instead of the file, and reads no rows.
 
     Raises:
         ParquetError: The footer is invalid.
@@ -133,7 +133,7 @@ def check_row_groups(
 
     `size` is the number of bytes of the file.
 
-    Returns the maximum bytes of the strings that one row may refer to in dictionaries.
+    Returns the maximum bytes of dictionary strings that one row may refer to.
 
     Raises:
         ParquetError: For the same reasons as `check_pages`.
@@ -159,8 +159,8 @@ def open_parquet(source: Path | IO[bytes], *, pre_buffer: bool = False, **option
 def iter_row_range(
     file: pq.ParquetFile, batch_rows: int, columns: Sequence[str], first_row: int = 0, end: int | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the rows [first_row, end) in order, each batch from one row group; other row groups
-    are not read.
+    """Yield the rows [first_row, end) in order. Each batch is from one row group, and row groups
+    without such rows are not read.
     """
     for group_number, group_first_row, group_end in _list_groups(file, first_row, end):
         next_row, end_row = group_first_row, group_end if end is None else min(group_end, end)
@@ -180,7 +180,9 @@ def _list_groups(file: pq.ParquetFile, first_row: int, end: int | None) -> list[
     row_counts = [file.metadata.row_group(i).num_rows for i in range(file.metadata.num_row_groups)]
     groups = enumerate(pairwise([0, *accumulate(row_counts)]))
     return [
-        (group, start, stop) for group, (start, stop) in groups if first_row < stop and (end is None or start < end)
+        (number, first, group_end)
+        for number, (first, group_end) in groups
+        if first_row < group_end and (end is None or first < end)
     ]
 
 

@@ -38,7 +38,7 @@ from rag_model.errors import ResourceError, StoreError
 
 _RANGES_SUFFIX = ".ranges"  # suffix of the names of sparse files
 DIGEST_BYTES = 16  # the first bytes of a block's SHA-256
-MAX_REQUESTS = 64  # concurrent requests of a cache
+MAX_REQUESTS = 64  # maximum number of concurrent requests of a cache
 _MAX_RUN_BYTES = 1 << 20  # bytes per request; longer ranges are read by parallel requests
 _MAX_SILENT_SECONDS = 15.0  # time without an answer to any request, after which a search gives up
 _MAX_PROBE_SECONDS = 1.0  # the same limit for later searches, until the store answers again
@@ -112,8 +112,8 @@ class BlockLayout:
         return slice(first_block, last_block + 1)
 
     def get_starts(self, blocks: Numbers) -> Numbers:
-        """Return the offset of each block; the offset of block number `count` is the size of the
-        file.
+        """Return the offset of each block; for the number `count`, which follows that of the last
+        block, it is the size of the file.
         """
         if self.bounds is None:
             return np.minimum(blocks * self.block_bytes, self.size)
@@ -131,7 +131,7 @@ class BlockLayout:
     def locate_ranges(self, starts: Numbers, ends: Numbers) -> Numbers:
         """Return the numbers of the blocks of each range; a block of several ranges is repeated."""
         first_blocks, last_blocks = self.locate_offsets(starts), self.locate_offsets(ends - 1)
-        # this case is frequent, and the steps below would slow it down
+        # Ranges within one block are frequent, and the steps below would slow them down.
         if ((first_blocks == last_blocks) & (starts < ends)).all():
             return first_blocks
         counts = np.where(ends > starts, last_blocks + 1 - first_blocks, 0)
@@ -187,7 +187,7 @@ class RangeFile(io.RawIOBase):
 
 
 class RangeCache:
-    """Keeps blocks of remote files on the disk, up to a number of bytes. Thread-safe."""
+    """Keeps blocks of remote files on the disk, up to a maximum number of bytes. Thread-safe."""
 
     def __init__(self, folder: Path, max_bytes: int) -> None:
         """Create a cache with its sparse files in `folder`, which is created when it is needed."""
@@ -197,7 +197,7 @@ class RangeCache:
         self._lock = threading.Lock()
         self._files: list[CachedFile] = []
         self._used_bytes = 0
-        self._clock = 1  # increases with each search, and orders the uses of blocks
+        self._clock = 1  # a counter of searches, which serves as the time of a block's last use
         self._is_silent = False  # whether no request was answered since a search gave up
         # whether any file is in memory because the disk is full or not writable
         self._is_in_memory = False
@@ -239,7 +239,7 @@ class RangeCache:
 
     @contextmanager
     def hold(self) -> Iterator[None]:
-        """Keep all blocks that are loaded inside this context, until the context ends."""
+        """Prevent the removal of blocks that are loaded inside this context until it ends."""
         with self._lock:
             self._clock += 1
             search_start = self._clock
@@ -337,7 +337,8 @@ class RangeCache:
 
     def close(self) -> None:
         """Close all files; arrays that map them stay valid."""
-        # Only loads are waited for: a request may wait minutes for the store, but writes no file.
+        # Background loads write to the files, so this waits for them. It does not wait for single
+        # requests, which write to no file and may wait minutes for the store.
         self._pool.shutdown(wait=False, cancel_futures=True)
         self._background.shutdown(cancel_futures=True)
         with self._lock:
@@ -351,7 +352,7 @@ class RangeCache:
             return _Fetch(file, [], deque())
         starts, is_run_start = file.layout.get_starts(blocks), np.append(True, np.diff(blocks) > 1)
         run_starts = starts[np.maximum.accumulate(np.where(is_run_start, np.arange(len(blocks)), 0))]
-        # number of the request within the run
+        # Which request of its run reads each block: long runs are divided among several requests.
         request_numbers = (starts - run_starts) // _MAX_RUN_BYTES
         runs = np.split(blocks, np.flatnonzero(is_run_start[1:] | (np.diff(request_numbers) > 0)) + 1)
         return _Fetch(file, runs, deque(self._pool.submit(self._fetch, file, run) for run in runs))
@@ -413,7 +414,7 @@ class RangeCache:
 
         If another process deletes the file before it is locked here, the open file is private too.
         """
-        # Another user of the folder may have replaced the file by a link to a file of this user.
+        # O_NOFOLLOW: another user may have replaced the file by a link to a file of this user.
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
         descriptor = os.open(self.folder / f"{identity}{_RANGES_SUFFIX}", flags, 0o600)
         try:
@@ -492,7 +493,7 @@ class CachedFile:
         self.cache, self.name, self.layout, self.size = cache, name, layout, layout.size
         self.path = Path(f"/proc/self/fd/{descriptor}")  # stays valid even if the file is deleted
         self._descriptor, self._digests, self._read = descriptor, digests, read
-        # (count,) whether this process has verified the block, which is still on the disk
+        # (count,) whether the block is on the disk, and this process has verified it
         self._is_verified = np.zeros(layout.count, bool)
         # (count,) whether the block is on the disk, perhaps written by an earlier process
         self._is_stored = np.zeros(layout.count, bool)
@@ -671,14 +672,14 @@ class CachedFile:
             view, start = view[n_written:], start + n_written
 
     def _list_evictable(self, clock_limit: int) -> tuple[Numbers, Numbers]:
-        """Return the stored blocks whose last use was before `clock_limit` on the cache's clock,
-        and the clock's value at that use.
+        """Return the stored blocks that were last used before `clock_limit`, and when each was
+        last used, by the cache's clock.
         """
         blocks = np.flatnonzero(self._is_stored & (self._last_used < clock_limit))
         return blocks, self._last_used[blocks]
 
     def _free_block(self, block: int) -> bool:
-        """Free the disk pages that no other stored block uses.
+        """Remove a block: free those of its disk pages that no other stored block uses.
 
         Return False if the file system cannot free a part of a file.
         """

@@ -147,8 +147,8 @@ def refuse_url_as_path(path: Path) -> None:
     """Check that a local path is not a URL.
 
     Raises:
-        UsageError: It starts like a URL; the message does not repeat it, since it may contain a
-            secret.
+        UsageError: The path starts like a URL; the message does not repeat it, since it may contain
+            a secret.
     """
     if _URL_PREFIX.match(str(path)):
         raise UsageError("a URL was given instead of a local path: give a folder or a file of this machine")

@@ -89,7 +89,7 @@ class RunResources:
     """The resources of a run, with its work and its duration."""
 
     work: WorkEstimate
-    memory: int  # bytes of launcher and workers together
+    memory: int  # bytes of the flow's process and its workers together
     cores: int
     gpus: int
     hours: float  # estimated duration

@@ -58,9 +58,8 @@ _DEFAULT_BYTES_PER_PASSAGE = 520  # for sources with other file endings
 
 _BATCH_QUESTIONS = 8  # number of questions that are decoded at once, as in `MarginalReader`
 _HIT_BYTES = 4000  # bytes of a retrieved passage in memory
-# Floating-point operations per second of a core that compares vectors, and the seconds that it
-# takes to read and decode the token vectors of one candidate. docs/howto/reproduce.md has
-# measurements.
+# A core compares vectors with this many floating-point operations per second, and reads and decodes
+# the token vectors of one candidate in this many seconds (measured in docs/howto/reproduce.md).
 _COMPARE_RATE, _DECODE_SECONDS = 7e10, 1e-4
 # The architecture of a generator behind an endpoint, which uses no local resources.
 _REMOTE_GENERATOR = Architecture(parameters=0, layers=0, hidden=0, heads=0, vocabulary=0)
@@ -104,9 +103,9 @@ def estimate_row_bytes(represents: str, d: int) -> int:
     }[represents]
 
 
-# Largest relative error of the estimated seconds of all stages together, by index kind. Measured on
-# builds of 20,000, 60,000 and 200,000 vectors of 96 dimensions, and of 20,000 and 60,000 vectors of
-# 768 dimensions (`tests/benchmarks/bench_plan.py`).
+# Largest relative error of an estimated build time (all stages together), by index kind. Measured
+# on builds of 20,000, 60,000 and 200,000 vectors of 96 dimensions, and of 20,000 and 60,000 vectors
+# of 768 dimensions (`tests/benchmarks/bench_plan.py`).
 SECONDS_ERROR = {"hnsw": 0.12}
 
 
@@ -165,7 +164,7 @@ def estimate_build(
         n_passages: number of passages.
         encoder: folder of the passage encoder.
         indexes: the recipes of the indexes, by name.
-        memory: memory limit in bytes, into which the planned indexes fit; None if unknown.
+        memory: memory limit in bytes, for which the indexes are planned; None if unknown.
         settings: fields of the encoder's spec that the recipe sets.
 
     Raises:

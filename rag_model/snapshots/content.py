@@ -51,7 +51,7 @@ class BuiltIndex:
     stats: Mapping[str, Any] = field(default_factory=dict)  # statistics of the merge of its shards
     # the trained file and its statistics, which later builds may reuse
     training: tuple[BlobRef, TrainingStats] | None = None
-    # entry of its shards in the provenance, with which later builds update them
+    # what the provenance records about its shards, so that later builds can update them
     shards: Mapping[str, Any] | None = None
 
 
@@ -148,10 +148,10 @@ def list_row_files(
 def list_precisions(
     embed_results: Mapping[str, Sequence[EmbedResult]], parent_provenance: Mapping[str, Any]
 ) -> list[str]:
-    """Return the device types and dtypes, such as `cuda bfloat16`, with which a build's rows were
-    computed, sorted.
+    """Return the sorted precisions with which a build's rows were computed: a device type and a
+    dtype, such as `cuda bfloat16`.
 
-    If rows were reused from the parent, the result includes those that its provenance names.
+    If rows were reused from the parent, the precisions that its provenance names are included.
     """
     results = [result for part_results in embed_results.values() for result in part_results]
     precision_names = {result.arithmetic for result in results if result.arithmetic}
@@ -208,8 +208,8 @@ def build_provenance(
 
 
 def build_commits_provenance(encoders: Iterable[StoredEncoder]) -> dict[str, dict[str, str]]:
-    """Return the commits of the encoders from the hub, as a field of the provenance; empty if there
-    are none.
+    """Return the provenance field with the commits of encoders from the hub; empty without such
+    encoders.
     """
     hub_name_by_encoder = {name: hub_name for encoder in encoders for name, hub_name in encoder.commits}
     return {COMMITS: hub_name_by_encoder} if hub_name_by_encoder else {}

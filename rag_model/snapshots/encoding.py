@@ -63,7 +63,7 @@ class EncodeRecipe:
     # folder or hub name of the question encoder; if empty, the question encoder of the DPR pair, or
     # the passage encoder itself
     question_encoder: str = ""
-    # fields of EncoderSpec that replace what the folder says
+    # fields of EncoderSpec that replace those in the encoder's folder
     spec: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -73,8 +73,8 @@ class RepresentRecipe:
 
     # `vectors`: one vector per passage. `tokens`: one vector per token, from a ColBERT. `muvera`:
     # one vector per passage, computed from its token vectors. `sparse`: weighted terms, from a
-    # masked-language model. `bag`: the tokens, from a tokenizer. If empty, representations named
-    # `tokens` and `sparse` have that kind, and others are `vectors`.
+    # masked-language model. `bag`: the tokens, from a tokenizer. If empty, the name decides:
+    # `tokens` and `sparse` have the kind of that name, all others the kind `vectors`.
     kind: RepresentationKindName = ""
     # folder or hub name of its passage encoder, or `model:NAME`; a build needs one
     encoder: str = ""
@@ -244,7 +244,9 @@ def _find_encoders(
     model_store: Store, name: str, question_encoder: str, objective: str, resolve: Callable[[str], Path]
 ) -> tuple[Path, Path, tuple[tuple[str, str], ...]]:
     """Return the folders of the passage encoder and the question encoder, which may be the same
-    folder, and their commits; error messages name the training `objective` of such models.
+    folder, and their commits.
+
+    `objective` is the objective that trains such models; error messages name it.
     """
     encoder_names = resolve_encoders(model_store, name, question_encoder)
     if encoder_names.passage is None:

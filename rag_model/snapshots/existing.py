@@ -96,7 +96,7 @@ def read_stage_results(
         RefusedError: the snapshot has no vectors.
         StoreError: a passage file is missing or damaged.
     """
-    names = [name for name in content.representations if content.space_of(name) is not None]
+    names = [*list_encoded_representations(content)]
     vector_paths = [content.rows_path(name, part.name) for part in content.parts for name in names]
     if not {*vector_paths} <= {*content.files} or EMBEDDINGS not in names or not content.parts:
         raise RefusedError("the snapshot holds no vectors to build an index over: rebuild it with `reindex`")
@@ -112,9 +112,9 @@ def read_stage_results(
 
 def list_encoded_representations(content: Content) -> dict[str, RepresentationType]:
     """Return the row type of each encoded representation of a snapshot."""
-    row_kinds: dict[str, RepresentationType] = {kind: kind for kind in get_args(RepresentationType)}
+    row_types: dict[str, RepresentationType] = {kind: kind for kind in get_args(RepresentationType)}
     names = [name for name in content.representations if content.space_of(name) is not None]
-    return {name: row_kinds.get(content.kind_of(name), "vectors") for name in names}
+    return {name: row_types.get(content.kind_of(name), "vectors") for name in names}
 
 
 def read_dimensions(snapshot: Snapshot) -> dict[str, int]:
@@ -123,8 +123,7 @@ def read_dimensions(snapshot: Snapshot) -> dict[str, int]:
     Raises:
         StoreError: vectors are missing or damaged.
     """
-    content = snapshot.manifest.content
-    return {name: snapshot.dim_of(name) for name in content.representations if content.space_of(name) is not None}
+    return {name: snapshot.dim_of(name) for name in list_encoded_representations(snapshot.manifest.content)}
 
 
 def _build_embed_result(content: Content, part: PartEntry, representation: str) -> EmbedResult:

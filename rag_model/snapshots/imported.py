@@ -57,8 +57,10 @@ from rag_model.toml import from_table
 KIND = "imported"
 CODE = 2  # increase it with each change that alters the bytes of imported parts
 _CHECKED_PASSAGES = 8  # number of passages that are encoded again to check the encoder
-_DIGESTS_PER_RANGE = 1 << 18  # mean number of digests of ids that are compared at once
-_MIN_COSINE = 0.98  # bf16 and fp32 reach .999; another pooling, prompt or model gives much less
+_DIGESTS_PER_RANGE = 1 << 18  # mean number of id digests that are compared at once
+# Minimum mean cosine of imported vectors with those that the named encoder computes. bf16 and fp32
+# reach .999; another pooling, prompt or model gives much less.
+_MIN_COSINE = 0.98
 FileRange = tuple[str, int, int]  # (file, first row, row after the last)
 
 
@@ -75,8 +77,8 @@ class ImportedParts:
 class ImportTask:
     """A part to import: its rows in the files of passages and in the files of vectors."""
 
-    first: int  # number of the part's first row, counted over all files
-    # Parquet files; if there are none, the passages are given to `import_part`
+    first: int  # row number of the part's first passage, counted over all files
+    # ranges of Parquet files; if there are none, the passages are given to `import_part`
     passages: tuple[FileRange, ...]
     vectors: tuple[FileRange, ...]
     column: str | None  # vector column of Parquet files; None means their only vector column
@@ -133,7 +135,7 @@ def plan_import(
     if has_ranges and sum(row_counts) != vectors.n:
         raise _create_count_error(passages, str(sum(row_counts)), vectors.n)
     removed_pages = tuple(sorted(store.takedowns.list_pages("")))
-    # The inputs do not contain paths, so records are found again after the files are moved.
+    # The inputs do not contain paths, so memo records are found even after the files are moved.
     vector_identities = vectors.identify_files()
     passage_identities = _identify_passage_files(urls, vector_identities)
     part_rows, tasks = vectors.count_part_rows(part_bytes), []
@@ -162,7 +164,7 @@ def plan_import(
 
 
 def import_part(task: ImportTask, store: Store, passages: Iterator[Record] | None = None) -> dict[str, Any]:
-    """Store a part without pages that were taken down; a recorded part is reused.
+    """Store a part, leaving out pages that were taken down; if the part is recorded, reuse it.
 
     Return the results of its passages and vectors as JSON values. Only a block of the vectors is in
     memory at a time.
@@ -170,8 +172,8 @@ def import_part(task: ImportTask, store: Store, passages: Iterator[Record] | Non
     `passages` begins with the passages of the task, and is read up to the end of the part.
 
     Raises:
-        InputError: there are too few passages, an id or a length differs, a vector is not finite,
-            or a file is damaged.
+        InputError: there are too few passages, one is too long, a vector has another id than its
+            passage or is not finite, or a file is damaged.
     """
     has_read_passages = False
 
@@ -235,9 +237,9 @@ def _count_rows(url: str) -> int:
 
 def _split_rows(urls: Sequence[str], row_counts: Sequence[int], first_row: int, end_row: int) -> Iterator[FileRange]:
     """Yield each file that has rows of [first_row, end_row), and their range within the file."""
-    for url, (file_start, stop) in zip(urls, pairwise([0, *accumulate(row_counts)]), strict=True):
-        if first_row < stop and file_start < end_row:
-            yield url, max(first_row - file_start, 0), min(end_row, stop) - file_start
+    for url, (start, end) in zip(urls, pairwise([0, *accumulate(row_counts)]), strict=True):
+        if first_row < end and start < end_row:
+            yield url, max(first_row - start, 0), min(end_row, end) - start
 
 
 def _identify_passage_files(urls: Sequence[str], vector_identities: Mapping[Path, list[Any]]) -> dict[str, list[Any]]:
@@ -321,8 +323,8 @@ def _check_distinct_ids(ids: pa.ChunkedArray) -> None:
 
 @dataclass(frozen=True, slots=True)
 class IdDigestTask(PartTask):
-    """Computes the digests of a part's ids: 8 bytes each, sorted, in base64. `gc` keeps them with
-    the part.
+    """Computes the digests of a part's ids: 8 bytes each, sorted, in base64. `gc` keeps them as
+    long as the part's passages.
     """
 
     stage: ClassVar[str] = "import-ids"
@@ -357,8 +359,8 @@ def digest_ids(ids: pa.ChunkedArray) -> npt.NDArray[np.uint64]:
 def check_part_ids(store: Store, reports: Sequence[Mapping[str, Any]]) -> None:
     """Check by digests that no two parts have a passage with the same id.
 
-    The digests of each part are sorted. All digests are in a file, from which one range of values
-    at a time is read into memory.
+    All digests are written to one file. Those of each part are sorted, so that one range of values
+    at a time can be read into memory and compared.
 
     Raises:
         InputError: an id is in two parts.
@@ -383,7 +385,7 @@ def check_part_ids(store: Store, reports: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _check_same_digests(store: Store, reports: Sequence[Mapping[str, Any]], digests: npt.NDArray[np.uint64]) -> None:
-    """Compare the ids whose digests occur twice, because different ids may share a digest."""
+    """Check the ids whose digests occur twice: different ids may share a digest."""
     ids_to_compare = list[pa.Array]()
     for report in reports:
         ids = _read_ids(store, _read_passages_report(report).passages)

@@ -41,9 +41,10 @@ from rag_model.store.versions.manifest import EMBEDDINGS, TEXT, TOKENS, Content,
 from rag_model.store.versions.snapshot import Snapshot
 
 AnyQuerySet = VectorQuerySet | TokenQuerySet | SparseQuerySet | TextQuerySet
-# Token vectors are measured on few queries, because MaxSim costs a hundred exact dense searches.
+# Token vectors are measured on few queries, because MaxSim takes a hundred times as long as an
+# exact search of vectors.
 _TOKEN_QUERIES, _TOKEN_PASSAGES = 64, 2_000
-_KEY_DIGITS = 16  # number of hex digits of a passage's hash that its sampling key is computed from
+_KEY_DIGITS = 16  # a passage's sampling key is computed from this many hex digits of its hash
 # Maps the names of a merge's statistics to those of metrics.
 _BUILD_METRICS = {"unreachable_repaired": "repaired"} | {
     name: name for name in ("built_cells", "updated_cells", "reused_cells", "generation", "replaced")
@@ -146,7 +147,7 @@ def score_retriever(snapshot: Snapshot, floor: QuestionFloor) -> RetrieverScore:
 
     Raises:
         InputError: the questions or a model cannot be read.
-        UsageError: the questions do not have the judgements of the measure, or the expression is
+        UsageError: the questions lack the judgements that the measure needs, or the expression is
             wrong.
     """
     question_set = read_questions(floor.file)
@@ -172,8 +173,8 @@ class QuerySample:
 
 
 def rank_passages(passages: Path, n: int, seed: int) -> tuple[npt.NDArray[np.uint64], Rows]:
-    """Return the (m,) ascending keys and the rows of those `n` passages of a part that have the
-    smallest keys.
+    """Return the `n` passages of a part that have the smallest sampling keys: their ascending keys
+    and their rows, (m,) each.
 
     A passage's key is computed from its hash and the seed. So a passage keeps its key as long as
     its text stays the same, and a later snapshot's sample differs only in changed passages. Equal
@@ -195,10 +196,10 @@ def rank_passages(passages: Path, n: int, seed: int) -> tuple[npt.NDArray[np.uin
 
 
 def count_candidates(n_queries: int, part_rows: int, n: int) -> int:
-    """Return the number of a part's passages to rank for a sample of `n_queries` from n passages.
+    """Return how many passages of a part to rank for a sample of `n_queries` of all `n` passages.
 
-    The result is at least four times the expected number, rounded up to a power of two, so that it
-    stays the same for most later snapshots.
+    The result is at least four times the part's expected share of the sample, rounded up to a power
+    of two, so that it stays the same for most later snapshots.
     """
     return min(n_queries, 1 << (15 + 4 * n_queries * part_rows // max(1, n)).bit_length())
 
@@ -249,8 +250,8 @@ def create_query_set(
 ) -> TokenQuerySet | SparseQuerySet | TextQuerySet:
     """Return the queries of a sample for an index over token vectors, weighted terms or texts.
 
-    For token vectors there are few queries, which search a sample of the passages that includes
-    those from which the queries come.
+    For token vectors there are few queries. They search a sample of the passages, which includes
+    the passages that the queries were made from.
     """
     kind, k = snapshot.manifest.content.kind_of(representation), min(recipe.k, snapshot.n)
     if kind == TOKENS:

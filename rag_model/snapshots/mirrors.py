@@ -74,7 +74,7 @@ class StoredMirror:
         )
 
     def read_first_pages(self, siteinfo: Siteinfo) -> Iterator[Page]:
-        """Yield the pages of the dump of this wiki that the parent was built from, if any."""
+        """Yield the pages of the parent's dump if the parent was built from a dump of this wiki."""
         corpus = self._parent.content.corpus if self._parent else {}
         dump = str(self._parent.provenance.get("dump") or "") if self._parent else ""
         if corpus.get("kind") != "wiki" or not dump or is_wiki_site(dump):

@@ -3,8 +3,9 @@ reused.
 
 A build reuses the boundaries of parts, passages of articles, vectors of passages and trained files
 of indexes (`snapshots.reused_training`). Passages are the same as without a parent, and vectors are
-the same up to rounding; only indexes may differ, at equal quality. Memo keys do not contain the
-parent. A task names only the blobs of those parts of the parent that have the task's pages.
+the same up to rounding; only indexes may differ, at equal quality. So the memo keys of passages and
+vectors do not contain the parent. A task names only the blobs of those parts of the parent that
+have the task's pages.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -117,7 +118,7 @@ class Parent:
         )
 
     def describe_missing_files(self, store: Store) -> list[str]:
-        """Return sentences about the parent's passages and trained files that were deleted since.
+        """Return sentences about passages and trained files of the parent that no longer exist.
 
         Such files are deleted when a snapshot expires, or when one of its pages is taken down.
         """
@@ -137,8 +138,7 @@ class Parent:
         if n_missing := len(missing_paths.intersection(trained_paths)):
             messages.append(
                 f"{n_missing} of {len(trained_paths)} trained files of the parent {short_id} are "
-                f"gone: their indexes "
-                "are trained again"
+                "gone: their indexes are trained again"
             )
         return messages
 

@@ -31,7 +31,7 @@ from rag_model.store.store import Store
 from rag_model.store.versions.manifest import TEXT, Content
 
 _TEXT_COLUMNS = ["title", "text"]
-# maximum bytes of new texts to keep in memory when deltas are first read; more texts are read again
+# maximum bytes of new texts that stay in memory after deltas are first read; others are read again
 _BUFFERED_BYTES = 32 << 20
 # estimated decoded size of a delta as a multiple of its file size; a large delta is read twice
 _DELTA_EXPANSION = 8
@@ -150,8 +150,8 @@ def match_parts(
 def match_weighted_terms(
     store: Store, parts: Sequence[PartWithParents]
 ) -> tuple[Rows, Callable[[Rows], Iterator[SparseVectors]]]:
-    """Return (parent_rows, read_rows): for each row, the number of the equal row in the parent, or
-    -1; and a function that yields the weighted terms of ascending rows.
+    """Return (parent_rows, read_rows): for each row, the row number of the equal row in the parent,
+    or -1; and a function that yields the weighted terms of ascending rows.
 
     A part is not read if the parent has the same file.
 
@@ -203,7 +203,7 @@ def _find_equal_terms(parent_vectors: SparseVectors, vectors: SparseVectors) -> 
 
 
 def concatenate_parent_rows(matches: Iterable["PartMatch"]) -> Rows:
-    """Return an (n,) array with the number of each passage's row in the parent, or -1."""
+    """Return the row number in the parent of each passage, (n,); -1 for a new passage."""
     return np.concatenate([np.empty(0, np.int64), *(part.parent_rows for part in matches)])
 
 
@@ -211,7 +211,7 @@ def concatenate_parent_rows(matches: Iterable["PartMatch"]) -> Rows:
 class PartMatch:
     """The rows of the parent that have the same passages as a part of the build."""
 
-    parent_rows: Rows  # (n,) number of each passage's row in the parent, or -1
+    parent_rows: Rows  # (n,) row number in the parent of each passage; -1 for a new passage
     get_passages_path: Callable[[], Path]
     get_delta_path: Callable[[], Path] | None = None  # path of a file with the new passages
     # titles and texts of the new passages, if they fit into the buffer

@@ -72,7 +72,7 @@ _DROP_REASONS = {
     "taken_down": "taken down",
     "unparsable": "unparsable",
 }
-_RELEASE_STAGE = "release"  # memo stage that records the snapshot built from some inputs
+_RELEASE_STAGE = "release"  # memo stage that records which snapshot was built from which inputs
 _INPUT_LIBRARIES = ("bookwheel", "faiss-cpu", "numpy", "pyarrow", "torch", "transformers", "tokenizers")
 Inputs = Mapping[str, Any]  # JSON values that determine a snapshot, by name
 
@@ -86,7 +86,7 @@ def plan_parts(
     source_store: Store | None = None,
     say: Callable[[str], object] = str,
 ) -> Plan:
-    """Return the parts of `dump`; files in which workers cannot seek are split, and stored, once.
+    """Return the parts of `dump`; split and store, once, the files in which workers cannot seek.
 
     The parent's page ranges are kept where possible (`rag_model.corpus.parts`). The pages of a
     MediaWiki site are kept in the store, and later only changed pages are fetched; `source_store`

@@ -226,8 +226,8 @@ def _build_stage(name: str, seconds: float, is_new: Sequence[bool]) -> BuildStag
 
 
 def _count_unknown_templates(chunk_results: Sequence[ChunkResult]) -> dict[str, int]:
-    """Return the most used templates that the cleaner does not know, with their numbers of
-    articles.
+    """Return the most used templates that the cleaner does not know, and how many articles use
+    each.
     """
     count_by_template = Counter[str]()
     for result in chunk_results:
@@ -267,7 +267,9 @@ def _list_lineage(manifest: Manifest) -> dict[str, str]:
 
 
 def _iter_settings(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Yield (dotted name, settings on one line without None values) of each table of a recipe."""
+    """Yield the dotted name of each table of a recipe, and its settings other than None as a
+    line.
+    """
     plain_settings = {
         name: setting for name, setting in table.items() if not isinstance(setting, Mapping) and setting is not None
     }

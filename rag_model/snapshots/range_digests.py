@@ -32,7 +32,8 @@ from rag_model.store.versions.ranges import (
     get_layout,
 )
 
-# Small, because a search reads single vectors and parts of row groups.
+# Bytes of a block of passages or vectors; few, because a search reads single vectors and parts of
+# row groups.
 _ROW_BLOCK_BYTES = 4 << 10
 _MIN_ROW_FILE_BYTES = 128 << 10  # a smaller file is read as a whole, with one request
 _DIGESTED_BYTES_PER_SECOND = 5e8
@@ -92,7 +93,7 @@ class DigestTask(RecordedTask):
 
 
 def list_range_tasks(content: Content, min_bytes: int = WHOLE_BYTES + 1) -> dict[str, DigestTask]:
-    """Return, by path, a task for each file of at least `min_bytes` of which searches read ranges.
+    """Return, by path, a task for each file that has at least `min_bytes` and is read by ranges.
 
     If there are such files, smaller files of passages and vectors, such as those of the last part,
     also get tasks. Without digests of its blocks, a search would have to read a file as a whole.

@@ -191,7 +191,7 @@ def check_indexes_and_retrievers(
 
 
 def draft_snapshot(recipe: Recipe, existing_indexes: Mapping[str, Mapping[str, Any]] | None = None) -> Snapshot:
-    """Return a snapshot without files that has a recipe's indexes, to check retrievers with."""
+    """Return a snapshot that has a recipe's indexes but no files, to check retrievers with."""
     planned_indexes = {
         name: {"factory": index.factory, "over": representation_of(index)} for name, index in recipe.index.items()
     }

@@ -29,8 +29,8 @@ from rag_model.store.store import Store
 from rag_model.store.versions.manifest import Content, Manifest, trained_path
 
 SHARDS = "shards"  # the provenance field with the shards of the indexes
-NO_PARENT, NO_RECORD = "no parent", "no record"  # obstacles if there is nothing to compare
-_SAMPLED_PARTS = 8  # number of changed parts, and of unchanged parts, whose vectors are sampled
+NO_PARENT, NO_RECORD = "no parent", "no record"  # obstacles to reuse if nothing can be compared
+_SAMPLED_PARTS = 8  # maximum number of changed, and of unchanged, parts whose vectors are sampled
 
 # Fields of an entry of `build_training_entry`.
 _ENTRY_FIELDS = {"plan", "code", "losses", "imbalance", "imbalance_now"}
@@ -38,7 +38,7 @@ _ENTRY_FIELDS = {"plan", "code", "losses", "imbalance", "imbalance_now"}
 
 @dataclass(frozen=True, slots=True)
 class ParentRows:
-    """A part of the parent's index: its vectors, and its number among the non-empty parts."""
+    """A part of the parent's index: its vectors, and its part number without empty parts."""
 
     rows: BlobRef
     number: int
@@ -101,8 +101,8 @@ def find_reuse_obstacles(parent: Parent, name: str, plan: IndexPlan, space: str 
     parent_inputs = {**entry["plan"], "code": entry["code"], "space": parent_space}
     inputs = {**plan.piece_inputs(), "code": get_kind(plan.kind).VERSION, "space": space}
     changed_settings = [setting for setting, _ in iter_differences(parent_inputs, inputs)]
-    is_same_space = entry["code"] == inputs["code"] and parent_space == space
-    return [] if is_same_space and _describe_growth(entry, plan) else changed_settings
+    is_same_code_and_space = entry["code"] == inputs["code"] and parent_space == space
+    return [] if is_same_code_and_space and _describe_growth(entry, plan) else changed_settings
 
 
 def _describe_growth(training_entry: Mapping[str, Any], plan: IndexPlan) -> str:
@@ -253,7 +253,7 @@ def _list_parent_vectors(store: Store, parent: Parent, part: Part, space: str) -
 
 
 def _store_parent_rows(store: Store, content: Content, representation: str, parts: Sequence[Part]) -> BlobRef:
-    """Store the rows of the parent that have the pages of each part, as a JSON list."""
+    """Store a JSON list with the `ParentRows` that have the pages of each part."""
     nonempty_parts = [part for part in content.parts if part.rows]
     row_files = [content.files.get(content.rows_path(representation, part.name)) for part in nonempty_parts]
     page_ranges = PageRanges(nonempty_parts)

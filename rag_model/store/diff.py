@@ -31,8 +31,8 @@ from rag_model.store.versions.manifest import (
 from rag_model.store.versions.snapshot import Snapshot
 
 Change = Literal["added", "changed", "removed"]
-# approximate number of rows in a bucket (the passages of pages whose ids have equal hashes): about
-# 30 MB of memory, or 100 MB if all rows changed
+# Approximate number of rows in a bucket, which has the passages of all pages whose ids have equal
+# hashes. It takes about 30 MB of memory, or 100 MB if all rows changed.
 BUCKET_ROWS = 1 << 18
 _PARTS_AHEAD = 8  # maximum number of pairs of parts that are read at a time
 # Number of temporary files as a multiple of the number of buckets. Each file has a batch for each
@@ -90,7 +90,7 @@ def _pair_parts(
 ) -> tuple[list[tuple[PartEntry, PartEntry]], list[PartEntry], list[PartEntry]]:
     """Return the pairs of parts with equal page ranges, and each snapshot's parts without a pair.
 
-    Parts with equal files are left out.
+    Parts whose passage file the other snapshot also has are left out.
     """
     parts_before = _list_changed_parts(before, after)
     parts_after = _list_changed_parts(after, before)

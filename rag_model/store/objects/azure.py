@@ -36,7 +36,7 @@ _PAUSE_SECONDS = 0.1  # pause before the first retry; it doubles for each retry,
 _BLOCK_BYTES = 16 << 20  # bytes of a block; a blob has at most 50,000 blocks, which is 840 GB
 # maximum bytes that one request uploads; larger files are sent in blocks
 _SINGLE_UPLOAD_BYTES = 8 << 20
-_SINGLE_READ_BYTES = 256 << 20  # maximum bytes of a read by one request
+_SINGLE_READ_BYTES = 256 << 20  # maximum bytes that one request reads
 
 
 class Azure(Bucket):

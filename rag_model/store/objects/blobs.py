@@ -1,7 +1,7 @@
 """Blobs: immutable files named by the digest of their bytes.
 
 Files with equal bytes are stored once, and damage is detected. The path of a blob is
-`blobs/<first two hex digits>/<all 64>`; `sha256sum` of the file prints its name.
+`blobs/<first two hex digits>/<all 64>`, so `sha256sum` of an undamaged blob prints its file name.
 
 A fetch writes the bytes in order to a partial file next to the destination. An interrupted fetch
 leaves the partial file, and the next fetch continues at its end. The file is renamed to the
@@ -30,7 +30,7 @@ PARTIAL_SUFFIX = ".partial"
 _BLOCK_BYTES = 1 << 20
 _ID = re.compile(rf"{ALGORITHM}:[0-9a-f]{{64}}")
 # A blob that was written within this time is not written again. This is half of the age at which
-# `gc` may delete a file, so the clocks of writer and store may differ by the same time.
+# `gc` may delete a file, so the clocks of writer and store may differ by as much.
 _TRUST_SECONDS = 12 * 3600.0
 _MAX_BYTES = 1 << 50  # maximum size of a blob, which is more than any object store allows
 # (function that reads a range of the blob in the store, start) -> the blob's bytes from `start` on
@@ -90,14 +90,14 @@ def _append_and_digest(file: BinaryIO, read_from: Callable[[int], Iterable[bytes
 
 def _iter_all_bytes(file: BinaryIO, read_from: Callable[[int], Iterable[bytes]]) -> Iterator[bytes]:
     file.seek(0)
-    while stored_block := file.read(_BLOCK_BYTES):
-        yield stored_block
+    while block := file.read(_BLOCK_BYTES):
+        yield block
     for chunk in read_from(file.tell()):
         # A single write of 16 MiB can take Linux ten times longer than smaller writes.
         for i in range(0, len(chunk), _BLOCK_BYTES):
-            stored_block = chunk[i : i + _BLOCK_BYTES]
-            file.write(stored_block)
-            yield stored_block
+            block = chunk[i : i + _BLOCK_BYTES]
+            file.write(block)
+            yield block
 
 
 @contextmanager
@@ -117,7 +117,7 @@ def _lock_partial(partial_path: Path) -> Iterator[tuple[BinaryIO, bool]]:
 
 
 def _is_same_file(file: BinaryIO, path: Path) -> bool:
-    """Return whether `path` is still the open file and was not renamed or removed."""
+    """Return whether `path` still names the open file, and no process renamed or removed it."""
     with suppress(FileNotFoundError):
         return os.path.samestat(os.fstat(file.fileno()), path.stat())
     return False

@@ -42,7 +42,7 @@ class Bucket(AbstractFileSystem):  # type: ignore[misc]
         """Create the vendor's client; no request is sent yet."""
         super().__init__(**kwargs)
         self._owner_pid, self._client = os.getpid(), self.connect()
-        # A forked child would close its parent's connections.
+        # At its exit, a forked child would close its parent's connections.
         finalize(self, self._client.close).atexit = False
 
     @property
@@ -159,7 +159,7 @@ def build_folder_entry(bucket: str, prefix: str) -> dict[str, Any]:
 def create_status_error(status: int | None, message: str) -> OSError:
     """Return the `OSError` for an HTTP status; its message is one line without query strings.
 
-    409 and 412 mean that the object exists, because requests contain no other condition.
+    409 and 412 mean that the object exists: absence is the only condition that requests contain.
     """
     safe_text = _QUERY.sub("?…", " ".join(message.split()))
     if status in {409, 412}:
@@ -170,8 +170,7 @@ def create_status_error(status: int | None, message: str) -> OSError:
 
 
 def create_listing_error(headers: Any) -> OSError:
-    """Return the error for a reply to a list request that is not a listing and has these
-    `headers`.
+    """Return the error for a list request whose reply, with these `headers`, is not a listing.
 
     Clients interpret a proxy's page or an empty body as an empty listing, from which `gc` would
     conclude that no snapshot needs any file.

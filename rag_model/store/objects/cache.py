@@ -6,12 +6,12 @@ of its disk). A copy that was used within the last hour is never removed, becaus
 about to open it. A process that has opened a copy can still read it after its removal.
 
 A stamp records that a file was verified, so that a large file is hashed once and not at every
-opening. It contains the size that a file (an inode) had when its bytes were right, the time of its
-last write (mtime), which a program may set to any value, and the time of its last change of any
-kind (ctime), which only the kernel sets. So a file that was written later is hashed again before it
-is read, even if its mtime was restored. A new link or a new owner changes ctime too, but
-`Stamps.preserve` keeps the stamp valid. Bit errors of the disk do not change these times, so
-`verify` and `pull` hash every file, even with a stamp.
+opening. It contains three values that the file (the inode) had when its bytes were right: its size,
+the time of its last write (mtime), which a program may set to any value, and the time of its last
+change of any kind (ctime), which only the kernel sets. So a file that was written later is hashed
+again before it is read, even if its mtime was restored. A new link or a new owner changes ctime
+too, but `Stamps.preserve` keeps the stamp valid. Bit errors of the disk do not change these times,
+so `verify` and `pull` hash every file, even with a stamp.
 """
 
 import os

@@ -204,8 +204,8 @@ def translate_errors() -> Iterator[None]:
 
 @contextmanager
 def guard_request() -> Iterator[None]:
-    """Translate the errors of one request, including invalid settings and replies of other
-    servers.
+    """Translate the errors of one request, including those that invalid settings or replies of
+    other servers cause.
     """
     try:
         with translate_errors():
@@ -287,9 +287,9 @@ def open_commit(url: str, kind: str, summary: str) -> Iterator[Path]:
     """Yield a new local folder; when the block succeeds, commit its files below `url`.
 
     Readers see the commit completely or not at all. The commit names its parent, so of two writers
-    that saw the same empty folder one is rejected. A repository that does not exist is created,
-    as private. `kind` is the required kind of repository: `dataset` or `model`. `summary` is the
-    message of the commit.
+    that saw the same empty folder one is rejected. A missing repository is created as a private
+    one. `kind` is the required kind of repository: `dataset` or `model`. `summary` is the message
+    of the commit.
 
     Raises:
         StoreError: the Hub cannot be reached, or the token has no write permission; nothing was

@@ -40,7 +40,7 @@ SWEEP_VALID_SECONDS = 120.0
 _RENEW_SECONDS = 300.0  # seconds between two writes of an intent
 _PAUSE_SECONDS = 0.2  # seconds between two reads of the sweeps
 _TURN_PREFIX = "turn-"
-_TURN_VALID_SECONDS = 900.0  # seconds from the last renewal by a killed process to the turn's end
+_TURN_VALID_SECONDS = 900.0  # seconds that a killed process's turn stays valid after its renewal
 _TURN_PAUSES = 1.0, 30.0  # first and longest pause between two reads of the turns, in seconds
 LEASE_PREFIX = "asked-"  # prefix of leases: intents of readers, which write nothing to the store
 _FORMAT = 1
@@ -68,7 +68,7 @@ class Intent:
 
     name: str
     started: float  # start in seconds by the store's clock
-    # paths of the files in the store that the writer needs; None for a build, which may reuse any
+    # paths in the store of the files that the writer needs; None for a build, which may need any
     needs: frozenset[str] | None
 
     @property

@@ -64,7 +64,7 @@ class Memo:
 
     files: Files
     blobs: Blobs
-    # False: `get_or_create` raises `ResultNotRecordedError` if there is no record.
+    # If False, `get_or_create` raises `ResultNotRecordedError` if there is no record.
     can_produce: bool = True
     # name of the writer, by which the retry of an interrupted task recognises its own record
     owner: str | None = None

@@ -198,8 +198,8 @@ def _iter_stretches(base: Bytes, target: Bytes, expected_stretches: Iterable[Str
 
 
 def _find_match_candidates(base: Bytes, target: Bytes) -> tuple[Rows, Rows]:
-    """Return the (m,) ascending offsets in the target and the (m,) offsets in the base of windows
-    with equal hashes.
+    """Find windows with equal hashes; return their ascending offsets in the target and their
+    offsets in the base, (m,) each.
     """
     # preallocated, since slices in a list would keep the arrays of all hashes in memory
     base_hashes = np.empty((len(base) + _STRIDE - 1) // _STRIDE, np.uint64)
@@ -264,8 +264,8 @@ def map_bytes(path: Path) -> Bytes:
 
 
 def pack_byte_planes(numbers: Rows) -> bytes:
-    """Return the lowest bytes of all `numbers`, which are below 2^32, then the next bytes, and so
-    on, because this order compresses better.
+    """Return first the lowest bytes of all `numbers`, which are below 2^32, then the next bytes,
+    and so on. This order compresses better.
 
     Raises:
         ValueError: a number needs more than four bytes, or is negative.

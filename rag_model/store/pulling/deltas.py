@@ -5,10 +5,10 @@ an index needs no base, so a puller that has only an older snapshot can use it t
 
 | target | content of the delta |
 | --- | --- |
-| a passage file | new rows, and the other rows' numbers in the base (`corpus.passage_delta`) |
+| a passage file | new rows, and the base's row numbers of the other rows (`corpus.passage_delta`) |
 | a faiss index | new links, or new codes in unchanged lists (`row_delta`), without its vectors |
 | an index that ends in vectors | the bytes before the vectors, compressed (no base) |
-| an inverted index of weighted terms | the terms of new rows, and other rows' numbers in the base |
+| an inverted index of weighted terms | terms of new rows, the base's row numbers of other rows |
 | another index, except BM25 | bytes that the base does not have (`delta_files`) |
 
 A build writes deltas and records them in the memo: stage `delta`, with the digests of the files and
@@ -17,7 +17,8 @@ and no search result. A puller compares the digest of the file that it builds wi
 manifest. If they differ, or if a delta is missing, it fetches the whole file.
 
 A delta is kept as long as a snapshot has the target (`store.upkeep.roots`), and contains only data
-of the target. So a takedown, which replaces the files with a page, also removes their deltas.
+of the target. So a takedown, which replaces the files that contain a page, also removes their
+deltas.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -48,7 +49,7 @@ _MIN_HEAD_BYTES = 4096  # if fewer bytes precede an index's vectors, they contai
 # Finds stretches that may be equal in the base file and the target file; returns None if it cannot.
 # The last argument is a function that returns the base's row of each target row.
 FindStretches = Callable[[Path, Path, Callable[[], Rows]], Iterable[delta_files.Stretch] | None]
-# Returns each target row's number in the base (ascending; -1 if new), and the terms of new rows.
+# Returns the base's row of each target row (ascending; -1 if new), and the terms of new rows.
 FindNewTerms = Callable[[], tuple[Rows, SparseVectors]]
 _ROW_LISTS_SUFFIX = ".faiss"  # suffix of files that may have lists of row numbers
 _POSTINGS_SUFFIX = ".postings"  # suffix of inverted indexes
@@ -73,28 +74,15 @@ class DeltaStep:
     def inputs(self) -> dict[str, Any]:
         """Return the memo inputs: everything that determines the delta's bytes."""
         if self.base is None:
-            return {
-                "after": self.target.id,
-                "head": self.head_bytes,
-                "code": delta_files.PACK_VERSION,
-            }
+            return {"after": self.target.id, "head": self.head_bytes, "code": delta_files.PACK_VERSION}
+        files = {"before": self.base.id, "after": self.target.id}
         if self.has_row_lists:
-            return {
-                "before": self.base.id,
-                "after": self.target.id,
-                "head": self.head_bytes,
-                "rows": row_delta.VERSION,
-            }
+            return {**files, "head": self.head_bytes, "rows": row_delta.VERSION}
         if self.representation != TEXT:
-            return {"before": self.base.id, "after": self.target.id, "terms": delta_files.TERMS_VERSION}
+            return {**files, "terms": delta_files.TERMS_VERSION}
         if not self.is_passages:
-            return {
-                "before": self.base.id,
-                "after": self.target.id,
-                "splice": delta_files.SPLICE_VERSION,
-            }
-        versions = {"code": passage_delta.VERSION, "libraries": {"pyarrow": pa.__version__}}
-        return {"before": self.base.id, "after": self.target.id, **versions}
+            return {**files, "splice": delta_files.SPLICE_VERSION}
+        return {**files, "code": passage_delta.VERSION, "libraries": {"pyarrow": pa.__version__}}
 
 
 def list_delta_steps(base: Content, target: Content) -> dict[str, list[DeltaStep]]:

@@ -104,7 +104,7 @@ def find_vector_tables(content: Content) -> dict[str, VectorTable]:
 
 
 def list_embedded_files(content: Content) -> dict[str, VectorTable]:
-    """Return the table of each index that ends in the vectors of the embeddings, by path."""
+    """Return, by path, the table of each index file that ends in vectors of the embeddings."""
     tables = find_vector_tables(content)
     row_bytes_by_representation = {
         table.representation: table.row_bytes for path, table in tables.items() if _is_embeddings(path)
@@ -180,13 +180,13 @@ class PageRanges:
     def __init__(self, parts: Sequence[PartEntry]) -> None:
         """Index parts, which may overlap, in any order."""
         self._parts = parts
-        # Item i is the maximum last page of parts[: i + 1]. In the list after it, item i is the
-        # minimum first page of parts[i:].
+        # Item i of the first list is the maximum last page of parts[: i + 1]; item i of the second
+        # list is the minimum first page of parts[i:].
         self._max_last_pages = list(accumulate((part.last_page for part in parts), max))
         self._min_first_pages = list(accumulate((part.first_page for part in reversed(parts)), min))[::-1]
 
     def find_within(self, first_page: int, last_page: int) -> Iterator[tuple[int, PartEntry]]:
-        """Yield the number and entry of each part that overlaps the pages [first_page,
+        """Yield the part number and the entry of each part that overlaps the pages [first_page,
         last_page].
         """
         start = bisect_left(self._max_last_pages, first_page)
@@ -210,7 +210,7 @@ class RowPatch:
     """Assembles a file of which some rows are on the local disk."""
 
     table: VectorTable
-    # (n,) int32 or int64: number of each row in the previous snapshot, or -1 if it is not there
+    # (n,) int32 or int64: the previous snapshot's row of each row, or -1 if it is not there
     previous_rows: Rows
 
     @property

@@ -40,7 +40,7 @@ from rag_model.untrusted_text import parse_json
 
 # Increase with every change of the layout: it is part of the memo key.
 VERSION = 1
-# Sizes of the splice, of the head with the arrays, and of the bytes of both files outside of lists.
+# Bytes of the splice, of the head with the arrays, and of each file outside of its lists.
 _SIZES = struct.Struct("<QQQQ")
 _HEAD = struct.Struct("<I")  # field with the number of bytes of the head
 _MAX_HEAD_BYTES = 1 << 12
@@ -117,8 +117,9 @@ class _ListBlock:
         """Return masks of the slots that get a predicted number, and of the numbers that get a
         slot.
 
-        The other predicted numbers fill the other slots in order. `is_inserted`, (s,), masks slots
-        that have an inserted number, and `is_removed`, (p,), predicted numbers that are dropped.
+        `is_inserted`, (s,), masks slots that have an inserted number, and `is_removed`, (p,), masks
+        predicted numbers that are dropped. The other predicted numbers fill the other slots in
+        order.
         """
         n_lists = len(self.lengths)
         numbers_per_list = np.bincount(self.predicted_lists[~is_removed], minlength=n_lists)
@@ -233,7 +234,7 @@ def write_row_delta(base: FileWithLists, target: FileWithLists, base_rows: Rows,
     Args:
         base: the file of the previous snapshot.
         target: the file that the delta produces.
-        base_rows: (n,) number of each target row in the base, ascending; -1 for new rows.
+        base_rows: (n,) the base's row of each target row, ascending; -1 for new rows.
         out: the file to write.
 
     Raises:

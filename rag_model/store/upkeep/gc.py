@@ -109,9 +109,8 @@ class _GarbagePlanner:
         if unknown_folders := {*self.store.files.list_names("", kind="directory")} - _FOLDERS:
             raise StoreError(
                 f"{self.store.url} has a folder {min(unknown_folders)!r} that this version does "
-                "not know, "
-                "so nothing was deleted: use the bookwheel version that created it, or move it "
-                "elsewhere"
+                "not know, so nothing was deleted: use the bookwheel version that created it, or "
+                "move it elsewhere"
             )
         writer_starts = [intent.started for intent in view.intents if not intent.is_lease]
         cutoff = min([view.time - self.grace, *(start - SAFETY_MARGIN for start in writer_starts)])
@@ -119,9 +118,8 @@ class _GarbagePlanner:
         if marked_files.all_blobs and not view.has_root:
             raise StoreError(
                 f"{self.store.url} lists {len(marked_files.all_blobs):,} blobs but no ref, "
-                "snapshot, model or "
-                "evaluation. The listing may be wrong, so nothing was deleted: check the store, or "
-                "delete the whole store if it is not needed"
+                "snapshot, model or evaluation. The listing may be wrong, so nothing was deleted: "
+                "check the store, or delete the whole store if it is not needed"
             )
         unneeded_files = (file for digest, file in marked_files.all_blobs if digest not in marked_files.needed)
         other_files = (

@@ -48,9 +48,9 @@ MANIFEST_PATH = re.compile(r"(snapshots|models|evaluations)/([0-9a-f]{64})\.json
 MOVE_PATH = re.compile(r"(models/)?refs/([^/]+)/([0-9]{8})\.json")
 _BLOB_ID = re.compile(rb"sha256:([0-9a-f]{64})")
 _BLOB_LIST_START = b'[{"id": "sha256:'  # first bytes of a file that lists blobs
-# Stages of trained files: their inputs, such as the vectors of an earlier month, are not kept.
+# Stages that write trained files, whose inputs (such as earlier months' vectors) are not kept.
 _TRAINING_STAGES = ("train", "follow")
-_MANIFESTS_AHEAD = 8  # number of manifests read at a time: each names thousands of files
+_MANIFESTS_AHEAD = 8  # manifests that are read at a time; few, as each names thousands of files
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,13 +324,13 @@ def _iter_manifests(catalog: Catalog[Any], files: Iterable[StoredFile]) -> Itera
 
 
 def _read_ref_by_current_id(catalog: Catalog[Any], moves: Iterable[StoredFile]) -> dict[str, str]:
-    """Return, by id, the name of one ref of each version that is current for some ref."""
+    """Return, for the id of each version that is current for a ref, the name of one such ref."""
     newest_moves = [(ref, max(files)) for ref, files in group_moves_by_ref(moves).items()]
     return {current_id: ref for (ref, _), current_id in read_ids_at_moves(catalog, newest_moves).items() if current_id}
 
 
 def group_moves_by_ref(files: Iterable[StoredFile]) -> dict[str, dict[int, StoredFile]]:
-    """Return the files of refs' moves by ref and number."""
+    """Return the files of refs' moves by ref and move number."""
     log_by_ref: dict[str, dict[int, StoredFile]] = defaultdict(dict)
     for file in files:
         if move_match := MOVE_PATH.fullmatch(file.path):

@@ -18,7 +18,7 @@ from rag_model.store.store import Store
 from rag_model.store.versions.catalog import Catalog
 from rag_model.store.versions.checks import VersionContent
 
-_THREADS = 4  # threads run in parallel, because hashing and reading release the GIL
+_THREADS = 4  # threads that verify files in parallel: hashing and reading release the GIL
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +72,8 @@ def protect_files(store: Store, version: str, manifest_path: str, content: Versi
         if problems := find_missing_files(store, content):
             raise StoreError(
                 f"{version} cannot be published in {store.url}: {len(problems)} of its files were "
-                "deleted meanwhile "
-                f"(first {problems[0].path}): run the same command again to create them"
+                f"deleted meanwhile (first {problems[0].path}): run the same command again to "
+                "create them"
             )
         yield
 
@@ -215,6 +215,6 @@ def probe_store(store: Store) -> ProbeResult:
             store.files.remove(path)
     seconds = time.perf_counter() - start_seconds
     # The store's clock was read between two readings of this machine's clock, so the clocks differ
-    # only if the store's time is outside of these two times.
+    # only if the store's time is not between these two.
     clock_skew = min(written_at - time_before, 0.0) if written_at < time_after else written_at - time_after
     return ProbeResult(store.files.supports_exclusive_creation(), round(clock_skew, 1), round(seconds, 3))

@@ -89,8 +89,8 @@ class CostForecast:
 
     @classmethod
     def fit(cls, costs: Sequence[tuple[int, float]]) -> Self:
-        """Fit pairs of a number of changed passages and a cost by least squares; the constant and
-        the slope are at least 0.
+        """Fit pairs (number of changed passages, cost) by least squares; the constant and the slope
+        are at least 0.
         """
         mean_x, mean_y = fmean(x for x, _ in costs), fmean(y for _, y in costs)
         spread = sum((x - mean_x) ** 2 for x, _ in costs)
@@ -126,8 +126,8 @@ class Trend:
         if self.measure == "recall" and self.ratio < MIN_RECALL_RATIO:
             return (
                 f"the recall of {self.index} is {self.now:.3f} in the last builds and was "
-                f"{self.before:.3f} before: "
-                "build its graphs again (--rebuild-graphs), or raise its recall_target"
+                f"{self.before:.3f} before: build its graphs again (--rebuild-graphs), or raise "
+                "its recall_target"
             )
         if self.measure == "distances" and self.ratio > MAX_DISTANCES_RATIO:
             return (
@@ -137,8 +137,8 @@ class Trend:
         if self.measure == "cost" and self.ratio > MAX_COST_RATIO:
             return (
                 f"the last builds took {self.now:.1f} times as long as earlier ones for as many "
-                "changed passages: "
-                "compare the stages in the report, and look for other work on the machine"
+                "changed passages: compare the stages in the report, and look for other work on "
+                "the machine"
             )
         return ""
 
@@ -225,8 +225,10 @@ def _iter_forecasts(builds: Iterable[PastBuild], stage: str) -> Iterator[tuple[s
 
 
 def _iter_cost_trends(builds: Sequence[PastBuild]) -> Iterator[Trend]:
-    """Compare the costs of the last builds with a forecast from earlier builds, unless the forecast
-    would extrapolate.
+    """Compare the costs of the last builds with a forecast from earlier builds.
+
+    Yield nothing if one of the last builds changed more than twice as many passages as every
+    earlier build, because the forecast would be an extrapolation.
     """
     if len(builds) < _N_EARLIER + _N_RECENT:
         return

@@ -39,7 +39,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 # Kinds of files that readers do not need: article logs, trained files of indexes, spans for
 # trainings, digests of ranges, and representations that indexes store in their own form.
 BUILD_ONLY_KINDS = frozenset({"articles", "trained", "spans", "ranges", TOKENS, SPARSE})
-# Files with digests of ranges of large files, to verify reads from the store (`versions.ranges`).
+# Files with the digests that verify ranges of large files, read from the store (`versions.ranges`).
 RANGE_TABLE, RANGE_DIGESTS = "ranges/table.json", "ranges/digests"
 
 

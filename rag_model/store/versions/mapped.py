@@ -88,11 +88,12 @@ class MappedPassages:
             # A buffer is too short, or is not UTF-8.
             raise InputError(f"row {row} of {self._path} is damaged ({error}): pull it again") from error
 
-    def _get_batch_readers(self, number: int) -> list[Callable[[int], Any]]:
+    def _get_batch_readers(self, batch_number: int) -> list[Callable[[int], Any]]:
         # Readers are cached: each is a view of the mapped file, and takes a few hundred bytes.
-        if number not in self._readers:
-            self._readers[number] = [_create_value_reader(column) for column in self._file.get_batch(number).columns]
-        return self._readers[number]
+        if batch_number not in self._readers:
+            batch = self._file.get_batch(batch_number)
+            self._readers[batch_number] = [_create_value_reader(column) for column in batch.columns]
+        return self._readers[batch_number]
 
     def close(self) -> None:
         """Close the file; passages that were read from it stay valid."""

@@ -129,7 +129,7 @@ def untag(store: Store, ref: str, *, dry_run: bool = False) -> RefMove:
 
 def _find_previous(catalog: Catalog[Any], ref: str, current_move: RefMove) -> RefMove:
     """Return the newest earlier move to another snapshot; skip the moves that were rolled back."""
-    # Older moves may have expired.
+    # Older moves may have expired, so their numbers may be missing.
     move_by_number = {move.number: move for move in catalog.refs.read_history(ref)}
     number_before, trusted_keys = current_move.number, TrustedKeys.from_environment()
 
@@ -168,8 +168,8 @@ def _move(
         if missing_files := find_missing(store, catalog, identity):
             raise RefusedError(
                 f"ref {ref} was not moved: {catalog.noun} {identity[:12]} in {store.url} is "
-                "incomplete "
-                f"({missing_files[0].path}: {missing_files[0].what}); `verify` lists all problems"
+                f"incomplete ({missing_files[0].path}: {missing_files[0].what}); `verify` lists "
+                "all problems"
             )
         if catalog is store.snapshots and (
             found_pages := find_taken_down_pages(store, store.snapshots.get(identity).content)
@@ -188,7 +188,6 @@ def _move(
                 raise
             raise RefConflictError(
                 f"another writer moved ref {ref} in {store.url} to {catalog.noun} "
-                f"{current_move.snapshot[:12]} ({ref}@{current_move.number}) first, and that "
-                f"move is kept: run "
-                "this again if it is still wanted"
+                f"{current_move.snapshot[:12]} ({ref}@{current_move.number}) first, and that move "
+                "is kept: run this again if it is still wanted"
             ) from error

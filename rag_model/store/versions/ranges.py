@@ -4,8 +4,8 @@ A build stores the digests of the blocks of large files (`snapshots.range_digest
 the snapshot, so its id, and a signature, cover them:
 
 * `ranges/digests`: 16 bytes for each block, file by file
-* `ranges/table.json`: for each file its block size, the number of its first digest and, if it has
-  one, its *outline*; also the digests of the blocks of `ranges/digests`
+* `ranges/table.json`: for each file its block size, how many digests precede its first one and, if
+  it has one, its *outline*; also the digests of the blocks of `ranges/digests`
 
 Blocks have equal sizes, or the boundaries in the outline (`bounds`). A table without such
 boundaries has version 1, which all readers support.
@@ -44,7 +44,7 @@ from rag_model.store.versions.manifest import RANGE_DIGESTS, RANGE_TABLE, Manife
 from rag_model.untrusted_text import parse_json
 
 WHOLE_BYTES = 1 << 20  # maximum size of a file without an entry in the table
-DIGEST_PAGE_BYTES = 4 << 10  # block size of the file of digests
+DIGEST_PAGE_BYTES = 4 << 10  # block size of the file `ranges/digests`
 _MAX_BLOCK_BYTES = 1 << 30
 VERSION, BOUNDS_VERSION = 1, 2  # versions of a table without and with boundaries of blocks
 
@@ -120,7 +120,7 @@ class SnapshotRanges:
             self.cache.load(file_ranges)
 
     def read_ranges(self, ranges: Sequence[tuple[str, Numbers, int]]) -> list[Bytes]:
-        """Return the verified bytes of ranges, in one round of requests: an (m, length) array for
+        """Read verified ranges in one round of requests; return an (m, length) array of bytes for
         each (path, (m,) starts, length).
         """
         with self.cache.hold():
@@ -190,7 +190,7 @@ def _get_cache_folder() -> Path:
 
 
 def get_layout(entry: Mapping[str, Any], size: int) -> BlockLayout:
-    """Return the division into blocks of a file of `size` bytes; `entry` is its entry in the table.
+    """Return how a file of `size` bytes is divided into blocks; `entry` is its entry in the table.
 
     Raises:
         ValueError: the boundaries of its blocks are damaged.
@@ -216,16 +216,16 @@ def _parse_table(table_bytes: bytes, files: Mapping[str, BlobRef], snapshot: str
         digest_bytes = files[RANGE_DIGESTS].size
         is_valid = len(base64.b64decode(table["pages"])) == DIGEST_BYTES * -(-digest_bytes // DIGEST_PAGE_BYTES)
         for path, entry in table["files"].items():
-            first_digest, block_bytes = entry["first"], entry["block"]
+            first_digest_number, block_bytes = entry["first"], entry["block"]
             is_valid &= (
-                type(first_digest) is int
+                type(first_digest_number) is int
                 and type(block_bytes) is int
-                and first_digest >= 0
+                and first_digest_number >= 0
                 and 0 < block_bytes <= _MAX_BLOCK_BYTES
             )
             is_valid &= isinstance(entry.get("outline"), dict | None)
             is_valid = is_valid and (
-                DIGEST_BYTES * (first_digest + get_layout(entry, files[path].size).count) <= digest_bytes
+                DIGEST_BYTES * (first_digest_number + get_layout(entry, files[path].size).count) <= digest_bytes
             )
     except (KeyError, TypeError, AttributeError, ValueError, binascii.Error) as error:
         raise StoreError(f"the digests of ranges of {snapshot} are damaged ({error!r}): pull it") from error

@@ -27,7 +27,7 @@ from rag_model.untrusted_text import check_printable
 _FORMAT = 1
 _DELETION_FORMAT = 2  # format of a move that deletes a ref; earlier versions cannot read it
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}")
-_MAX_NUMBER = 99_999_999  # the file names have eight digits
+_MAX_NUMBER = 99_999_999  # highest number of a move: the file names have eight digits
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,9 +130,7 @@ class Refs:
         return moves[0] if moves else None
 
     def _apply_takedowns(self, moves: list[RefMove]) -> list[RefMove]:
-        """Return the moves with the id of the replacement instead of the id of each replaced
-        snapshot.
-        """
+        """Return the moves; those to a replaced snapshot get the id of its replacement."""
         replaced_ids = self._takedowns.list_replaced() if moves else frozenset()
         replacement_by_snapshot = {
             move.snapshot: self._takedowns.find_replacement(move.snapshot)
@@ -208,8 +206,7 @@ class Refs:
         if number > _MAX_NUMBER:
             raise StoreError(
                 f"ref {name} in {self._files.url} is at move {_MAX_NUMBER}, the last possible "
-                "number: delete the files of moves that bookwheel did not write, or use another "
-                "ref"
+                "number: delete the files of moves that bookwheel did not write, or use another ref"
             )
         created_at = datetime.now(UTC).isoformat(timespec="seconds")
         move = RefMove(number, snapshot, created_at, previous_id, secrets.token_hex(16), note)

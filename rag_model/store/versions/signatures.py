@@ -109,8 +109,8 @@ class TrustedKeys:
         if key is None or _compute_fingerprint(key.public_key()) not in map(_compute_fingerprint, self.keys.values()):
             raise RefusedError(
                 f"readers with the trust file {self.source} accept a {record_noun} only if a key "
-                "of the file signed "
-                f"it: set {SIGNING_KEY_VARIABLE} to the private key of one of them"
+                f"of the file signed it: set {SIGNING_KEY_VARIABLE} to the private key of one of "
+                "them"
             )
 
     def find_signer(self, signatures: "Signatures | PulledSignatures", path: str, value: Any) -> str | None:

@@ -57,9 +57,9 @@ _MAX_OPEN_ATTEMPTS = 5
 # bytes that Arrow reads at the end of a file; a footer has about 1.2 bytes per row
 _FOOTER_BYTES = 64 << 10
 _MAX_MASKS = 8  # maximum number of cached results of `match_rows`, with one byte per passage each
-# bytes of cached decoded row groups: about 40 groups of 1,024 passages
+# maximum bytes of cached decoded row groups: about 40 groups of 1,024 passages
 _GROUP_CACHE_BYTES = 32 << 20
-_PASSAGE_CACHE_BYTES = 16 << 20  # bytes of cached passages that were read by ranges
+_PASSAGE_CACHE_BYTES = 16 << 20  # maximum bytes of cached passages that were read by ranges
 _PASSAGE_OBJECT_BYTES = 1200  # bytes of a passage in memory, without its text
 # maximum number of passage files that are kept open, so that their footers are read once
 _MAX_OPEN_PARTS = 64

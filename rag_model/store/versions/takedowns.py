@@ -35,14 +35,14 @@ _reported_urls: set[str] = set()  # URLs of unsigned files that this process has
 FOLDER = "takedowns"
 _FORMAT = 1
 _REPLACEMENT_FILE = re.compile(r"([0-9a-f]{64})\.json")
-_MAX_NUMBER = 99_999_999  # the file names have eight digits
+_MAX_NUMBER = 99_999_999  # highest number of a record: the file names have eight digits
 
 
 @dataclass(frozen=True, slots=True)
 class Takedown:
     """The record of a takedown: pages of a wiki that no snapshot may contain."""
 
-    number: int  # number of the record: 1, 2, 3, …
+    number: int  # record number: 1, 2, 3, …
     wiki: str  # dbname of the wiki with these page ids; empty for documents and passages
     pages: tuple[str, ...]  # page ids, or for a dump of ready-made passages the titles
     reason: str
@@ -91,7 +91,7 @@ class Takedowns:
         Raises:
             RefusedError: a trust file is given, and the environment has no private key for one of
                 its keys.
-            StoreError: the store cannot be written, or all numbers are used.
+            StoreError: the store cannot be written, or all record numbers are used.
             UsageError: a text contains a control character, or a page a lone surrogate.
         """
         for text, field_name in ((wiki, "the wiki"), (reason, "the reason"), (by, "who ordered it")):
@@ -107,8 +107,8 @@ class Takedowns:
             if number > _MAX_NUMBER:
                 raise StoreError(
                     f"{self._files.url_of(_get_record_path(str(_MAX_NUMBER)))} is the last "
-                    "takedown that can be "
-                    "written: bookwheel did not write it, so inspect it and delete it"
+                    "takedown that can be written: bookwheel did not write it, so inspect it and "
+                    "delete it"
                 )
             record = Takedown(number, wiki, tuple(sorted({*page_ids})), reason, by, created_at, secrets.token_hex(16))
             record_fields = {"format": _FORMAT, **asdict(record)}
@@ -165,8 +165,7 @@ class Takedowns:
         if not self._is_trusted(path):
             raise RefusedError(
                 f"{self._files.url_of(path)} says that the snapshot was replaced, but no key of "
-                "the trust "
-                "file signed it: inspect this file, delete it, and run the takedown again"
+                "the trust file signed it: inspect this file, delete it, and run the takedown again"
             )
 
     def _is_trusted(self, path: str) -> bool:
@@ -185,8 +184,7 @@ class Takedowns:
             _reported_urls.add(url)
             _LOG.warning(
                 "takedown %s is ignored, because no key of %s signed it: run the takedown again "
-                "with such "
-                "a key, or delete the takedown's file if a stranger wrote it",
+                "with such a key, or delete the takedown's file if a stranger wrote it",
                 url,
                 trusted_keys.source,
             )

@@ -65,7 +65,7 @@ class StoredCheckpoint:
 
     progress: TrainingProgress
     files: Mapping[str, BlobRef]  # relative path -> file
-    number: int = 0  # number of the record; 0 if it is not stored yet
+    number: int = 0  # record number; 0 if the record is not stored yet
 
     @property
     def bytes(self) -> int:
