@@ -10,7 +10,7 @@ article is chunked again if its aliases or its item changed.
 """
 
 import json
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from math import ceil, log2
@@ -73,11 +73,6 @@ class TemplateTask:
     siteinfo: Siteinfo
     with_redirects: bool = False  # whether to read the redirects too
 
-    @property
-    def bytes(self) -> int:
-        """The number of compressed bytes of the dump that the task reads."""
-        return sum(slice_.length for slice_ in self.part.slices)
-
     def inputs(self) -> dict[str, Any]:
         """Return all inputs that determine the templates; this reads the part's bytes."""
         return {
@@ -98,6 +93,11 @@ def plan_template_tasks(plan: Plan, *, with_redirects: bool = False) -> list[Tem
         return []
     parts = plan.parts if with_redirects or plan.template_parts is None else plan.template_parts
     return [TemplateTask(part, plan.siteinfo, with_redirects) for part in parts]
+
+
+def _count_bytes(parts: Iterable[Part]) -> int:
+    """Return the number of compressed bytes of the dump that tasks for these parts read."""
+    return sum(part_slice.length for part in parts for part_slice in part.slices)
 
 
 def _has_templates(plan: Plan) -> bool:
@@ -227,7 +227,9 @@ def collect_tables(
     titles, only compressed streams with templates are read.
     """
     template_tasks = plan_template_tasks(plan, with_redirects="aliases" in metadata)
-    reports = run_tasks("templates", read_templates, template_tasks, lambda task: task.bytes / _READ_BYTES_PER_SECOND)
+    reports = run_tasks(
+        "templates", read_templates, template_tasks, lambda task: _count_bytes([task.part]) / _READ_BYTES_PER_SECOND
+    )
     table_files: dict[str, Any] = {}
     if n_redirects := sum(report.get("redirects", 0) for report in reports):
         parts = store.blobs.put_bytes(
@@ -261,7 +263,7 @@ def run_table_jobs(
     ) -> list[Report]:
         # A part is looked up by a digest of its bytes, so a look-up of a large dump would read it
         # once more.
-        is_small = stage != "templates" or sum(task.bytes for task in tasks) <= _MAX_LAUNCHER_BYTES
+        is_small = stage != "templates" or _count_bytes(task.part for task in tasks) <= _MAX_LAUNCHER_BYTES
         return run_job(stage, function, tasks, job_settings, on_progress, estimate_seconds, memoised=is_small)
 
     return collect_tables(store, plan, dump, metadata, run_tasks)
@@ -301,11 +303,6 @@ class ChunkTask:
     removed_pages: tuple[str, ...] = ()  # ids of the part's pages that were taken down
     setting_files: SettingFiles = ()  # the files that the chunker's settings name
     tables: DumpTables = NO_TABLES
-
-    @property
-    def bytes(self) -> int:
-        """The number of compressed bytes of the dump that the task reads."""
-        return sum(slice_.length for slice_ in self.part.slices)
 
     def inputs(self) -> dict[str, Any]:
         """Return all inputs that determine the passages; this reads the part's bytes.
@@ -392,14 +389,15 @@ def run(
     """Chunk all parts; return their results in order."""
     # A part is looked up by a digest of its bytes, so a look-up of a large dump would read it once
     # more.
-    is_small = sum(task.bytes for task in tasks if not has_digest_names(task.part)) <= _MAX_LAUNCHER_BYTES
-
+    read_parts = (task.part for task in tasks if not has_digest_names(task.part))
+    is_small = _count_bytes(read_parts) <= _MAX_LAUNCHER_BYTES
     reports = run_job("chunk", chunk, tasks, job_settings, on_progress, _estimate_seconds, memoised=is_small)
     return [from_table(ChunkResult, report, "a report of the chunk job") for report in reports]
 
 
 def _estimate_seconds(task: ChunkTask) -> float:
+    n_bytes = _count_bytes([task.part])
     if task.parent_parts:
-        return task.bytes / _REUSED_BYTES_PER_SECOND
+        return n_bytes / _REUSED_BYTES_PER_SECOND
     model_bytes = sum(file_ref.size for _, blobs in task.setting_files for _, file_ref in blobs)
-    return task.bytes * (1 / _PARSED_BYTES_PER_SECOND + model_bytes / _ENCODED_BYTES_PER_SECOND)
+    return n_bytes * (1 / _PARSED_BYTES_PER_SECOND + model_bytes / _ENCODED_BYTES_PER_SECOND)

@@ -2,8 +2,8 @@
 
 There are three kinds of tasks: rank the passages of one part to draw the sample, search one part
 for exact neighbours, and measure one index. The launcher encodes the queries and merges the parts'
-neighbours, so it reads neither an index nor a part's vectors. The job `tune` chooses search
-parameters in the same way.
+neighbours, so it reads neither an index nor a part's vectors. The job `tune` uses the same
+tasks to choose search parameters.
 
 A new sample keeps queries whose passages are unchanged, so these passages are not read again. The
 neighbours in a changed part are derived from those of the parent snapshot: only new rows and new
@@ -62,7 +62,7 @@ from rag_model.store.versions.snapshot import Snapshot
 from rag_model.toml import from_table
 
 NEIGHBORS, QUERIES = "neighbors", "queries"  # memo stages of the gate's jobs
-_SAMPLE = "sample"  # output of the stage `QUERIES` that has the `QuerySample` as JSON
+_SAMPLE = "sample"  # name of the output of the stage `QUERIES` with the `QuerySample` as JSON
 # bytes of an index that are measured per second, with several search settings
 _MEASURED_BYTES_PER_SECOND = 5e7
 _RANKED_PER_SECOND = 1e6  # passages whose hashes are read and ranked per second

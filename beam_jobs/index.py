@@ -380,7 +380,7 @@ def _run_on_gpus(
     recorded_reports: Sequence[Report | None] | None = None,
 ) -> list[Report]:
     """Run the tasks of vector indexes with a local worker for each GPU that faiss sees, then all
-    others.
+    other tasks.
 
     Two workers on one GPU would both reserve GPU memory and would wait for each other. Tasks of
     other indexes, such as an inverted index, run with a worker for each core. Without a GPU, all

@@ -26,8 +26,8 @@ def run_job(
 ) -> list[Report]:
     """Run every task; return their reports in the order of `tasks`.
 
-    Tasks run on Beam's workers, with two exceptions: if the function is `memoised`, recorded tasks
-    are not run again; and a job that is too small to start workers for runs in the launcher
+    Tasks run on Beam's workers, with two exceptions. If the function is `memoised`, recorded tasks
+    are not run again. A job that is too small to start workers for it runs in the launcher
     (`JobSettings.is_too_small`).
 
     Args:

@@ -71,11 +71,12 @@ class JobSettings:
         return replace(self, flags=limit_to_gpus(self.flags, n_gpus), uses_gpu=True)
 
     def is_too_small(self, seconds: float) -> bool:
-        """Return whether the launcher should run a job that takes one core `seconds`.
+        """Return whether the launcher should run a job itself that takes one core `seconds`.
 
-        It should if starting workers would take longer than the job. But workers on this machine
-        always start if their number is set; workers on other machines always start if a task needs
-        more than a gigabyte, or more memory than is free here (`get_worker_memory`).
+        A job is too small for workers if starting them would take longer than the job. But workers
+        on this machine always start if their number is set. Workers on other machines always start
+        if a task needs more than a gigabyte, or more memory than is free here
+        (`get_worker_memory`).
 
         Raises:
             UsageError: for the same reasons as `new`.

@@ -153,7 +153,7 @@ def serve_requests() -> None:
     for name in _PRELOADED_JOBS:
         import_module(f"beam_jobs.{name}")
     gc.freeze()  # otherwise garbage collection in workers would copy shared memory
-    # On an interrupt, the launcher decides what to stop.
+    # On an interrupt, the launcher decides which workers stop, so this process ignores it.
     interrupt_handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
     # If a worker exits just before a read starts, the signal does not interrupt the read, so each
     # exit also writes a byte, for which `select` waits.

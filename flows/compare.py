@@ -18,7 +18,7 @@ from pathlib import Path
 from beam_jobs import corpus
 from beam_jobs.job_settings import JobSettings, OnProgress
 from flows import artifacts
-from flows.evaluation_records import REPORT, ROWS, NewEvaluation, store_evaluation, to_metrics
+from flows.evaluation_records import REPORT, ROWS, NewEvaluation, store_evaluation, to_metric_values
 from flows.outcome import CompareOutcome
 from flows.parameters import Url
 from flows.stage import StageClock, deployment_flow, stage
@@ -252,7 +252,7 @@ def record_comparison(run: ComparisonRun, outcome: CompareOutcome, questions: st
         question_ids, {comparison.expression: comparison.measured.final_stage.values for comparison in run.comparisons}
     )
     metrics_by_retriever = {
-        name: to_metrics({**comparison["metrics"], **comparison["ranks"]}, comparison["intervals"])
+        name: to_metric_values({**comparison["metrics"], **comparison["ranks"]}, comparison["intervals"])
         for name, comparison in outcome.comparisons.items()
     }
     outcome_json = replace(outcome, report=None).to_json()

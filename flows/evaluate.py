@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from flows import artifacts
-from flows.evaluation_records import KILT, REPORT, ROWS, NewEvaluation, store_evaluation, to_metrics
+from flows.evaluation_records import KILT, REPORT, ROWS, NewEvaluation, store_evaluation, to_metric_values
 from flows.outcome import CollapseRefusedError, EvaluateOutcome
 from flows.parameters import Url
 from flows.stage import StageClock, deployment_flow, stage
@@ -94,7 +94,7 @@ def evaluate(
     settings, clock = settings or EvaluationSettings(), StageClock("evaluate")
     check_paths(rows, kilt, report, questions=questions)
     opened_store = Store.open(store)
-    # the intent makes `gc` keep this run's answers
+    # keeps `gc` from deleting this run's answers
     with opened_store.intents.hold(f"evaluate-{secrets.token_hex(8)}"):
         with clock("open"):
             run = prepare_answer_run(opened_store, model, questions, ref, settings, asks)
@@ -274,7 +274,7 @@ def record_answers(run: AnswerRun, outcome: EvaluateOutcome, questions: str) -> 
         tuple(question.id for question in run.evaluation.question_set.questions),
         {run.retriever: run.evaluation.list_question_values()},
     )
-    metrics_by_retriever = {run.retriever: to_metrics({**outcome.metrics, **outcome.ranks}, outcome.intervals)}
+    metrics_by_retriever = {run.retriever: to_metric_values({**outcome.metrics, **outcome.ranks}, outcome.intervals)}
     outcome_json = asdict(replace(outcome, report=None))
     new_evaluation = NewEvaluation(
         metrics_by_retriever, values, outcome_json, partial(_write_record_files, run, outcome)

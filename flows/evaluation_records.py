@@ -31,7 +31,7 @@ class NewEvaluation:
     metrics: EvaluationMetrics
     values: MeasureValues
     outcome: Mapping[str, Any]  # the outcome as the command prints it with --json
-    write: Callable[[Path], None]  # writes rows, report and predictions into a folder
+    write_files: Callable[[Path], None]  # writes rows, report and predictions into a folder
 
 
 def store_evaluation(
@@ -56,7 +56,7 @@ def store_evaluation(
             "version": version("bookwheel"),
         }
         with temporary_folder("evaluation") as work_folder:
-            new_evaluation.write(work_folder)
+            new_evaluation.write_files(work_folder)
             new_evaluation.values.write(work_folder / VALUES_FILE)
             (work_folder / OUTCOME).write_text(
                 json.dumps(dict(new_evaluation.outcome), ensure_ascii=False, indent=1), encoding="utf-8"
@@ -79,6 +79,8 @@ def _publish_page(store: Store, evaluation: str) -> str | None:
     return None
 
 
-def to_metrics(metrics: Mapping[str, float], intervals: Mapping[str, tuple[float, float]]) -> dict[str, MetricValue]:
+def to_metric_values(
+    metrics: Mapping[str, float], intervals: Mapping[str, tuple[float, float]]
+) -> dict[str, MetricValue]:
     """Convert metrics, with their confidence intervals if they have any, to those of a manifest."""
     return {name: MetricValue(metric, *intervals.get(name, (None, None))) for name, metric in metrics.items()}

@@ -159,7 +159,7 @@ class CompareOutcome:
             **{field_.name: getattr(self, field_.name) for field_ in fields(self) if field_.name != "comparisons"},
             "notes": list(self.notes),
             "retriever": retriever,
-            # the former name of the key `retriever`
+            # the former name of the key `retriever`, which scripts may still read
             "index": retriever,
             **comparisons[retriever],
             **({"retrievers": metrics, "compared": comparisons} if len(comparisons) > 1 else {}),

@@ -68,8 +68,10 @@ _NON_EMPTY = _NonEmptyText()
 Url = Annotated[str, Parameter(validator=_NON_EMPTY), _NON_EMPTY]
 
 
-def take_file(read: Callable[[Path], Any], description: str | None = None, name: str | None = None) -> Parameter:
-    """Return a command-line option that takes a file; `read` loads the parameter from the file.
+def create_file_option(
+    read: Callable[[Path], Any], description: str | None = None, name: str | None = None
+) -> Parameter:
+    """Create a command-line option that takes a file, from which `read` loads the parameter.
 
     Without `description`, the docstring of the flow describes the option.
     """
@@ -84,7 +86,9 @@ def take_file(read: Callable[[Path], Any], description: str | None = None, name:
 
 
 # In a form, the user enters these settings as a table; on the command line, as a file.
-RecipeParameter = Annotated[Recipe | None, take_file(read_recipe, "A TOML file; omitted settings keep their defaults.")]
+RecipeParameter = Annotated[
+    Recipe | None, create_file_option(read_recipe, "A TOML file; omitted settings keep their defaults.")
+]
 StoreParameter = Annotated[StoreUrl, Parameter(validator=_NON_EMPTY), _NON_EMPTY]
 DumpParameter = Annotated[Url, Parameter(help=DUMP_HELP)]
 

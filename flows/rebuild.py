@@ -31,7 +31,7 @@ from rag_model.untrusted_text import parse_json
 
 ORDER, OUTCOME = "order.json", "outcome.json"
 _NICENESS = 10  # lets the training on the same machine run before the rebuild
-# maximum number of starts of a rebuild that is killed, by a user or because memory ran out
+# how often a rebuild is started at most, if it is killed by a user or for lack of memory
 _MAX_STARTS = 3
 _STOP_TIMEOUT = 20.0  # seconds to wait after each signal for the process to end
 

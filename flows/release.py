@@ -18,7 +18,7 @@ from typing import Annotated, Any
 from flows import artifacts
 from flows.finetune import finetune
 from flows.outcome import ReleaseOutcome, ReleaseRefusedError
-from flows.parameters import DumpParameter, RecipeParameter, StoreParameter, Url, take_file
+from flows.parameters import DumpParameter, RecipeParameter, StoreParameter, Url, create_file_option
 from flows.reindex import DEFAULT_ENCODER, reindex
 from flows.release_evaluator import ReleaseEvaluation, ReleaseEvaluator
 from flows.stage import StageClock, deployment_flow, stage
@@ -77,7 +77,7 @@ def release(
     model: str | None = None,
     training: Annotated[
         ReleaseTraining | None,
-        take_file(
+        create_file_option(
             _read_training,
             "Train a RAG model on the new snapshot: TOML with kind, train, dev, name and [recipe.TABLE]s.",
         ),

@@ -7,7 +7,6 @@ Requires: a store that this machine and the workers both reach; for answers the 
 and `train`; a network for data that is not in the data folder.
 """
 
-import os
 import secrets
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -28,10 +27,10 @@ from flows.add_index import add_index
 from flows.evaluation_records import REPORT, NewEvaluation, store_evaluation
 from flows.import_library import import_library
 from flows.outcome import ReproduceOutcome, ReproductionIncompleteError, ReproductionRefusedError
-from flows.parameters import Url, take_file
+from flows.parameters import Url, create_file_option
 from flows.reindex import reindex
 from flows.release_evaluator import ReleaseEvaluation, ReleaseEvaluator
-from flows.reproduction import DataFile, Library, Reproduction, Row, read_reproduction
+from flows.reproduction import DataFile, Library, Reproduction, TableRow, read_reproduction
 from flows.stage import StageClock, deployment_flow, stage
 from rag_model.corpus.dump_catalog import fetch_file, hash_file
 from rag_model.corpus.source import expand_pattern, get_version_tag, read_lines
@@ -54,7 +53,7 @@ from rag_model.evaluation.reports.run_files import write_report
 from rag_model.extras import require
 from rag_model.generate.decoding import DecodingSettings
 from rag_model.index.kind import get_kind_for_factory
-from rag_model.process import format_bytes, temporary_folder
+from rag_model.process import count_cores, format_bytes, temporary_folder
 from rag_model.reading.model import resolve_model_id
 from rag_model.resources import PASSAGE_TOKENS, PROMPT_TOKENS, QUESTION_TOKENS, WorkEstimate
 from rag_model.resources.estimates import (
@@ -88,7 +87,7 @@ class ReproductionPlan:
     """The selected rows of a table, and the data that the rows and their libraries need."""
 
     reproduction: Reproduction
-    rows: tuple[Row, ...]
+    rows: tuple[TableRow, ...]
     data: Mapping[str, DataFile]  # data sets of the rows and of their libraries, by name
     folder: Path  # folder for local copies of data sets and models
     fraction: float | None  # share of the corpus and of the questions to use; None: all
@@ -135,7 +134,7 @@ class ReproductionPlan:
 
     def describe(self) -> dict[str, Any]:
         """Return download bytes, disk space, hours on this machine, and licences as JSON values."""
-        cores, gpus = os.cpu_count() or 1, torch.cuda.device_count()
+        cores, gpus = count_cores(), torch.cuda.device_count()
         # A sample downloads only the first files of a data set on the Hub.
         download_bytes_by_file = {
             name: ceil(file.bytes * (self.fraction or 1)) if file.url.startswith("hf://") else file.bytes
@@ -252,7 +251,7 @@ def _compute_sample_size(n_records: int, fraction: float, minimum: int) -> int:
     return max(minimum, ceil(fraction * n_records))
 
 
-def estimate_row(plan: ReproductionPlan, row: Row, data_name: str) -> WorkEstimate:
+def estimate_row(plan: ReproductionPlan, row: TableRow, data_name: str) -> WorkEstimate:
     """Estimate the work of a row on one data set: encode, search, and read the passages of each
     question.
     """
@@ -277,7 +276,7 @@ def estimate_row(plan: ReproductionPlan, row: Row, data_name: str) -> WorkEstima
 def reproduce(
     reproduction: str,
     store: Url,
-    folder: Annotated[str, take_file(str, name="--data")] = DEFAULT_FOLDER,
+    folder: Annotated[str, create_file_option(str, name="--data")] = DEFAULT_FOLDER,
     rows: Sequence[str] = (),
     fraction: float | None = None,
     beam_options: Sequence[str] = (),
@@ -370,7 +369,7 @@ class ReproductionRun:
     # keys: (name of the library, name of the index)
     index_failures: dict[tuple[str, str], BookwheelError] = field(default_factory=dict)
 
-    def open_evaluator(self, row: Row, data_name: str) -> ReleaseEvaluator:
+    def open_evaluator(self, row: TableRow, data_name: str) -> ReleaseEvaluator:
         """Read the questions of a data set; check that the measures of the table row apply."""
         file = self.plan.data[data_name]
         encoder = _find_model(self.plan.folder, row.passage_encoder) if row.passage_encoder else None
@@ -392,7 +391,7 @@ class ReproductionRun:
             raise type(error)(f"row {row.name!r} on {data_name}: {error}") from error
         return evaluator
 
-    def raise_build_failure(self, row: Row) -> None:
+    def raise_build_failure(self, row: TableRow) -> None:
         """Raise the error of the row's library, or of an index of its retriever, if one failed."""
         if row.library in self.library_failures:
             raise self.library_failures[row.library]
@@ -414,7 +413,7 @@ class ReproductionRun:
             for measure in row.list_measures(data)
         ]
 
-    def _build_line(self, row: Row, data_name: str, measure: str) -> ReproductionRow:
+    def _build_line(self, row: TableRow, data_name: str, measure: str) -> ReproductionRow:
         evaluation = self.evaluations.get((row.name, data_name))
         metric = None if evaluation is None else evaluation.metrics[measure]
         return ReproductionRow(
@@ -434,7 +433,7 @@ class ReproductionRun:
             str(self.failures.get((row.name, data_name), "")),
         )
 
-    def _format_command(self, row: Row, data_name: str) -> str:
+    def _format_command(self, row: TableRow, data_name: str) -> str:
         """Return the `evaluate` command that measures a row alone."""
         command_words = ["bookwheel", "evaluate", "--store", self.store.url, "--ref", self.get_ref(row.library)]
         command_words += ["--questions", self.paths[data_name], "--retriever", row.retriever]
@@ -704,7 +703,7 @@ def _find_or_build(store: Store, inputs: Inputs | None, build: Callable[[], str 
     return snapshot
 
 
-def evaluate_row(run: ReproductionRun, row: Row, data_name: str, evaluator: ReleaseEvaluator) -> None:
+def evaluate_row(run: ReproductionRun, row: TableRow, data_name: str, evaluator: ReleaseEvaluator) -> None:
     """Find the recorded evaluation of a row on one data set; evaluate the row if there is none.
 
     Raises:

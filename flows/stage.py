@@ -356,7 +356,7 @@ class StageClock:
         """
         start_time, cpu_start = time.monotonic(), count_cpu_seconds()
         with show_progress(stage, quiet=self.quiet) as progress_bar:
-            artifact = _Artifact(self.flow, stage, progress_bar) if is_in_flow_run() else None
+            artifact = _ProgressArtifact(self.flow, stage, progress_bar) if is_in_flow_run() else None
             yield artifact or progress_bar
             if artifact is not None:
                 artifact.complete()
@@ -367,7 +367,7 @@ class StageClock:
         self.cpu[stage] = round(self.cpu.get(stage, 0.0) + count_cpu_seconds() - cpu_start, 3)
 
 
-class _Artifact:
+class _ProgressArtifact:
     """The bar of a stage in the Prefect UI, updated if the percentage or the sentence changes."""
 
     def __init__(self, flow: str, stage: str, progress_bar: ProgressReporter) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 from pydantic import PydanticUserError, TypeAdapter
 
-from flows.parameters import take_file
+from flows.parameters import create_file_option
 from rag_model.toml import read_toml
 from rag_model.training.objectives.objective import Objective, list_objective_names, list_objectives
 from rag_model.training.settings import parse_field_comments
@@ -103,5 +103,5 @@ else:
 KindParameter = Annotated[KindName, Parameter(help=_OBJECTIVES_HELP)]
 RecipeTablesParameter = Annotated[
     RecipeTables,
-    take_file(read_toml, "A TOML file of settings; omitted ones keep their defaults.", "--training"),
+    create_file_option(read_toml, "A TOML file of settings; omitted ones keep their defaults.", "--training"),
 ]

@@ -46,7 +46,7 @@ Yes = Annotated[
     bool,
     Parameter(
         help="Delete; without this option, the command only reports what it would delete.",
-        show_env_var=False,  # an environment setting does not confirm a deletion
+        show_env_var=False,  # only the flag confirms a deletion, not a variable
     ),
 ]
 EncoderName = Annotated[  # not `--encoder`, which sets the passage encoder of `reindex`

@@ -140,9 +140,8 @@ def run_checks(store: str | None, beam_options: Sequence[str]) -> Iterator[Findi
     """
     yield from check_versions()
     yield _check_memory()
-    yield from (
-        _check_disk(name, folder) for name, folder in (("disk, temporary", gettempdir()), ("disk, cache", None))
-    )
+    yield _check_disk("disk, temporary", gettempdir())
+    yield _check_disk("disk, cache", None)
     yield _check_gpu()
     if store is not None:
         yield from _check_store(store)

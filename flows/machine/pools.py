@@ -51,8 +51,8 @@ def create_start_flow(
         name: the name of the flow.
         flow: the flow whose runs are estimated and started.
         estimate_work: estimates the work of a run.
-        excluded_parameters: parameters of `flow` that the new flow does not have. A user may
-            start the deployment of another flow, which lacks them.
+        excluded_parameters: parameters of `flow` to leave out, because flows whose deployments may
+            be started in its place, such as `release`, do not have them.
     """
     start_parameters = [*signature(start_run).parameters.values()][2:]
     start_parameters[0] = start_parameters[0].replace(default=get_deployment_name(flow.name))

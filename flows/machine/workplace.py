@@ -86,7 +86,7 @@ def _set_environment(environment: Mapping[str, str]) -> Iterator[None]:
     """Set environment variables for this process and its children within the block."""
     previous_values, previous_folder = {name: os.environ.get(name) for name in environment}, tempfile.tempdir
     os.environ.update(environment)
-    tempfile.tempdir = None  # tempfile then looks up its folder again
+    tempfile.tempdir = None  # so that tempfile reads its variables again
     try:
         yield
     finally:

@@ -80,7 +80,7 @@ class Library:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class TableRow:
     """One system that is measured; the table has a line for each of its data sets and measures."""
 
     name: str
@@ -146,7 +146,7 @@ class Reproduction:
     title: str
     data: Mapping[str, DataFile]
     library: Mapping[str, Library]
-    row: tuple[Row, ...]
+    row: tuple[TableRow, ...]
     name: str = "own"  # prefix of the names of refs
     notes: tuple[str, ...] = ()
 
@@ -167,7 +167,7 @@ class Reproduction:
         if not self.row:
             raise UsageError("a reproduction needs at least one [[row]]")
 
-    def select_rows(self, patterns: Sequence[str]) -> tuple[Row, ...]:
+    def select_rows(self, patterns: Sequence[str]) -> tuple[TableRow, ...]:
         """Return the rows whose names match one of the glob patterns, or all rows if none is given.
 
         Raises:
@@ -181,7 +181,7 @@ class Reproduction:
             row for row in self.row if not patterns or any(fnmatchcase(row.name, pattern) for pattern in patterns)
         )
 
-    def select_indexes(self, library: str, rows: Sequence[Row]) -> dict[str, IndexRecipe]:
+    def select_indexes(self, library: str, rows: Sequence[TableRow]) -> dict[str, IndexRecipe]:
         """Return the indexes of a library that the retrievers of these rows name."""
         retriever_words = {
             word for row in rows if row.library == library for word in re.findall(r"[A-Za-z0-9_-]+", row.retriever)

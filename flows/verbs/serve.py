@@ -137,9 +137,10 @@ def serve(
             every hour. By default 32 of --questions. The first answers are recorded beside the
             pulled snapshots.
         override_every: With --model: check one answer in this many for an override, in which
-            the model prefers its own memory to the passages. A check costs about as much as a
-            short answer, in the background, and nothing if a passage supports the answer;
-            behind an endpoint it is one more call, without passages. By default 20; 0: none.
+            the model prefers its own memory to the passages. A check runs in the
+            background. It costs nothing if a passage supports the answer, otherwise about as much
+            as a short answer; behind an endpoint it is one more call, without passages. By
+            default 20; 0: none.
     """
     arguments = dict(locals())
     # set before torch and faiss are imported, whose spinning threads would starve HTTP requests

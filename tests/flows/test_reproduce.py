@@ -26,6 +26,7 @@ from rag_model.evaluation.reports.reproduction import (
     Verdict,
     render_reproduction_page,
 )
+from rag_model.process import CORES_VARIABLE
 from rag_model.store.store import Store
 from tests.fixtures.forked_processes import ForkedCommand
 from tests.fixtures.hub import Hub
@@ -388,7 +389,10 @@ def test_killed_run_continues(folder: Path, tiny: Path, bookwheel: Any) -> None:
 
 
 @pytest.mark.parametrize("name", list_built_in())
-def test_built_in_table_is_planned_without_data(name: str, bookwheel: Any, folder: Path) -> None:
+def test_built_in_table_is_planned_without_data(
+    name: str, bookwheel: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(CORES_VARIABLE, "1")
     reproduction = read_reproduction(name)
     assert all(file.licence and file.records for file in reproduction.data.values())
     assert {row.library for row in reproduction.row} == set(reproduction.library)
@@ -396,6 +400,7 @@ def test_built_in_table_is_planned_without_data(name: str, bookwheel: Any, folde
         indexes = set(reproduction.select_indexes(row.library, [row]))
         assert indexes or row.retriever == "exact"
     plan = bookwheel("reproduce", name, "--dry-run", "--data", folder / "data", "--json").json
+    assert plan["cores"] == 1, "hours are estimated for the cores that this process may use"
     assert plan["hours"] > 1
     assert plan["disk_bytes"] > 50e9
     total = sum([*plan["row_hours"].values(), *plan["library_hours"].values()])

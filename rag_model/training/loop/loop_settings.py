@@ -38,7 +38,7 @@ class LoopSettings:
     # gradient norm above which gradients are clipped; 0 disables clipping; DPR code: 2.0
     max_gradient_norm: float = 2.0
     # precision of the forward pass (weights and Adam's moments are always float32); auto means bf16
-    # on a GPU that supports it, else no (float32), because bf16, unlike fp16, needs no loss
+    # on a GPU that supports it, else no (float32), instead of fp16, because bf16 needs no loss
     # scaling, and half precision is slower on most CPUs
     precision: Precision = "auto"
     seed: int = 12345  # random seed of dropout; DPR code: 12345
