@@ -99,15 +99,15 @@ class Call(Node):
         arguments = [*map(str, self.arguments), *(f"{name}={option}" for name, option in self.options.items())]
         return f"{self.name}({', '.join(arguments)})" + ("" if self.depth is None else f":{self.depth}")
 
-    def check_options(self, *allowed: str) -> None:
-        """Check that the call has no options except `allowed`.
+    def check_options(self, *allowed_names: str) -> None:
+        """Check that the call has no options except `allowed_names`.
 
         Raises:
             UsageError: the call has an option that is not allowed; the message names the first.
         """
         for name, node in self.options.items():
-            if name not in allowed:
-                advice = f"its options are {' and '.join(allowed)}" if allowed else "it has no options"
+            if name not in allowed_names:
+                advice = f"its options are {' and '.join(allowed_names)}" if allowed_names else "it has no options"
                 raise node.error(f"{self.name} has no option {name!r}: {advice}")
 
     def get_int(self, argument: int | str, default: int, minimum: int, maximum: int) -> int:

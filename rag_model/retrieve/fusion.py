@@ -23,7 +23,7 @@ from rag_model.retrieve.retriever import ChildRetriever, Queries, RankedRows, Sc
 
 RRF_K = 60  # Cormack et al. 2009, section 3
 DEFAULT_DEPTH = 100  # default depth of a child retriever, as in DPR and BEIR
-_MAX_K = 1_000_000
+_MAX_RRF_K = 1_000_000
 _TIE_DIGITS = 10  # scores are a tie if their ratios to the best score agree in so many decimals
 _MAX_WEIGHT = 1e6
 Fusion = Callable[[Sequence[RankedRows]], tuple[Rows, Scores]]
@@ -151,7 +151,7 @@ def build_rrf(call: Call, factory: RetrieverFactory) -> SnapshotRetriever:
     if len(call.arguments) < 2:
         raise call.error("rrf fuses two or more retrievers: name them, as in rrf(hnsw, ivfpq)")
     children = _build_children(call.arguments, factory)
-    k = call.get_int("k", RRF_K, 1, _MAX_K)
+    k = call.get_int("k", RRF_K, 1, _MAX_RRF_K)
     weights = call.get_floats("weights", len(children), _MAX_WEIGHT) or (1.0,) * len(children)
     name = f"rrf({', '.join(child.name for child in children)})"
     return FusedRetriever(name, children, lambda lists: fuse([ranking.rows for ranking in lists], k, weights))

@@ -29,7 +29,7 @@ from rag_model.parquet_pages import ParquetError, check_row_groups, iter_row_ran
 
 Block = npt.NDArray[Any]
 
-_FLOATS = {pa.float16(): np.float16, pa.float32(): np.float32, pa.float64(): np.float64}
+_FLOAT_TYPES = {pa.float16(): np.float16, pa.float32(): np.float32, pa.float64(): np.float64}
 _FAISS_VECTORS_OFFSET = 45  # bytes before the vectors: type, header, number of floats
 InvalidRowPolicy = Literal["refuse", "drop"]
 # float32 bytes per part; a scatter worker needs about four times as much memory
@@ -183,7 +183,7 @@ class ParquetSource:
             raise InputError(f"{path} holds vectors of {d:,} dimensions: give at most {MAX_DIM:,}")
         if n and d == 0:
             raise InputError(f"row 0 of column {name} in {path} is empty: every row needs a vector")
-        return cls(path, name, n, d, np.dtype(_FLOATS[data_type.value_type]))
+        return cls(path, name, n, d, np.dtype(_FLOAT_TYPES[data_type.value_type]))
 
     def blocks(self, max_rows: int, first: int = 0, end: int | None = None) -> Iterator[Block]:
         """Yield blocks of at most `max_rows` rows, (m, d), in order, reading only their row
@@ -262,7 +262,7 @@ def _choose_column(path: Path, schema: pa.Schema, column: str | None) -> str:
 def _holds_vectors(dtype: pa.DataType) -> bool:
     types = pa.types
     is_list = types.is_fixed_size_list(dtype) or types.is_list(dtype) or types.is_large_list(dtype)
-    return bool(is_list and dtype.value_type in _FLOATS)
+    return bool(is_list and dtype.value_type in _FLOAT_TYPES)
 
 
 def _read_first_length(file: pq.ParquetFile, column: str) -> int:

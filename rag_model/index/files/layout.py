@@ -160,10 +160,10 @@ class _LayoutReader:
         if not condition:
             raise ValueError(f"invalid bytes near offset {self.offset:,}")
 
-    def read_index(self, allowed: tuple[bytes, ...]) -> tuple[int, int]:
+    def read_index(self, allowed_fourccs: tuple[bytes, ...]) -> tuple[int, int]:
         """Read past an index; return its dimensions and its number of vectors."""
         (fourcc,) = self._read_struct("4s")
-        if fourcc not in allowed:
+        if fourcc not in allowed_fourccs:
             is_faiss_index = fourcc.isalnum() and fourcc[:1] == b"I"
             raise UnsupportedIndexError(fourcc.decode()) if is_faiss_index else ValueError("no faiss index")
         d, n = self._read_index_header()

@@ -21,8 +21,8 @@ from rag_model.arrays import Rows, find_runs
 from rag_model.errors import InputError, ResourceError
 from rag_model.untrusted_text import parse_json
 
-_NAMES = {"F32": "<f4", "I64": "<i8", "U8": "<u1", "U16": "<u2", "U32": "<u4"}
-_CODES = {np.dtype(code): name for name, code in _NAMES.items()}
+_DTYPES_BY_NAME = {"F32": "<f4", "I64": "<i8", "U8": "<u1", "U16": "<u2", "U32": "<u4"}
+_NAMES_BY_DTYPE = {np.dtype(code): name for name, code in _DTYPES_BY_NAME.items()}
 _MAX_HEADER = 1 << 20  # maximum bytes of a header; bookwheel writes a few hundred
 _ALIGNMENT = 8
 
@@ -50,7 +50,8 @@ def write_tensors(path: Path, arrays: Sequence[TensorStream], metadata: Mapping[
     end = 0
     for array in arrays:
         start, end = end, end + array.dtype.itemsize * math.prod(array.shape)
-        header[array.name] = {"dtype": _CODES[array.dtype], "shape": list(array.shape), "data_offsets": [start, end]}
+        dtype_name = _NAMES_BY_DTYPE[array.dtype]
+        header[array.name] = {"dtype": dtype_name, "shape": list(array.shape), "data_offsets": [start, end]}
     header_bytes = json.dumps(header, separators=(",", ":")).encode()
     header_bytes += b" " * (-len(header_bytes) % _ALIGNMENT)
     try:
@@ -84,7 +85,7 @@ def read_tensors(path: Path, *, mmap: bool = True) -> tuple[dict[str, Array], di
 
 def _map_tensor(path: Path, start: int, entry: Mapping[str, Any]) -> Array:
     first, stop = entry["data_offsets"]
-    dtype, shape = np.dtype(_NAMES[entry["dtype"]]), tuple(entry["shape"])
+    dtype, shape = np.dtype(_DTYPES_BY_NAME[entry["dtype"]]), tuple(entry["shape"])
     if not 0 <= first <= stop or stop - first != dtype.itemsize * math.prod(shape) or min(shape, default=0) < 0:
         raise ValueError("an array does not match its offsets")
     if path.stat().st_size < start + stop:

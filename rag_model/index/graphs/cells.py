@@ -323,7 +323,7 @@ def unpack_slices(slices: Iterable[bytes], dim: int) -> tuple[CellVectors, CellV
     Raises:
         InputError: a slice does not hold vectors of `dim` dimensions.
     """
-    members, linked = ([np.empty((0, dim), np.float32)] for _ in range(2))
+    members, linked_vectors = ([np.empty((0, dim), np.float32)] for _ in range(2))
     member_digests, linked_digests = ([np.empty(0, np.uint64)] for _ in range(2))
     header_bytes, digest_size = _SLICE_HEADER.itemsize, 8
     for data in slices:
@@ -344,12 +344,12 @@ def unpack_slices(slices: Iterable[bytes], dim: int) -> tuple[CellVectors, CellV
         vectors = stored_vectors.reshape(-1, dim)
         digests = np.frombuffer(data, "<u8", n_vectors, header_bytes + stored_vectors.nbytes)
         members.append(vectors[:member_count])
-        linked.append(vectors[member_count:])
+        linked_vectors.append(vectors[member_count:])
         member_digests.append(digests[:member_count])
         linked_digests.append(digests[member_count:])
     return (
         CellVectors(np.concatenate(members), np.concatenate(member_digests)),
-        CellVectors(np.concatenate(linked), np.concatenate(linked_digests)),
+        CellVectors(np.concatenate(linked_vectors), np.concatenate(linked_digests)),
     )
 
 

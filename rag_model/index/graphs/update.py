@@ -181,7 +181,7 @@ def _list_candidates(
     """
     n_lists = np.diff(target_starts).max() + _OWN_LINKS
     candidates = np.full((len(members), n_lists * lists.shape[1]), -1, np.int32)
-    identity = np.arange(len(new_lists)).astype(np.int32)
+    same_numbers = np.arange(len(new_lists)).astype(np.int32)
     # the last member to which each candidate was offered
     offered_to = np.full(len(new_lists), -1, np.int64)
     n_columns = 1
@@ -196,7 +196,7 @@ def _list_candidates(
         for key in new_lists[member, :_OWN_LINKS]:
             if key != NO_LINK:
                 near_keys = new_lists[np.uint32(key)]
-                n_candidates = _add_candidates(near_keys, identity, member, offered_to, candidates[i], n_candidates)
+                n_candidates = _add_candidates(near_keys, same_numbers, member, offered_to, candidates[i], n_candidates)
         n_columns = max(n_columns, n_candidates)
     return candidates[:, :n_columns]
 

@@ -66,7 +66,7 @@ _QUANTISERS = ("PQ", "RaBitQ")  # lossy codecs in factory strings; scalar quanti
 # `recalls` searches for so many new and so many old vectors; a recall is then exact to about .03.
 _RECALL_QUERIES = 256
 _MIN_VECTORS = 32  # with fewer new or old vectors, a recall is too uncertain
-_NEIGHBORS = 10  # k of the recall@k that `recalls` measures
+_RECALL_K = 10  # k of the recall@k that `recalls` measures
 # Multiply-adds per second of one core that encodes vectors with a product quantizer.
 _CODE_PRODUCTS_PER_SECOND = 1.4e10
 _CODE_KMEANS_ROUNDS = 25
@@ -144,13 +144,13 @@ class ListKind(VectorKind):
             index.add(all_vectors)
             for queries in (new_vectors[:_RECALL_QUERIES], old_vectors[:_RECALL_QUERIES]):
                 scores, exact_rows = faiss.knn(
-                    queries, all_vectors, _NEIGHBORS, metric=engine.to_faiss_metric(plan.metric)
+                    queries, all_vectors, _RECALL_K, metric=engine.to_faiss_metric(plan.metric)
                 )
                 exact_scores = scores if plan.metric == "ip" else -scores
                 # Any vector with the score of a true neighbour is correct.
                 rescore = partial(_score_rows, queries, all_vectors, plan.metric)
                 recalls.append(
-                    compute_recall(index.search(queries, _NEIGHBORS)[1], exact_rows, exact_scores, _NEIGHBORS, rescore)
+                    compute_recall(index.search(queries, _RECALL_K)[1], exact_rows, exact_scores, _RECALL_K, rescore)
                 )
         new_recall, old_recall = (round(float(recall.mean()), 4) for recall in recalls)
         return new_recall, old_recall

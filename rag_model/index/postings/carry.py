@@ -430,9 +430,9 @@ def _write_list(
 
 
 @inlined
-def _copy_term(text, begin, size, padded, out, offset):
-    """Copy the term text[begin:begin + size], eight bytes at once if both arrays are `padded`."""
-    if padded:
+def _copy_term(text, begin, size, are_padded, out, offset):
+    """Copy the term text[begin:begin + size], eight bytes at once if both arrays `are_padded`."""
+    if are_padded:
         for i in range(0, size, 8):
             store64(out, offset + i, load64(text, begin + i))
     else:

@@ -49,7 +49,7 @@ Ints = npt.NDArray[np.int64]
 _MAX_INSERTION_SORT = 64  # maximum terms that are sorted by insertion
 # constants of `_count_bits`
 _M1, _M2, _M4 = np.uint64(0x5555555555555555), np.uint64(0x3333333333333333), np.uint64(0x0F0F0F0F0F0F0F0F)
-_TIMES = np.uint64(0x0101010101010101)
+_ONE_PER_BYTE = np.uint64(0x0101010101010101)
 _1, _2, _4, _56, _63 = (np.uint64(i) for i in (1, 2, 4, 56, 63))
 
 
@@ -60,7 +60,7 @@ class Decoded(NamedTuple):
     contributions: npt.NDArray[np.float32]  # contribution of each posting
     offsets: Ints  # (lists, 4), see `POSTINGS_BEGIN`
     # (lists, 11): lower bound of the 2^j-th largest contribution; 0 if the list is shorter.
-    tops: npt.NDArray[np.float32]
+    top_bounds: npt.NDArray[np.float32]
     starts: npt.NDArray[np.uint32]  # first posting of each window, and the end of the last one
     peaks: npt.NDArray[np.float32]  # largest contribution in each window, parallel to `starts`
     bits: npt.NDArray[np.uint64]  # one bit per row: whether it has a posting
@@ -78,7 +78,7 @@ class _Scratch(NamedTuple):
     scores: Ints  # score of each candidate so far
     order: Ints  # terms by ascending bound
     bounds: Ints  # largest score in the window of each term
-    reach: Ints  # item i: sum of the i lowest bounds; these terms cannot score more
+    bound_sums: Ints  # item i: sum of the i lowest bounds; these terms cannot score more
     begins: Ints  # first posting of each term in the window
     ends: Ints  # end of each term's postings in the window
 
@@ -97,7 +97,7 @@ def _decode_list(data, lists, lengths, entry, weighting, rows, contributions):
 
 
 @compiled
-def _write_top_bounds(contributions, max_contribution, tops):
+def _write_top_bounds(contributions, max_contribution, top_bounds):
     """Store a lower bound for the 1st, 2nd, 4th, ... largest contribution, read from a
     histogram.
     """
@@ -108,12 +108,12 @@ def _write_top_bounds(contributions, max_contribution, tops):
         bin_minimum[bin_number] = min(bin_minimum[bin_number], contributions[i])
     postings_above, bin_index = 0, _HISTOGRAM_BINS
     for i in range(N_TOP_BOUNDS):
-        tops[i] = 0
+        top_bounds[i] = 0
         if 1 << i <= len(contributions):
             while postings_above < 1 << i:
                 bin_index -= 1
                 postings_above += bin_counts[bin_index]
-            tops[i] = bin_minimum[bin_index]
+            top_bounds[i] = bin_minimum[bin_index]
 
 
 @compiled
@@ -193,9 +193,9 @@ class DecodedLists:
         if max_contribution < 0:
             return False
         if number == len(self.arrays.offsets):  # copied, since running searches use these arrays
-            offsets, tops = (np.concatenate([list_array, np.empty_like(list_array)]) for list_array in self.arrays[2:4])
-            self.arrays = self.arrays._replace(offsets=offsets, tops=tops)
-        _write_top_bounds(contributions, max_contribution, self.arrays.tops[number])
+            offsets, top_bounds = (np.concatenate([array, np.empty_like(array)]) for array in self.arrays[2:4])
+            self.arrays = self.arrays._replace(offsets=offsets, top_bounds=top_bounds)
+        _write_top_bounds(contributions, max_contribution, self.arrays.top_bounds[number])
         n = file.layout.n
         self.arrays.offsets[number] = begin, end, self._add_windows(n, rows, contributions), self._add_bits(n, rows)
         self._used[0], self._number_by_offset[int(entry[1])] = end, number
@@ -229,7 +229,7 @@ def _count_bits(word):
     """Return the number of bits that are set."""
     word -= (word >> _1) & _M1
     word = (word & _M2) + ((word >> _2) & _M2)
-    return np.int64((((word + (word >> _4)) & _M4) * _TIMES) >> _56)
+    return np.int64((((word + (word >> _4)) & _M4) * _ONE_PER_BYTE) >> _56)
 
 
 @compiled
@@ -330,14 +330,15 @@ def _clear_sums(rows, begin, end, first_row, sums):
 
 
 @compiled
-def _compute_first_threshold(tops, list_numbers, factors, k):
+def _compute_first_threshold(top_bounds, list_numbers, factors, k):
     """Return a score that at least k passages exceed."""
-    column, threshold = 0, np.int64(0)  # column of `tops`
+    column, threshold = 0, np.int64(0)  # column of `top_bounds`
     while 1 << column < k:
         column += 1
     if column < N_TOP_BOUNDS:
         for i in range(len(list_numbers)):
-            threshold = max(threshold, np.int64(factors[i] * tops[list_numbers[i], column]) - 1)
+            bound = np.int64(factors[i] * top_bounds[list_numbers[i], column])
+            threshold = max(threshold, bound - 1)
     return threshold
 
 
@@ -361,15 +362,15 @@ def _bound_lists(lists, list_numbers, factors, window, begins, ends, bounds):
 
 
 @compiled
-def _count_optional(bounds, order, reach, threshold):
-    """Accumulate the bounds of lists in `reach`.
+def _count_optional(bounds, order, bound_sums, threshold):
+    """Accumulate the bounds of lists in `bound_sums`.
 
     Return the number of non-essential lists, whose bounds add up to at most `threshold`.
     """
     n_optional = 0
     for i in range(len(order)):
-        reach[i + 1] = reach[i] + bounds[order[i]]
-        if reach[i + 1] <= threshold or bounds[order[i]] == 0:
+        bound_sums[i + 1] = bound_sums[i] + bounds[order[i]]
+        if bound_sums[i + 1] <= threshold or bounds[order[i]] == 0:
             n_optional = i + 1
     return n_optional
 
@@ -380,7 +381,8 @@ def _complete_scores(lists, list_numbers, factors, first_row, n_optional, thresh
 
     Return the number of candidates left.
     """
-    order, bounds, reach, begins, ends = scratch.order, scratch.bounds, scratch.reach, scratch.begins, scratch.ends
+    order, bounds, bound_sums = scratch.order, scratch.bounds, scratch.bound_sums
+    begins, ends = scratch.begins, scratch.ends
     sums, window_rows, scores = scratch.sums, scratch.window_rows, scratch.scores
     rows, contributions, offsets, bits, ranks = lists.rows, lists.contributions, lists.offsets, lists.bits, lists.ranks
     n_remaining = n_optional
@@ -391,7 +393,7 @@ def _complete_scores(lists, list_numbers, factors, first_row, n_optional, thresh
             n_remaining -= 1
             first_word += first_row >> 6
             last_posting = offsets[list_numbers[i], POSTINGS_END] - 1
-            min_score = threshold - reach[n_remaining]
+            min_score = threshold - bound_sums[n_remaining]
             n_candidates = _add_list_bits(
                 contributions, bits, ranks, first_word, last_posting, factors[i], min_score, window_rows, scores,
                 n_candidates,
@@ -406,7 +408,7 @@ def _complete_scores(lists, list_numbers, factors, first_row, n_optional, thresh
                 break
             _add_to_sums(rows, contributions, begins[i], ends[i], first_row, factors[i], sums)
             n_remaining, n_read = n_remaining - 1, n_read + n_postings
-        n_candidates = _add_sums(sums, threshold - reach[n_remaining], window_rows, scores, n_candidates)
+        n_candidates = _add_sums(sums, threshold - bound_sums[n_remaining], window_rows, scores, n_candidates)
         for position in range(n_remaining, group_end):
             _clear_sums(rows, begins[order[position]], ends[order[position]], first_row, sums)
     return n_candidates
@@ -415,24 +417,25 @@ def _complete_scores(lists, list_numbers, factors, first_row, n_optional, thresh
 @compiled
 def _search_query(lists, list_numbers, factors, n, best_scores, best_rows, scratch):
     """Find the best rows of a query; return their number."""
-    order, bounds, reach, begins, ends = scratch.order, scratch.bounds, scratch.reach, scratch.begins, scratch.ends
+    order, bounds, bound_sums = scratch.order, scratch.bounds, scratch.bound_sums
+    begins, ends = scratch.begins, scratch.ends
     sums, touched_rows, window_rows, scores = scratch.sums, scratch.touched_rows, scratch.window_rows, scratch.scores
     rows, contributions = lists.rows, lists.contributions
     k, t, n_hits = len(best_scores), len(list_numbers), 0
-    threshold = _compute_first_threshold(lists.tops, list_numbers, factors, k)
+    threshold = _compute_first_threshold(lists.top_bounds, list_numbers, factors, k)
     for i in range(t):
         order[i], ends[i] = i, lists.offsets[list_numbers[i], POSTINGS_BEGIN]
     for window in range((n + WINDOW_ROWS - 1) >> WINDOW_SHIFT):
         first_row, n_touched = window << WINDOW_SHIFT, 0
         _bound_lists(lists, list_numbers, factors, window, begins, ends, bounds)
         _sort_by_bound(bounds, order, t)
-        n_optional = _count_optional(bounds, order[:t], reach, threshold)
+        n_optional = _count_optional(bounds, order[:t], bound_sums, threshold)
         for position in range(n_optional, t):
             i = order[position]
             n_touched = _add_and_track(
                 rows, contributions, begins[i], ends[i], first_row, factors[i], sums, touched_rows, n_touched
             )
-        min_sum = threshold - reach[n_optional]
+        min_sum = threshold - bound_sums[n_optional]
         n_candidates = _take_promising(sums, touched_rows, n_touched, min_sum, window_rows, scores)
         n_candidates = _complete_scores(
             lists, list_numbers, factors, first_row, n_optional, threshold, n_candidates, scratch

@@ -118,8 +118,8 @@ class LuceneAnalyzer(Analyzer):
             return word.encode("utf-8", "replace")
         double_match = _DOUBLE_CONSONANT.search(word)
         if double_match:
-            *vowels, second = _find_vowels(word[: double_match.start() + 2])
-            if any(vowels) and not second:
+            *are_vowels, last_is_vowel = _find_vowels(word[: double_match.start() + 2])
+            if any(are_vowels) and not last_is_vowel:
                 word = word[: double_match.start() + 1]
         stem = self._stem(word)
         ending_match = _LUCENE_ENDING.search(word)
