@@ -249,7 +249,8 @@ def record_comparison(run: ComparisonRun, outcome: CompareOutcome, questions: st
     """Record the evaluation in the store if it is not recorded yet; see `store_evaluation`."""
     question_ids = tuple(question.id for question in run.question_set.questions)
     measure_values = MeasureValues(
-        question_ids, {comparison.expression: comparison.measured.final_stage.values for comparison in run.comparisons}
+        question_ids,
+        {comparison.expression: comparison.retriever_metrics.final_stage.values for comparison in run.comparisons},
     )
     metrics_by_retriever = {
         name: to_metric_values({**comparison["metrics"], **comparison["ranks"]}, comparison["intervals"])

@@ -141,7 +141,7 @@ class AnswerRun:
             retriever=self.retriever,
             reader=self.reader,
             costs=open_book.costs,
-            n=len(open_book.scored),
+            n=len(open_book.scored_answers),
             k=evaluation.k,
             metrics={**evaluation.retrieval, **answer_metrics},
             intervals={
@@ -258,7 +258,7 @@ answer_under_condition = stage(AnswerEvaluation.answer_condition, "answer_under_
 @stage
 def write_files(run: AnswerRun, outcome: EvaluateOutcome, rows: str | None, kilt: str | None) -> None:
     """Write the requested files: rows, predictions and the report."""
-    scored_answers = run.evaluation.results[0].scored
+    scored_answers = run.evaluation.results[0].scored_answers
     if rows:
         write_answers(scored_answers, Path(rows))
     if kilt:

@@ -30,7 +30,7 @@ _PARSE_ERRORS = (
 )  # fmt: skip
 
 
-# the field with the length of a header, by format version
+# struct of the header's length, by format version
 _LENGTH_STRUCTS = {(1, 0): struct.Struct("<H")}
 _LATER_LENGTH_STRUCT = struct.Struct("<I")
 _MAX_HEADER_BYTES = 10_000  # numpy rejects longer headers

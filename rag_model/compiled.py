@@ -21,10 +21,10 @@ def compiled(function: Callable[..., Any]) -> Any:
 
 
 def bare(function: Callable[..., Any]) -> Any:
-    """Compile a function that allocates no arrays, without reference counts of its array arguments.
+    """Compile a function that allocates no arrays; its array arguments get no reference counts.
 
-    Updating these counts takes five nanoseconds per array and call. For a short list, this is most
-    of the function's time.
+    Updating these counts takes five nanoseconds per array and call, which is most of the time of a
+    function on a short list.
     """
     return _compile(function, {"_nrt": False})
 
@@ -32,7 +32,8 @@ def bare(function: Callable[..., Any]) -> Any:
 def inlined(function: Callable[..., Any]) -> Any:
     """Compile a function like `bare`, and inline it into its callers.
 
-    Other calls pass each array as seven numbers. For a short list, this is most of a call's time.
+    A call that is not inlined passes each array as seven numbers. For a short list, passing them
+    takes most of a call's time.
     """
     return _compile(function, {"_nrt": False, "forceinline": True})
 

@@ -119,7 +119,7 @@ def error_to_dict(error: BookwheelError) -> dict[str, str]:
 
 
 def error_from_dict(error: str, message: str) -> BookwheelError:
-    """Rebuild an error from the result of `error_to_dict`; of an unknown class, BookwheelError."""
+    """Rebuild an error from the result of `error_to_dict`; an unknown class is a BookwheelError."""
     error_class = globals().get(error)
     return (
         error_class if isinstance(error_class, type) and issubclass(error_class, BookwheelError) else BookwheelError

@@ -52,8 +52,8 @@ class _ModuleHidingFinder(MetaPathFinder):
 
 @contextmanager
 def hide_modules(*names: str) -> Iterator[None]:
-    """Let modules that are not imported yet appear as not installed to this thread until the
-    block ends.
+    """Until the block ends, make modules that are not imported yet appear as not installed to this
+    thread.
     """
     finder = _ModuleHidingFinder(names)
     sys.meta_path.insert(0, finder)

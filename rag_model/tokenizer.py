@@ -45,17 +45,18 @@ _MAX_RULE_TEXTS = 64
 # characters, which is a tenth of the speed of a common tokenizer.
 _CALL_SECONDS = 10.0
 _CHARACTERS_PER_SECOND = 50_000
-_MAX_GROWTH = 64  # output characters per character of a text; common models stay below 16
-_MAX_ADDED = 10_000  # characters that may be added to a text of any length
+_MAX_GROWTH = 64  # maximum output characters per input character; common models stay below 16
+_MAX_ADDED = 10_000  # maximum characters that may be added to a text of any length
 _UNICODE_GROWTH = 18  # maximum growth of a character by NFKC, which SentencePiece models may use
-_MAX_WORD_LENGTH = 10_000  # characters of a word, which WordPiece splits in cubic time; usually 100
-# keys of the lists of steps, in a rule that consists of several steps
+# maximum characters of a word, usually 100; WordPiece splits a word in cubic time
+_MAX_WORD_LENGTH = 10_000
+# keys under which a rule lists its steps, if it has several
 _STEP_LIST_KEYS = ("normalizers", "pretokenizers", "processors", "decoders")
 # ByteLevel writes up to 4 bytes for a character; BertNormalizer adds up to 2 spaces around it.
 _GROWTH_BY_TYPE = {"ByteLevel": 4, "BertNormalizer": 3}
 # part of Oniguruma's message about a pattern that took too many steps
 _ONIGURUMA_LIMIT = "limit-in-match"
-# escapes of a pattern, whose characters do not occur in a text that the pattern matches
+# Escapes in a pattern, such as `\d`. Their letters are not literals that the pattern matches.
 _NOT_LITERAL = re.compile(r"\\[pP]\{[^}]*\}|\\[A-Za-z]|\\")
 # Patterns of common models: GPT-2, CLIP, Llama 3, Qwen, GPT-4o, T5, XLM-R, DeepSeek.
 _KNOWN_PATTERNS = frozenset(

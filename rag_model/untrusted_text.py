@@ -50,7 +50,7 @@ def parse_json(data: bytes | str, *, finite: bool = True) -> Any:
 
 Line = TypeVar("Line", str, bytes)
 _MAX_BLANK_LINES = 1 << 16
-_BLANK_LINES_PER_LINE = 16  # blank lines that are accepted in addition for each line with text
+_BLANK_LINES_PER_LINE = 16  # additional blank lines that are accepted per line with text
 
 
 def limit_blank_lines(lines: Iterable[Line], name: str) -> Iterator[Line]:
@@ -92,7 +92,9 @@ def _parse_finite(digits: str) -> float:
 def _check_depth(json_value: Any) -> None:
     containers = [json_value] if isinstance(json_value, _CONTAINERS) else []
     for _ in range(MAX_DEPTH + 1):
-        children = chain.from_iterable(parent.values() if isinstance(parent, dict) else parent for parent in containers)
+        children = chain.from_iterable(
+            container.values() if isinstance(container, dict) else container for container in containers
+        )
         containers = [child for child in children if isinstance(child, _CONTAINERS)]
         if not containers:
             return

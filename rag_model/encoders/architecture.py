@@ -44,7 +44,7 @@ _TASK_SUFFIXES = ("ForSequenceClassification", "ForTokenClassification", "ForQue
 _MAGIC, _VERSIONS = b"GGUF", (2, 3)
 _STRING, _ARRAY = 8, 9  # types of values; the other types are numbers, with these struct formats
 _NUMBER_FORMATS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
-_MAX_ENTRIES = 100_000  # maximum number of keys, and of tensors
+_MAX_ENTRIES = 100_000  # maximum number of keys, and maximum number of tensors
 _MAX_TEXT_BYTES = 1 << 24  # maximum bytes of a text; the longest one is a chat template
 _MAX_ITEMS = 1 << 23  # maximum items of all arrays together; a vocabulary of 256,000 needs 768,000
 # maximum sum of squared token lengths, because libraries split each token at every position
@@ -52,7 +52,8 @@ _MAX_SQUARED_LENGTHS = 1 << 31
 _MAX_DIMENSIONS = 8
 _MAX_COUNT = 10_000  # maximum number of heads, experts or groups, each of which becomes an object
 _MAX_SIZE = 1 << 24  # maximum dimension, context length or vocabulary size
-_MAX_VALUES_PER_BYTE = 6  # in a whole file; the densest quantization has 1.56 bits per value
+# maximum tensor values per byte of a file; the densest quantization has 5.1 (1.56 bits per value)
+_MAX_VALUES_PER_BYTE = 6
 _GGUF_LAYER_KEYS = re.compile(r"(block|layer)s?(_count)?$")
 _GGUF_COUNT_KEYS = re.compile(r"(head|expert|group|label)\w*count\w*$")
 _GGUF_SIZE_KEYS = re.compile(r"(length|size|rank)$")

@@ -30,9 +30,9 @@ _CONFIG_KEYS = {  # fields of `BertSizes`, and their names in a config
     "heads": "num_attention_heads",
     "hidden": "hidden_size",
     "inner": "intermediate_size",
-    "words": "vocab_size",
+    "vocabulary": "vocab_size",
     "positions": "max_position_embeddings",
-    "kinds": "type_vocab_size",
+    "token_types": "type_vocab_size",
 }
 # Config keys and the values that these layers implement.
 _SUPPORTED_CONFIG: Mapping[str, tuple[Any, ...]] = {
@@ -59,9 +59,9 @@ _LAYER_PARTS: Mapping[str, tuple[str, ...]] = {
     "output.LayerNorm": ("hidden",),
 }
 _EMBEDDING_TABLES = {  # names and sizes of the embedding tables
-    "embeddings.word_embeddings": ("words", "hidden"),
+    "embeddings.word_embeddings": ("vocabulary", "hidden"),
     "embeddings.position_embeddings": ("positions", "hidden"),
-    "embeddings.token_type_embeddings": ("kinds", "hidden"),
+    "embeddings.token_type_embeddings": ("token_types", "hidden"),
 }
 _NORM = "embeddings.LayerNorm"
 
@@ -74,9 +74,9 @@ class BertSizes:
     heads: int  # number of attention heads
     hidden: int  # hidden size
     inner: int  # size of the feed-forward network
-    words: int  # vocabulary size
+    vocabulary: int  # vocabulary size
     positions: int  # number of position embeddings
-    kinds: int  # number of token types
+    token_types: int  # number of token types
     epsilon: float  # epsilon of the layer normalizations
     pad_id: int
     positions_after_padding: bool  # whether position ids begin at `pad_id` + 1

@@ -38,13 +38,14 @@ from rag_model.process import ChildDiedError, ChildWorker, block_sockets, serve_
 PICKLE, PICKLE_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
 _HUB_PATTERNS = (*DOWNLOAD_PATTERNS, "*.md", "pytorch_model*.bin", "*/pytorch_model*.bin")
 _COPIED_SUFFIXES = {".json", ".jsonl", ".txt", ".model", ".md", ".jinja", ".metadata"}
-_COPIED_SUFFIXES |= {".safetensors"}  # from subfolders without pickled weights
+_COPIED_SUFFIXES |= {".safetensors"}  # weights of subfolders that have no pickled weights
 _RUNTIME_FOLDERS = {"onnx", "openvino"}  # exports for other runtimes, which are not copied
 _MEMORY_BYTES = 3 << 29  # bytes that the child may allocate for torch and Python
 _TENSOR_COPIES = 2  # copies of a file's tensors in memory, one for reading and one for writing
 # CPU time limit per file: a constant, plus the time to read the file at a tenth of a disk's speed.
 _SECONDS, _BYTES_PER_SECOND = 120.0, 10_000_000
-_MAX_EXPANSION = 4  # maximum bytes of tensors per byte of the file, which stores shared memory once
+# maximum tensor bytes per byte of the file, which stores memory that tensors share only once
+_MAX_EXPANSION = 4
 _REFUSED_NAME = re.compile(r"GLOBAL (\S+)")  # class or function in an error of the unpickler
 _OUT_OF_MEMORY_TEXTS = ("can't allocate memory", "not enough memory")
 _DISK_FULL_TEXTS = ("No space left", "Disk quota", "File too large")

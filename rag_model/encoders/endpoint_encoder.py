@@ -79,12 +79,12 @@ PROBES_VERSION = 1  # increase it if `_PROBE_TEXTS` change
 _MAX_PROBE_DISTANCE = 0.045
 _FAILURE_SECONDS = 2.0  # time for which a failed check of the probe vectors is not repeated
 _RECHECK_SECONDS = 600.0  # time between two checks of the probe vectors in one process
-_REPLY_BYTES_PER_VALUE = 32  # bytes of a vector's value as a decimal number
+_REPLY_BYTES_PER_VALUE = 32  # maximum bytes of one vector component as a decimal number
 _MAX_DIM = 1 << 16
 # maximum time for a question; shorter than for a corpus, because a user waits
 _QUESTION_SECONDS = 30.0
 _MAX_QUOTED = 60  # maximum characters of a text that an error message quotes
-_UNKNOWN_LENGTH = 1_000_000  # no limit; the endpoint truncates or refuses long texts
+_UNKNOWN_LENGTH = 1_000_000  # means no limit, because the endpoint truncates or refuses long texts
 
 
 @dataclass(frozen=True, slots=True)

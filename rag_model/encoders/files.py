@@ -28,7 +28,7 @@ _DEFAULT_MAX_LENGTH = 512  # maximum tokens of an input, if no file has a limit
 _POSITIONS_AFTER_PADDING = frozenset(("roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "mpnet", "longformer"))
 _UNBOUNDED = 100_000  # larger token limits, such as 1e30, mean "no limit"
 MODULES = "modules.json"
-_ONNX_FILES = ("model.onnx", "onnx/model.onnx")  # in exported models; in models on the hub
+_ONNX_FILES = ("model.onnx", "onnx/model.onnx")  # path in an exported model, and on the hub
 SPLADE_MODULE = "SpladePooling"
 _SUPPORTED_MODULES = ("Transformer", "Pooling", "Normalize")
 _SUPPORTED_SPARSE_MODULES = ("Transformer", "MLMTransformer", SPLADE_MODULE)
@@ -333,9 +333,7 @@ def read_missing_end_token(folder: Path) -> str:
 
 
 def _contains_rule(rule: Any, matches: Callable[[Mapping[str, Any]], bool]) -> bool:
-    """Return whether `matches` is true for a rule of `tokenizer.json` or for any step of the
-    rule.
-    """
+    """Return whether `matches` accepts a rule of `tokenizer.json`, or a step nested in it."""
     if not isinstance(rule, dict):
         return False
     sub_rules = rule.get("normalizers") or rule.get("processors") or []

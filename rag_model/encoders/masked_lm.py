@@ -94,14 +94,16 @@ class MaskedLMTokenizer:
         max_tokens = read_max_tokens(folder)
         tokenizer = load_tokenizer(folder, max_tokens)
         tokenizer.no_truncation()
-        masks = [(token, token_id) for token in MASK_TOKENS if (token_id := tokenizer.token_to_id(token)) is not None]
-        if not masks:
+        mask_tokens = [
+            (token, token_id) for token in MASK_TOKENS if (token_id := tokenizer.token_to_id(token)) is not None
+        ]
+        if not mask_tokens:
             raise InputError(
                 f"the tokenizer of {folder} has no token {' or '.join(MASK_TOKENS)}: give a masked "
                 "language model, such as BERT"
             )
         template = PairTemplate.from_encoding(tokenizer.encode("a", "a"))
-        (mask_token, mask_id), pad_id = masks[0], find_pad_id(tokenizer, folder)
+        (mask_token, mask_id), pad_id = mask_tokens[0], find_pad_id(tokenizer, folder)
         return cls(tokenizer, template, mask_token, mask_id, pad_id, max_tokens)
 
     @explain_tokenizer_errors()
@@ -132,14 +134,22 @@ class MaskedInput:
 class TrainableMaskedLM(nn.Module):
     """A transformer with a language-model head; create one with `load`."""
 
-    def __init__(self, whole: Any, tokenizer: MaskedLMTokenizer, folder: Path, *, new_head: bool = False) -> None:
+    def __init__(
+        self,
+        transformers_model: Any,
+        tokenizer: MaskedLMTokenizer,
+        folder: Path,
+        *,
+        new_head: bool = False,
+    ) -> None:
         """Wrap a transformers model; `folder` contains its tokenizer.
 
-        With `new_head`, the folder had no head, so that the model's is untrained.
+        `new_head` means that the folder had no head, so the model's head is untrained.
         """
         super().__init__()
-        self.whole, self.tokenizer, self.folder, self.new_head = whole, tokenizer, folder, new_head
-        self._takes_segment_ids = takes_token_type_ids(whole)
+        self.whole, self.tokenizer = transformers_model, tokenizer
+        self.folder, self.new_head = folder, new_head
+        self._takes_segment_ids = takes_token_type_ids(transformers_model)
 
     @classmethod
     def load(cls, name: str | Path) -> Self:

@@ -32,14 +32,16 @@ from rag_model.process import ChildDiedError, run_in_child, serve_call
 _INPUT_NAMES = ("input_ids", "attention_mask", "token_type_ids")
 _CPU_DEVICE = "cpu"
 _CPU, _CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
-_CPU_BATCH_TOKENS = 1024  # including padding; a float32 MiniLM is 15 % slower with 2,048
+# Maximum tokens per batch, including padding. With 2,048, a float32 MiniLM is 15 % slower on a CPU.
+_CPU_BATCH_TOKENS = 1024
 _CUDA_BATCH_TOKENS = 65_536
 _ONE_PAIR_TOKENS = 1  # a limit that every pair exceeds, so that a batch is one pair
 _THREADS_VARIABLE = "OMP_NUM_THREADS"  # torch reads this variable too
 # Operator of a graph that scales activations by their range over the batch, so that a score depends
 # on the batch.
 _DYNAMIC_QUANTIZATION = re.compile(rb"DynamicQuantize")
-# Operators that run a subgraph in a loop. The byte before a name is the last byte of its length.
+# Operators that run a subgraph in a loop. In the file, each name follows the last byte of its
+# length.
 _LOOP_OPERATORS = re.compile(rb"[\x04\x00](?:Loop|Scan)")
 # Key of a tensor whose values are in another file (TensorProto.external_data); the byte before it
 # is the last byte of its length.
@@ -47,7 +49,7 @@ _EXTERNAL_DATA = re.compile(rb"[\x08\x00]location")
 _SECONDS = 60.0  # CPU seconds of the child for a small graph
 _BYTES_PER_SECOND = 20e6  # one more CPU second for each 20 MB of a graph
 _MEMORY_BYTES = 2 << 30  # bytes that the child may allocate, besides the weights
-_WEIGHT_COPIES = 4  # copies of the weights in memory, which are repacked for the processor
+_WEIGHT_COPIES = 4  # copies of the weights in memory; onnxruntime repacks them for the processor
 _SHORT_PAIR_TOKENS = 8  # number of tokens of a short test pair
 _NO_MEMORY_TEXT = "bad_alloc"  # text in onnxruntime's out-of-memory errors
 

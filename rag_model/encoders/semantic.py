@@ -24,7 +24,7 @@ from rag_model.encoders.encoder import Encoder
 from rag_model.errors import UsageError
 from rag_model.extras import format_versions
 
-# Patterns of the files of an encoder whose contents are part of the chunker's identity.
+# Patterns of an encoder's files. Their contents are part of the chunker's identity.
 _FILES = ("config.json", "*.json", "*.safetensors", "*.txt", "*.model")
 # Decimals of a distance. Machines round vectors differently, but must split articles equally.
 _DIGITS = 3

@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 _CPU_BATCH_TOKENS = BATCH_INVARIANT_TOKENS
 _CUDA_BATCH_TOKENS = 16_384
 _MAX_QUERY_UNITS = 1 << 24  # maximum units of a query term, which a float32 represents exactly
-_HEADS = frozenset({"cls", "lm_head"})  # parts of the tensor names of a masked-language-model head
+_HEADS = frozenset({"cls", "lm_head"})  # name parts of the tensors of a language-model head
 IntArray = npt.NDArray[np.int64]
 TermPooling = Literal["max", "sum"]
 Activation = Literal["relu", "log1p_relu", "elu1p"]

@@ -40,10 +40,10 @@ _ARCHITECTURE = "SidrModel"
 class SparseModel(nn.Module):
     """A SPLADE model (equations in `sparse_encoder`); create one with `load`."""
 
-    def __init__(self, whole: Any, spec: SparseSpec) -> None:
+    def __init__(self, transformers_model: Any, spec: SparseSpec) -> None:
         """Wrap a transformers model with logits over its vocabulary."""
         super().__init__()
-        self.whole, self.spec = whole, spec
+        self.whole, self.spec = transformers_model, spec
 
     @classmethod
     def load(

@@ -214,11 +214,10 @@ class TextLimits:
 
 @dataclass(frozen=True, slots=True)
 class WordBoundaries:
-    """Splits the token ids of several ASCII words, tokenized as one text, into the ids of each
-    word.
+    """The rule that splits the token ids of a text of joined ASCII words into the ids of each word.
 
     An ASCII word cannot contain SentencePiece's space mark. If a word contains the joiner, or if
-    the vocabulary has no space mark, the number of id lists differs from the number of words.
+    the vocabulary has no space mark, `split_ids` returns more or fewer lists than there are words.
     """
 
     joiner: str  # text between two words

@@ -133,11 +133,11 @@ def takes_token_type_ids(transformers_model: Any) -> bool:
 class TrainableCrossEncoder(nn.Module):
     """A trainable transformer with one score per pair; create one with `load`."""
 
-    def __init__(self, whole: nn.Module, tokenizer: PairTokenizer, folder: Path) -> None:
+    def __init__(self, transformers_model: nn.Module, tokenizer: PairTokenizer, folder: Path) -> None:
         """Wrap a transformers model; `folder` contains its tokenizer."""
         super().__init__()
-        self.whole, self.folder = whole, folder
-        self._tokenizer, self._model = tokenizer, TorchPairModel(whole)
+        self.whole, self.folder = transformers_model, folder
+        self._tokenizer, self._model = tokenizer, TorchPairModel(transformers_model)
 
     @classmethod
     def load(cls, name: str | Path) -> Self:

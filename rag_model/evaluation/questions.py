@@ -272,14 +272,19 @@ def _parse_json_line(line: str, line_number: int, location: str) -> Question:
     if not isinstance(text, str) or not text.strip():
         raise InputError(f"{location}: write `question` (BEIR's `text`, KILT's `input`) as a non-empty string")
     question_id = str(fields.get("id", fields.get("_id", line_number - 1)))
-    kwargs: dict[str, Any] = {
+    optional_fields: dict[str, Any] = {
         "passages": _parse_passage_ids(fields.get("passages", []), location),
         "source": _parse_source(fields, location),
     }
     if is_kilt:
-        return Question(question_id, text.strip(), *_parse_kilt_outputs(fields.get("output", []), location), **kwargs)
+        return Question(
+            question_id, text.strip(), *_parse_kilt_outputs(fields.get("output", []), location), **optional_fields
+        )
     return Question(
-        question_id, text.strip(), _check_answers(fields.get("answers", fields.get("answer", [])), location), **kwargs
+        question_id,
+        text.strip(),
+        _check_answers(fields.get("answers", fields.get("answer", [])), location),
+        **optional_fields,
     )
 
 

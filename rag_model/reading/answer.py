@@ -22,7 +22,8 @@ from rag_model.retrieve.hits import Hit
 _BRACKET = re.compile(r"\s*\[\s*(\d{1,4}(?:\s*[-\N{EN DASH},;]\s*\d{1,4})*)\s*\]")
 _RANGE = re.compile(r"(\d+)\s*[-\N{EN DASH}]\s*(\d+)|(\d+)")
 _QUOTATION = re.compile(r'(?<![^\s(\[])(?:"[^"\n]*"|“[^”\n]*”|«[^»\n]*»|„[^“”\n]*[“”])(?!\w)')
-_MAX_UNKNOWN_NUMBER = 99  # a larger number without an entry is text, such as a year
+# largest number that can be an unknown citation; a larger one is text, such as a year
+_MAX_UNKNOWN_NUMBER = 99
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,15 +41,15 @@ _ELLIPSIS = " \N{HORIZONTAL ELLIPSIS}"
 class PassageRun:
     """One passage, or several adjacent passages, as one text."""
 
-    first: Hit  # hit of the passage at the beginning of the text
+    first_hit: Hit  # hit of the passage at the beginning of the text
     positions: tuple[int, ...]  # ascending positions of the run's hits; the first is the best hit
     text: str
-    last: Passage  # passage at the end of the text
+    last_passage: Passage  # passage at the end of the text
 
     @property
     def end(self) -> int:
-        """The number of the first word after the run, counted like `Passage.start_word`."""
-        return self.last.start_word + self.last.n_words
+        """The position of the first word after the run, counted like `Passage.start_word`."""
+        return self.last_passage.start_word + self.last_passage.n_words
 
 
 def join_passages(hits: Sequence[Hit]) -> list[PassageRun]:
@@ -84,13 +84,13 @@ def _join_lines(passage: Passage) -> str:
 
 
 def _get_sort_key(run: PassageRun) -> tuple[str, int, str, int, int, int]:
-    passage = run.first.passage
+    passage = run.first_hit.passage
     return passage.page_id, passage.rev_id, passage.kind, passage.start_word, -passage.n_words, run.positions[0]
 
 
 def _extend_run(run: PassageRun, next_run: PassageRun) -> PassageRun | None:
     """Append the new words of `next_run` to `run`; return None if the runs are not adjacent."""
-    passage, next_passage = run.first.passage, next_run.first.passage
+    passage, next_passage = run.first_hit.passage, next_run.first_hit.passage
     is_same_page = (passage.page_id, passage.rev_id) == (next_passage.page_id, next_passage.rev_id)
     # join only prose, because other passages repeat their header lines
     are_prose = passage.kind == next_passage.kind == PROSE
@@ -108,7 +108,7 @@ def _extend_run(run: PassageRun, next_run: PassageRun) -> PassageRun | None:
         run,
         positions=run_positions,
         text=run.text + added_text,
-        last=next_run.last if next_run.end > run.end else run.last,
+        last_passage=next_run.last_passage if next_run.end > run.end else run.last_passage,
     )
 
 
@@ -116,7 +116,7 @@ def _get_adjacent_text(run: PassageRun, next_run: PassageRun) -> str | None:
     """Return the text of `next_run` after a space if necessary; None if it is in another
     section.
     """
-    if _get_section_id(run.last) != _get_section_id(next_run.first.passage):
+    if _get_section_id(run.last_passage) != _get_section_id(next_run.first_hit.passage):
         return None
     has_no_space = UNSPACED.match(run.text[-1]) and UNSPACED.match(next_run.text[0])
     return next_run.text if has_no_space else f" {next_run.text}"
@@ -124,13 +124,13 @@ def _get_adjacent_text(run: PassageRun, next_run: PassageRun) -> str | None:
 
 def _get_text_after_overlap(run: PassageRun, next_run: PassageRun) -> str | None:
     """Return the text of `next_run` after the overlap; None if the overlapping words differ."""
-    next_start = next_run.first.passage.start_word
+    next_start = next_run.first_hit.passage.start_word
     n_shared_words = min(run.end, next_run.end) - next_start
     words, next_words = split_words(run.text), split_words(next_run.text)
-    if (len(words), len(next_words)) != (run.end - run.first.passage.start_word, next_run.end - next_start):
-        # In text without spaces, words are numbered differently near the ends of a passage.
+    if (len(words), len(next_words)) != (run.end - run.first_hit.passage.start_word, next_run.end - next_start):
+        # In text without spaces, words near the ends of a passage are split differently.
         return _get_text_after_character_overlap(run.text, next_run.text)
-    overlap_start = next_start - run.first.passage.start_word
+    overlap_start = next_start - run.first_hit.passage.start_word
     is_equal = [word.strip() for word in words[overlap_start : overlap_start + n_shared_words]] == [
         word.strip() for word in next_words[:n_shared_words]
     ]
@@ -179,11 +179,11 @@ class _PromptEntry:
 
     @property
     def title(self) -> str:
-        return _collapse_whitespace(self.run.first.passage.title)
+        return _collapse_whitespace(self.run.first_hit.passage.title)
 
     @property
     def section(self) -> str:
-        return _collapse_whitespace(self.run.first.passage.section)
+        return _collapse_whitespace(self.run.first_hit.passage.section)
 
 
 def assemble_context(
@@ -199,7 +199,9 @@ def assemble_context(
         UsageError: the first word of the best passage does not fit into the budget.
     """
     entries = [
-        _PromptEntry(run, _collapse_whitespace(run.text), format_day(run.first.passage.revised) if with_dates else "")
+        _PromptEntry(
+            run, _collapse_whitespace(run.text), format_day(run.first_hit.passage.revised) if with_dates else ""
+        )
         for run in join_passages(hits)
     ]
     if not entries:
@@ -251,18 +253,19 @@ def _truncate_entry(entry: _PromptEntry, n_words: int) -> _PromptEntry:
 
 def _order_entries(entries: Sequence[_PromptEntry], order: Order) -> list[_PromptEntry]:
     if order == "document":
-        page_ids = list(dict.fromkeys(entry.run.first.passage.page_id for entry in entries))
+        page_ids = list(dict.fromkeys(entry.run.first_hit.passage.page_id for entry in entries))
         return sorted(
-            entries, key=lambda entry: (page_ids.index(entry.run.first.passage.page_id), *_get_corpus_position(entry))
+            entries,
+            key=lambda entry: (page_ids.index(entry.run.first_hit.passage.page_id), *_get_corpus_position(entry)),
         )
     return [*entries[::2], *entries[1::2][::-1]] if order == "ends" else list(entries)
 
 
 def _get_corpus_position(entry: _PromptEntry) -> tuple[int, int]:
-    """Return the sort key of an entry: the row of its first passage, and then the number of its
-    first word. Numbers of words may restart within a page.
+    """Return the sort key of an entry: the row of its first passage, then the position of its first
+    word. Word positions alone do not suffice, because they may restart within a page.
     """
-    return entry.run.first.row, entry.run.first.passage.start_word
+    return entry.run.first_hit.row, entry.run.first_hit.passage.start_word
 
 
 def _number_entries(entries: Sequence[_PromptEntry]) -> PromptContext:
@@ -270,7 +273,7 @@ def _number_entries(entries: Sequence[_PromptEntry]) -> PromptContext:
     context_entries: list[ContextEntry] = []
     text, previous_page_key = "", None
     for entry_number, entry in enumerate(entries, start=1):
-        first_hit = entry.run.first
+        first_hit = entry.run.first_hit
         context_entries.append(
             ContextEntry(
                 entry_number,
@@ -293,7 +296,7 @@ def _number_entries(entries: Sequence[_PromptEntry]) -> PromptContext:
 def _render_line(entry: _PromptEntry, entry_number: int = 1, *, with_title: bool = True) -> str:
     day_suffix = f" ({entry.day})" if entry.day else ""
     title_line = f"\nTitle: {entry.title}{day_suffix}\n" if with_title else ""
-    passage_kind = entry.run.first.passage.kind
+    passage_kind = entry.run.first_hit.passage.kind
     # The text of tables, infoboxes and lists starts with the section.
     section_label = entry.section if passage_kind == PROSE else passage_kind.capitalize()
     section_prefix = f"{section_label}: " if section_label else ""

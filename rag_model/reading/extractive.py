@@ -123,7 +123,7 @@ class SpanScores:
     n_tokens: int  # number of input tokens of all texts
 
     def find_best_span(self, max_span: int) -> tuple[int, int, int, float]:
-        """Return (text number, start offset, end offset, log p) of the best span.
+        """Return (position of the text, start offset, end offset, log p) of the best span.
 
         If no span is possible, the result is an empty span with log p = -inf.
         """

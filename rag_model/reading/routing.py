@@ -75,9 +75,9 @@ class Route:
     signal: RouteSignal = "difference"
     # Threshold in nats per token: the weights answer if the score is at least this; None: never.
     least: float | None = 0.0
-    # result of `identify_model` for the model of the threshold; empty: valid for any model
+    # model for which the threshold was chosen, as `identify_model` returns it; empty: any model
     model: str = ""
-    reader: str = ""  # name of the reader of the threshold; empty: valid for any reader
+    reader: str = ""  # reader for which the threshold was chosen; empty: any reader
 
     def __post_init__(self) -> None:
         if self.signal not in ROUTE_SIGNALS or not (self.least is None or math.isfinite(self.least)):

@@ -162,7 +162,7 @@ def add_holds(row: AblationResult) -> list[ScoredAnswer]:
     """Add to each answer of a condition whether it holds a gold answer by DPR's token match."""
     return [
         replace(a, measures={**a.measures, HOLDS: float(build_answer_matcher(a.question)(a.reading.answer))})
-        for a in row.scored
+        for a in row.scored_answers
     ]
 
 

@@ -75,7 +75,7 @@ class AblationResult:
 
     name: str
     k: int
-    scored: tuple[ScoredAnswer, ...]
+    scored_answers: tuple[ScoredAnswer, ...]
     metrics: dict[str, Estimate]
     # difference from the open book by measure, over the questions of both; empty for the open book
     differences: dict[str, Estimate]
@@ -84,14 +84,14 @@ class AblationResult:
         """Return the metrics as JSON values, without values per question."""
         metrics = {name: asdict(estimate) for name, estimate in self.metrics.items()}
         differences = {name: asdict(estimate) for name, estimate in self.differences.items()}
-        summary = {"condition": self.name, "k": self.k, "n": len(self.scored), "metrics": metrics}
+        summary = {"condition": self.name, "k": self.k, "n": len(self.scored_answers), "metrics": metrics}
         stage_ms = {name: 1000 * seconds for name, seconds in self.stages.items()}
         return {**summary, "against_open": differences, "costs": self.costs, "stages": stage_ms}
 
     @property
     def costs(self) -> dict[str, float]:
         """Mean `seconds`, prompt tokens (`read`) and new tokens (`written`) per question."""
-        readings = [scored_answer.reading for scored_answer in self.scored]
+        readings = [scored_answer.reading for scored_answer in self.scored_answers]
         token_usages = [reading.usage for reading in readings if reading.usage is not None]
         cost_values: dict[str, list[float]] = {
             "seconds": [reading.seconds for reading in readings if reading.seconds is not None],
@@ -103,7 +103,7 @@ class AblationResult:
     @property
     def stages(self) -> dict[str, float]:
         """The mean seconds per question by stage; empty if an answer's stages were not timed."""
-        stage_seconds = [scored_answer.reading.stages for scored_answer in self.scored]
+        stage_seconds = [scored_answer.reading.stages for scored_answer in self.scored_answers]
         stages = dict.fromkeys(name for seconds in stage_seconds for name in seconds) if all(stage_seconds) else {}
         return {name: sum(seconds.get(name, 0.0) for seconds in stage_seconds) / len(stage_seconds) for name in stages}
 
@@ -139,9 +139,9 @@ def iter_conditions(results: Sequence[RetrievalResult], k: int, settings: Ablati
         shuffled_hits = tuple(shuffle_hits(open_book.hits, settings.seed))
         yield EvalCondition(SHUFFLED_PASSAGES, open_book.k, open_book.questions, shuffled_hits)
     for depth in settings.sweep:
-        swept_book = build_open_book(results, depth)
-        if swept_book.k == depth != open_book.k:
-            yield EvalCondition(f"{OPEN_BOOK}, k = {depth}", depth, swept_book.questions, swept_book.hits)
+        book_at_depth = build_open_book(results, depth)
+        if book_at_depth.k == depth != open_book.k:
+            yield EvalCondition(f"{OPEN_BOOK}, k = {depth}", depth, book_at_depth.questions, book_at_depth.hits)
 
 
 def build_retriever_condition(
@@ -205,7 +205,9 @@ def measure_condition(
     scored_answers = tuple(
         score_answer(question, reading, kind) for question, reading in zip(condition.questions, readings, strict=True)
     )
-    differences = compare_answers(scored_answers, open_book_result.scored, resampling) if open_book_result else {}
+    differences = (
+        compare_answers(scored_answers, open_book_result.scored_answers, resampling) if open_book_result else {}
+    )
     return AblationResult(
         condition.name,
         condition.k,

@@ -360,7 +360,7 @@ class AnswerEvaluation:
             *self.judge.list_rank_measures(self._measured_depth),
         ]
         retrieval = {} if self._skips_retrieval else self.judge.compute_values(self.retrievals, measures)
-        answers = self.results[0].scored
+        answers = self.results[0].scored_answers
         measure_names = dict.fromkeys(name for answer in answers for name in answer.measures)
         return {**retrieval, **{name: [answer.measures.get(name) for answer in answers] for name in measure_names}}
 
@@ -383,7 +383,9 @@ class AnswerEvaluation:
         """Sentences for the report: problems of the open-book answers, the chosen route, which
         reader the ablations use, and why the whole corpus was not read.
         """
-        problem_notes = describe_problems([scored.reading for scored in self.results[0].scored]) if self.results else []
+        problem_notes = (
+            describe_problems([answer.reading for answer in self.results[0].scored_answers]) if self.results else []
+        )
         other_readers = [name for name in self._answer_functions if name]
         note_template = (
             "the ablations and the sweep over k use the first reader; the others ({}) answer the open book{}"
@@ -411,10 +413,10 @@ class AnswerEvaluation:
     @property
     def abstention(self) -> AbstentionReport | None:
         """Coverage and risk of the open-book answers; None if the settings ask for no threshold."""
-        measure, scored = get_deciding_measure(self.settings.kind), self.results[0].scored
+        measure, scored_answers = get_deciding_measure(self.settings.kind), self.results[0].scored_answers
         if self.settings.threshold is not None:
-            return measure_threshold(scored, measure, self.settings.threshold)
-        return None if self.settings.risk is None else choose_threshold(scored, measure, self.settings.risk)
+            return measure_threshold(scored_answers, measure, self.settings.threshold)
+        return None if self.settings.risk is None else choose_threshold(scored_answers, measure, self.settings.risk)
 
     @property
     def routing(self) -> RoutingReport | None:
@@ -431,7 +433,9 @@ class AnswerEvaluation:
     def collapse(self) -> CollapseStats:
         """Statistics of the open-book passages and answers, from which a collapse is detected."""
         passage_ids = [[hit.passage.id for hit in result.hits[: self.k]] for result in self.retrievals]
-        answers_by_name = {result.name: [scored.reading.answer for scored in result.scored] for result in self.results}
+        answers_by_name = {
+            result.name: [answer.reading.answer for answer in result.scored_answers] for result in self.results
+        }
         unchanged = (
             measure_unchanged(answers_by_name[OPEN_BOOK], answers_by_name[SHUFFLED_PASSAGES])
             if SHUFFLED_PASSAGES in answers_by_name

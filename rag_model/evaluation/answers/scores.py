@@ -241,7 +241,7 @@ def check_gold_answers(questions: Sequence[Question], kind: AnswerKind) -> None:
 
 
 def estimate_measures(
-    scored: Sequence[ScoredAnswer], kind: AnswerKind = "spans", resampling: Resampling = DEFAULT_RESAMPLING
+    scored_answers: Sequence[ScoredAnswer], kind: AnswerKind = "spans", resampling: Resampling = DEFAULT_RESAMPLING
 ) -> dict[str, Estimate]:
     """Return each measure of a set of answers, in [0, 1], with its interval.
 
@@ -253,14 +253,17 @@ def estimate_measures(
     Raises:
         UsageError: there are no answers.
     """
-    if not scored:
+    if not scored_answers:
         raise UsageError("there are no answers to measure: give at least one question")
     values_by_measure: dict[str, list[float]] = {}
-    for answer in scored:
+    for answer in scored_answers:
         for name, measure in answer.measures.items():
             values_by_measure.setdefault(name, []).append(measure)
     means = {name: estimate_mean(column, resampling) for name, column in values_by_measure.items()}
-    predictions, golds = [answer.reading.answer for answer in scored], [answer.question.answers for answer in scored]
+    predictions, golds = (
+        [answer.reading.answer for answer in scored_answers],
+        [answer.question.answers for answer in scored_answers],
+    )
     estimates = {name: compute(predictions, golds, resampling) for name, compute in list_corpus_functions(kind).items()}
     return {**means, **{name: estimate for name, estimate in estimates.items() if estimate is not None}}
 

@@ -94,8 +94,8 @@ def find_label(prediction: str, labels: Sequence[str]) -> str | None:
     >>> find_label("not enough info.", FEVER_3WAY)
     'NOT ENOUGH INFO'
     """
-    normal_prediction = normalise(prediction)
-    return next((label for label in labels if normalise(label) == normal_prediction), None)
+    normalized_prediction = normalise(prediction)
+    return next((label for label in labels if normalise(label) == normalized_prediction), None)
 
 
 def label_match(prediction: str, golds: Iterable[str], labels: Sequence[str]) -> float | None:

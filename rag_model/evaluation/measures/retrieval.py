@@ -55,16 +55,16 @@ def _rank_evidence(page_ids: Sequence[str], sets: Sequence[frozenset[str]]) -> l
     is in no set, and n for the incomplete set at position n - 2 of `sets`.
     """
     ranking: list[bool | int] = []
-    missing_ids = [set(evidence_set) for evidence_set in sets]
+    missing_ids_by_set = [set(evidence_set) for evidence_set in sets]
     for page_id in page_ids:
         # Sets are numbered from 2, because `ranking` also has False, which equals 0, and True,
         # which equals 1.
-        set_numbers = [n for n, missing in enumerate(missing_ids, start=2) if page_id in missing]
+        set_numbers = [n for n, missing_ids in enumerate(missing_ids_by_set, start=2) if page_id in missing_ids]
         for n in set_numbers:
             if n in ranking:
                 ranking.remove(n)
-            missing_ids[n - 2].remove(page_id)
-            ranking.append(n if missing_ids[n - 2] else True)
+            missing_ids_by_set[n - 2].remove(page_id)
+            ranking.append(n if missing_ids_by_set[n - 2] else True)
         if not set_numbers:
             ranking.append(False)
     return ranking

@@ -38,7 +38,7 @@ from rag_model.evaluation.reports.page import (
 from rag_model.evaluation.reports.training import TrainingCurves, iter_training_sections
 
 _TOTAL_STAGE = f"all stages, {OPEN_BOOK}"  # title of the row with the total time of an answer
-_MAX_SHOWN_TEXT = 400  # Only so many characters of a passage are shown.
+_MAX_SHOWN_TEXT = 400  # maximum characters of a passage on the page
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ def render_answer_report(report: AnswerReport) -> str:
 def _iter_sections(report: AnswerReport) -> Iterator[Node]:
     open_result = report.results[0]
     ids = {"model": report.model, "snapshot": report.snapshot}
-    yield header("How the model answers", run_summary(len(open_result.scored), report.created_at, **ids))
+    yield header("How the model answers", run_summary(len(open_result.scored_answers), report.created_at, **ids))
     yield section(*_describe_collapse(report), class_="verdict no" if report.collapse_reason else "verdict")
     yield tiles((name, f"{estimate.value:.3f}") for name, estimate in open_result.metrics.items())
     yield _render_measures(report, open_result)
@@ -86,10 +86,12 @@ def _iter_sections(report: AnswerReport) -> Iterator[Node]:
         yield _render_ablations(report)
     yield from iter_training_sections(report.curves)
     wrong_answers = [
-        answer for answer in open_result.scored if answer.measures.get(get_deciding_measure(report.kind), 1.0) < 1
+        answer
+        for answer in open_result.scored_answers
+        if answer.measures.get(get_deciding_measure(report.kind), 1.0) < 1
     ]
     if wrong_answers:
-        yield _render_wrong_answers(wrong_answers, len(open_result.scored), report.max_wrong)
+        yield _render_wrong_answers(wrong_answers, len(open_result.scored_answers), report.max_wrong)
     yield from iter_lineage_sections(report.lineage)
 
 
@@ -148,7 +150,7 @@ def _render_ablation_row(result: AblationResult, measures: Sequence[str]) -> tup
         estimate, difference = result.metrics.get(measure), result.differences.get(measure)
         measure_cells.append(_format_estimate(estimate, "") if estimate else "–")
         measure_cells.append(_format_estimate(difference, "+") if difference else "")
-    return result.name, result.k, f"{len(result.scored):,}", *measure_cells
+    return result.name, result.k, f"{len(result.scored_answers):,}", *measure_cells
 
 
 def _format_estimate(estimate: Estimate, sign: str) -> Node:

@@ -89,7 +89,7 @@ class BuildReport:
     build_metrics: Mapping[str, Mapping[str, float | int]] = field(default_factory=dict)
     stages: Sequence[BuildStage] = ()
     sizes: Mapping[str, int] = field(default_factory=dict)  # size in bytes by kind of file
-    # values of dump, recipe, vector space, parent and versions
+    # ids and versions of the inputs: dump, recipe, vector space, parent snapshot and packages
     lineage: Mapping[str, str] = field(default_factory=dict)
     history: Sequence[PastBuild] = ()  # the last builds, oldest first, including this one
 

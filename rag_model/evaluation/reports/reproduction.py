@@ -92,7 +92,7 @@ class ReproductionReport:
     title: str
     created_at: str  # ISO 8601 UTC
     lines: Sequence[ReproductionRow]
-    notes: Sequence[str]  # sentences, for example on the number of passages of each library
+    notes: Sequence[str]  # sentences, such as the passage count of each library
     lineage: Mapping[str, str]
 
 

@@ -91,14 +91,14 @@ def _render_comparison(retrievers: Sequence[RetrieverComparison]) -> Node:
         (
             retriever.expression,
             *_iter_estimate_cells(retriever.overall, measures),
-            _format_milliseconds(retriever.measured.final_stage.total_milliseconds),
-            format_bytes(retriever.measured.final_stage.total_bytes),
+            _format_milliseconds(retriever.retriever_metrics.final_stage.total_milliseconds),
+            format_bytes(retriever.retriever_metrics.final_stage.total_bytes),
         )
         for retriever in retrievers
     ]
     metric_explanation = (
         "Below a value: its 95 % interval; then the paired difference from the first retriever, with "
-        f"its interval. Milliseconds: {retrievers[0].measured.timed:,} queries, run one by one. "
+        f"its interval. Milliseconds: {retrievers[0].retriever_metrics.n_timed_queries:,} queries, run one by one. "
         "Bytes: the size of the files that a search reads, including the question encoder's."
     )
     titles = ("retriever", *measures, "ms a question", "bytes")
@@ -144,7 +144,7 @@ def _render_trade_off(report: RetrievalReport) -> Node:
 
 
 def _iter_stage_points(retriever: RetrieverComparison, measure: str, without_encoder: bool) -> Iterator[ChartPoint]:
-    for stage, estimates in zip(retriever.measured.stages, retriever.stages, strict=True):
+    for stage, estimates in zip(retriever.retriever_metrics.stages, retriever.stages, strict=True):
         estimate = estimates[measure]
         milliseconds = stage.search_milliseconds if without_encoder else stage.total_milliseconds
         yield ChartPoint(max(milliseconds, 1e-3), estimate.value, estimate.low, estimate.high)
@@ -152,8 +152,8 @@ def _iter_stage_points(retriever: RetrieverComparison, measure: str, without_enc
 
 def _render_stages(retriever: RetrieverComparison) -> Node:
     measures = list(retriever.overall.metrics)
-    rows: list[tuple[Child, ...]] = list(_render_encoder_row(retriever.measured, len(measures)))
-    for stage, estimates in zip(retriever.measured.stages, retriever.stages, strict=True):
+    rows: list[tuple[Child, ...]] = list(_render_encoder_row(retriever.retriever_metrics, len(measures)))
+    for stage, estimates in zip(retriever.retriever_metrics.stages, retriever.stages, strict=True):
         value_cells = (join(f"{estimates[name].value:.3f}", _format_interval(estimates[name], "")) for name in measures)
         cost_cells = _format_milliseconds(stage.milliseconds), format_bytes(stage.bytes)
         rows.append((stage.name, *value_cells, *cost_cells))

@@ -217,10 +217,10 @@ class GroupMetrics:
 class RetrieverComparison:
     """The metrics of one retriever, and their differences from the first retriever."""
 
-    measured: RetrieverMetrics  # quality and costs of the retriever itself
+    retriever_metrics: RetrieverMetrics  # quality and costs of the retriever itself
     overall: GroupMetrics  # metrics over all questions
     ranks: Mapping[str, float]  # RR@k and page measures; see `compute_rank_metrics`
-    # for each stage of `measured`, the mean of each measure with its interval
+    # for each stage of the retriever, the mean of each measure with its interval
     stages: Sequence[Mapping[str, Estimate]]
     groups: Mapping[str, GroupMetrics] = field(default_factory=dict)
     # Share of questions by the kind of the first relevant hit; empty if all hits are prose.
@@ -229,7 +229,7 @@ class RetrieverComparison:
     @property
     def expression(self) -> str:
         """The expression of the retriever."""
-        return self.measured.expression
+        return self.retriever_metrics.expression
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -238,9 +238,10 @@ class RetrieverComparison:
 
     def to_json(self) -> dict[str, Any]:
         """Return everything as JSON values: metrics, intervals, ranks, stages, groups and costs."""
-        final_stage = self.measured.final_stage
+        final_stage = self.retriever_metrics.final_stage
         stages_json = [
-            _stage_to_json(stage, estimates) for stage, estimates in zip(self.measured.stages, self.stages, strict=True)
+            _stage_to_json(stage, estimates)
+            for stage, estimates in zip(self.retriever_metrics.stages, self.stages, strict=True)
         ]
         overall_json = self.overall.to_json()
         return {
@@ -250,8 +251,11 @@ class RetrieverComparison:
             **({"differences": overall_json["differences"]} if "differences" in overall_json else {}),
             "milliseconds": final_stage.total_milliseconds,
             "bytes": final_stage.total_bytes,
-            "timed": self.measured.timed,
-            "encoder": {"milliseconds": self.measured.encoder_milliseconds, "bytes": self.measured.encoder_bytes},
+            "timed": self.retriever_metrics.n_timed_queries,
+            "encoder": {
+                "milliseconds": self.retriever_metrics.encoder_milliseconds,
+                "bytes": self.retriever_metrics.encoder_bytes,
+            },
             "stages": stages_json,
             "groups": {name: group.to_json() for name, group in self.groups.items()},
             **({"kinds": dict(self.kinds)} if self.kinds else {}),

@@ -204,7 +204,7 @@ class RetrievalJudge:
         return self._parse_measure(measure)[1]
 
     def compute_values(self, results: Sequence[RetrievalResult], measures: Sequence[str]) -> dict[str, list[float]]:
-        """Return the values of each measure, one per question in order; 0 if it has no hits.
+        """Return the values of each measure, one per question; 0 for a question without hits.
 
         Raises:
             MissingExtraError: A package that a measure needs is not installed.

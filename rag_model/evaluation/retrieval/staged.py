@@ -148,7 +148,7 @@ class StageRankings:
     retriever: SnapshotRetriever
     # one value per question, by stage label and by measure
     values: Mapping[str, Mapping[str, Sequence[float]]]
-    stages: tuple[RetrieverStage, ...]  # stages of the last batch; the final stage is last
+    stages: tuple[RetrieverStage, ...]  # stages that ran for the last batch, the final stage last
     results: tuple[RetrievalResult, ...]  # results of the final stage
 
 
@@ -173,7 +173,7 @@ class RetrieverMetrics:
     stages: tuple[StageMetrics, ...]  # the final stage is last
     encoder_milliseconds: float  # time to encode a query; 0 without an encoder
     encoder_bytes: int
-    timed: int  # number of queries that were timed one by one
+    n_timed_queries: int  # number of queries that were timed one by one
     results: tuple[RetrievalResult, ...]  # results of the final stage, for run files
 
     @property
@@ -228,7 +228,7 @@ def _build_stage_results(
 ) -> list[list[RetrievalResult]]:
     """Return the first `k` hits of each stage for each question, out of `depth` candidates.
 
-    Each passage is read once. For each question it is tested once whether it contains an answer.
+    Each passage is read once, and searched for the answers of each question at most once.
     """
     rankings = [stage.ranked_rows.truncate(depth) for stage in stages]
     passage_by_row = {row: passage for ranking in rankings for row, passage in ranking.passages.items()}
@@ -252,7 +252,7 @@ def _build_stage_results(
 
 
 def _count_missing(candidates: RankedRows, results: Sequence[RetrievalResult], depth: int, k: int) -> int:
-    """Return the maximum over the questions of `k` minus the number of hits.
+    """Return how many of its `k` hits the question with the fewest hits lacks.
 
     Questions with fewer than `depth` candidates are ignored: a deeper search finds no more hits.
     """

@@ -96,13 +96,13 @@ class ChatReply:
     """The part of a completion that has arrived so far, with the API key masked."""
 
     mask: KeyMask = field(default_factory=KeyMask)  # mask of the API key
-    parts: list[str] = field(default_factory=list)  # text fragments
-    reason: str = ""  # finish reason; empty until it arrives
+    text_parts: list[str] = field(default_factory=list)
+    finish_reason: str = ""  # empty until it arrives
     usage: tuple[int, int] | None = None  # (prompt tokens, completion tokens)
     # log-likelihood in nats of each token; None if not sent
     log_likelihoods: list[float] | None = None
     refusal: str = ""  # the model's explanation of a refusal
-    tools: list[str] = field(default_factory=list)  # names of the tools that the model called
+    tool_names: list[str] = field(default_factory=list)  # names of the tools that the model called
     has_begun: bool = False  # whether the model has written anything, including reasoning
     _reasoning: ReasoningFilter = field(default_factory=ReasoningFilter)
     # whether the endpoint sent reasoning in a separate field, or only counted its tokens
@@ -111,17 +111,19 @@ class ChatReply:
     @property
     def text(self) -> str:
         """The text so far, without reasoning."""
-        return remove_reasoning("".join(self.parts))[0]
+        return remove_reasoning("".join(self.text_parts))[0]
 
     @property
     def has_reasoning(self) -> bool:
         """Whether the model reasoned before it answered."""
-        return self._has_hidden_reasoning or self._reasoning.has_reasoning or remove_reasoning("".join(self.parts))[1]
+        return (
+            self._has_hidden_reasoning or self._reasoning.has_reasoning or remove_reasoning("".join(self.text_parts))[1]
+        )
 
     @property
     def ended(self) -> bool:
         """Whether the model itself ended the text, instead of a length limit or a filter."""
-        return self.reason not in {"length", "content_filter"}
+        return self.finish_reason not in {"length", "content_filter"}
 
     @property
     def log_likelihood(self) -> float | None:
@@ -135,7 +137,7 @@ class ChatReply:
             return None
         # Some servers count the end token of a complete text, but send no likelihood for it.
         n_missing = 0 if self.usage is None else self.usage[1] - len(token_log_probs)
-        return sum(token_log_probs) if n_missing <= (self.reason == "stop") else None
+        return sum(token_log_probs) if n_missing <= (self.finish_reason == "stop") else None
 
     def add_event(self, data: str) -> str:
         """Add one event, or a whole reply; return the new text, but hold back an end that may be
@@ -151,7 +153,7 @@ class ChatReply:
             raise StreamedError(error_value)
         self._record_usage(chat_event.get("usage"))
         # The last event of some servers has `usage` but no `choices`.
-        choices = chat_event.get("choices") if self.reason or self.usage else chat_event["choices"]
+        choices = chat_event.get("choices") if self.finish_reason or self.usage else chat_event["choices"]
         if not choices:
             return ""
         choice = choices[0]
@@ -160,7 +162,7 @@ class ChatReply:
         content = _get_content(message)
         self._record_reasoning_and_tools(message)
         self.has_begun = self.has_begun or bool(content)
-        self.reason = _get_text(choice, "finish_reason") or self.reason
+        self.finish_reason = _get_text(choice, "finish_reason") or self.finish_reason
         return self._append_text(self.mask.feed(self._reasoning.feed(content)))
 
     def flush(self) -> str:
@@ -173,13 +175,13 @@ class ChatReply:
         tool_calls = message.get("tool_calls") or message.get("function_call") or []
         for tool_call in tool_calls if isinstance(tool_calls, list) else [tool_calls]:
             called_function = tool_call.get("function") or tool_call
-            self.tools += [name] if (name := _get_text(called_function, "name")) else []
+            self.tool_names += [name] if (name := _get_text(called_function, "name")) else []
         if any(message.get(name) for name in _REASONING_FIELDS):
             self.has_begun = self._has_hidden_reasoning = True
 
     def _append_text(self, text: str) -> str:
         if text:
-            self.parts.append(text)
+            self.text_parts.append(text)
         return text
 
     def _record_usage(self, usage: Mapping[str, Any] | None) -> None:

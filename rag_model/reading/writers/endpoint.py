@@ -156,12 +156,12 @@ class EndpointWriter:
 
     def _find_problem(self, prompt: Prompt, reply: ChatReply, text: str) -> AnswerProblem | None:
         """Return the reason why the text is empty or doubtful; None for a good answer."""
-        if reply.tools or reply.reason in {"tool_calls", "function_call"}:
-            tool_names = self._errors.quote(", ".join(dict.fromkeys(reply.tools)))
+        if reply.tool_names or reply.finish_reason in {"tool_calls", "function_call"}:
+            tool_names = self._errors.quote(", ".join(dict.fromkeys(reply.tool_names)))
             return AnswerProblem("tool_call", f"the model called a tool{tool_names} instead of answering")
         if reply.refusal:
             return AnswerProblem("refused", f"the model refused to answer{self._errors.quote(reply.refusal)}")
-        if reply.reason == "content_filter":
+        if reply.finish_reason == "content_filter":
             return AnswerProblem("filtered", "the endpoint's content filter stopped the answer")
         if text.strip():
             return self._detect_truncation(prompt, reply)
@@ -234,7 +234,7 @@ class ChatClient:
             while not await self._stream_reply(self._build_body(messages), reply, on_text):
                 pass  # repeat the request without the refused field
         except FailedAttemptError as failed_attempt:
-            if on_text is not None and reply.parts:
+            if on_text is not None and reply.text_parts:
                 raise FailedAttemptError(failed_attempt.error) from failed_attempt
             raise
         return reply
@@ -267,7 +267,7 @@ class ChatClient:
             raise self._errors.protocol_error(error) from error
         except (httpx.HTTPError, httpx.StreamError, httpx.InvalidURL, OSError) as error:
             raise (self._errors.truncated_error() if reply.has_begun else self._errors.network_error(error)) from error
-        if not reply.reason:
+        if not reply.finish_reason:
             raise self._errors.truncated_error()
         return True
 
@@ -281,11 +281,11 @@ class ChatClient:
             async with aclosing(self._iter_events(response)) as event_texts:
                 async for event_text in event_texts:
                     if event_text == DONE:
-                        reply.reason = reply.reason or "stop"
+                        reply.finish_reason = reply.finish_reason or "stop"
                         break
                     yield self._add_event(reply, event_text)
         except (httpx.HTTPError, httpx.StreamError, OSError, ReplyTooLargeError, FailedAttemptError):
-            if not reply.reason:
+            if not reply.finish_reason:
                 raise
         yield reply.flush()
 

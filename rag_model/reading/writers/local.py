@@ -30,7 +30,7 @@ from rag_model.reading.writers.writer import (
 
 BATCH_SIZE = 4  # default number of prompts per batch
 _SPARE_TOKENS = 4  # spare tokens, because joined texts may have more tokens than the two texts
-_SPECIAL_TOKENS = 2  # first token and end token of an answer
+_SPECIAL_TOKENS = 2  # number of special tokens of an answer: its first token and its end token
 
 
 class LocalWriter:

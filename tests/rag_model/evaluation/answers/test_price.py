@@ -29,7 +29,11 @@ def create_result(
         for n in range(N)
     )
     return AblationResult(
-        name, 5, scored, estimate_measures(scored), compare_answers(scored, open_book.scored) if open_book else {}
+        name,
+        5,
+        scored,
+        estimate_measures(scored),
+        compare_answers(scored, open_book.scored_answers) if open_book else {},
     )
 
 

@@ -22,7 +22,11 @@ def create_result(name: str, k: int, answers: list[str], open_book: AblationResu
         for n, answer in enumerate(answers)
     )
     return AblationResult(
-        name, k, scored, estimate_measures(scored), compare_answers(scored, open_book.scored) if open_book else {}
+        name,
+        k,
+        scored,
+        estimate_measures(scored),
+        compare_answers(scored, open_book.scored_answers) if open_book else {},
     )
 
 

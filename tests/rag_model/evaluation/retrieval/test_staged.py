@@ -93,7 +93,7 @@ def test_time_and_bytes_add_up(snapshot: Snapshot, encoder: Encoder) -> None:
     metrics = measure(open_retriever(snapshot, "rrf(hnsw, exact, ivfpq)", encoder=encoder), timing=TimingSettings(3))
     files = snapshot.manifest.content.files
     *legs, fused = metrics.stages
-    assert metrics.timed == 3
+    assert metrics.n_timed_queries == 3
     stage_milliseconds = sum(stage.milliseconds for stage in metrics.stages)
     assert fused.search_milliseconds == pytest.approx(stage_milliseconds)
     assert fused.total_milliseconds == pytest.approx(stage_milliseconds + metrics.encoder_milliseconds)
@@ -142,8 +142,8 @@ def test_the_times_of_stages_add_up(snapshot: Snapshot, encoder: Encoder, monkey
 
 def test_at_least_one_question_is_timed(snapshot: Snapshot, encoder: Encoder) -> None:
     retriever = open_retriever(snapshot, "hnsw", encoder=encoder)
-    assert measure(retriever, timing=TimingSettings(50, 0.0)).timed == 1
-    assert measure(retriever).timed == 4
+    assert measure(retriever, timing=TimingSettings(50, 0.0)).n_timed_queries == 1
+    assert measure(retriever).n_timed_queries == 4
 
 
 @pytest.mark.parametrize(("k", "text"), [(0, "who?"), (13, "who?"), (3, " ")])
