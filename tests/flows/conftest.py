@@ -5,7 +5,6 @@ run it with Beam; the runner `IN_PROCESS` starts fastest. Most tests run without
 none is configured. At least one test of each flow, and all tests of data that Prefect shows, use `prefect_server`.
 """
 
-import base64
 import io
 import json
 import os
@@ -21,8 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
 from beam_jobs.workers import START_VARIABLE
 from flows import cli
@@ -36,6 +33,7 @@ os.environ.setdefault("PREFECT_API_REQUEST_TIMEOUT", "300")  # seconds; a busy m
 from prefect.settings import PREFECT_API_URL, temporary_settings  # noqa: E402
 
 from tests.fixtures.machine_requirements import TEST_VARIABLES  # noqa: E402
+from tests.fixtures.publisher import Publisher  # noqa: E402
 from tests.fixtures.tiny import save_bert  # noqa: E402
 
 IN_PROCESS = "--runner=FnApiRunner"
@@ -184,11 +182,9 @@ def bookwheel(capfd: pytest.CaptureFixture[str]) -> Bookwheel:
 @pytest.fixture
 def trust_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A trust file; its signing key is in the environment."""
-    key = Ed25519PrivateKey.generate()
-    pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()).decode()
-    public = key.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
-    (tmp_path / "trusted").write_text(f"library {base64.b64encode(public).decode()}\n")
-    monkeypatch.setenv(SIGNING_KEY_VARIABLE, pem)
+    library = Publisher("library")
+    (tmp_path / "trusted").write_text(library.trust_line)
+    monkeypatch.setenv(SIGNING_KEY_VARIABLE, library.pem)
     return tmp_path / "trusted"
 
 

@@ -59,21 +59,20 @@ class RefMove:
         format_number = fields.pop("format", None)
         if type(format_number) is int and format_number > _DELETION_FORMAT:
             raise StoreError(
-                f"the ref was moved in format {format_number} and this bookwheel reads "
-                f"{_DELETION_FORMAT}: upgrade bookwheel"
+                f"it has format {format_number}, but this bookwheel reads up to {_DELETION_FORMAT}: upgrade bookwheel"
             )
         try:
             move = cls(snapshot=fields.pop(noun, None), **fields)
         except TypeError as error:
-            raise StoreError(f"a ref's log is damaged: {error}") from error
+            raise StoreError(f"it is damaged: {error}") from error
         for name in ("created_at", "nonce", "note"):
             if not isinstance(getattr(move, name), str):
-                raise StoreError(f"a ref's log is damaged: {name} is {getattr(move, name)!r}, which is not text")
+                raise StoreError(f"it is damaged: {name} is {getattr(move, name)!r}, which is not text")
         if not FULL_ID.fullmatch(str(move.snapshot)) and (format_number, move.snapshot) != (
             _DELETION_FORMAT,
             "",
         ):
-            raise StoreError(f"a ref's log is damaged: {move.snapshot!r} is not a {noun} id")
+            raise StoreError(f"it is damaged: {move.snapshot!r} is not a {noun} id")
         return move
 
 
@@ -159,7 +158,10 @@ class Refs:
         move_fields = self._files.read_json(path)
         if move_fields is None:
             raise NotFoundError(f"ref {name} has no move {number} in {self._files.url}: `log --ref {name}` lists them")
-        move = RefMove.from_json(move_fields, self._noun)
+        try:
+            move = RefMove.from_json(move_fields, self._noun)
+        except StoreError as error:
+            raise StoreError(f"{self._files.url_of(path)} cannot be used: {error}") from error
         if type(move.number) is not int or move.number != number:
             raise StoreError(f"{self._files.url_of(path)} is damaged: it is numbered as move {move.number!r}")
         return move

@@ -13,6 +13,7 @@ from rag_model.store.upkeep.expire import ExpirePolicy, expire_store
 from rag_model.store.upkeep.gc import collect_garbage
 from rag_model.store.upkeep.verify import verify_version
 from rag_model.store.versions.moves import rollback
+from tests.fixtures.store_files import age_files, are_snapshots_intact
 
 PUBLISHERS, COLLECTORS = 16, 2
 EXPIRE_NOW = ExpirePolicy(keep=1, older_than=0)
@@ -52,7 +53,7 @@ def test_publishers_and_garbage_collectors_lose_nothing(store: Store) -> None:
     history = store.refs.read_history("latest")
     assert sorted(move.snapshot for move in history) == sorted(published) == store.snapshots.list_ids()
     assert [move.number for move in history] == list(range(1, PUBLISHERS + 1))
-    assert not any(verify_version(store, snapshot) for snapshot in published)
+    assert are_snapshots_intact(store)
     assert store.files.list_names("intents") == store.files.list_names("sweeps") == []
 
 
@@ -75,8 +76,7 @@ def test_wrong_clock_loses_nothing(store: Store, hours: int, monkeypatch: pytest
     real_time = time.time
     monkeypatch.setattr(time, "time", lambda: real_time() + hours * 3600.0)
     orphan = store.blobs.put_bytes(b"left by a build that died")
-    for file in [*store.files.iter_tree("blobs")]:
-        os.utime(store.files.local_path(file.path), (file.modified - 0.7 * DAY,) * 2)
+    age_files(store, 0.7 * DAY, "blobs")
     with store.intents.hold("build"):
         assert store.blobs.put_bytes(b"left by a build that died") == orphan
         build(store, "other")

@@ -18,6 +18,7 @@ from rag_model.index.files.intake import PART_BYTES, VectorInput, inspect_vector
 from rag_model.snapshots import imported
 from rag_model.snapshots.imported import (
     ImportedParts,
+    ImportTask,
     collect_parts,
     digest_ids,
     import_in_sequence,
@@ -35,27 +36,22 @@ def import_parts(store: Store, passages: str, vectors: VectorInput, part_bytes: 
     return collect_parts(store, passages, list(import_in_sequence(store, passages, tasks)), vectors.dtype.name)
 
 
-def import_parts_of_parquet(store: Store, passages: str) -> ImportedParts:
-    tasks = plan_import(store, passages, inspect_vectors(list(map(Path, list_urls(passages)))), part_bytes=SMALL_PART)
-    return collect_parts(store, passages, [import_part(task, store) for task in tasks], "float32")
+def plan_parquet(store: Store, passages: str) -> list[ImportTask]:
+    """Plan small parts of Parquet files with passages and vectors."""
+    return plan_import(store, passages, inspect_vectors(list(map(Path, list_urls(passages)))), part_bytes=SMALL_PART)
 
 
-def test_too_long_passage_is_refused(tmp_path: Path) -> None:
+def test_too_long_passage_is_refused(store: Store, tmp_path: Path) -> None:
     np.save(tmp_path / "vectors.npy", np.ones((1, 4), np.float32))
     (tmp_path / "rows.jsonl").write_text(json.dumps({"id": "a", "text": "x" * 100_001}))
     with pytest.raises(InputError, match="passage a has 100,001 characters, but at most 100,000 are allowed"):
-        import_parts(
-            Store.open(str(tmp_path / "store"), create=True),
-            str(tmp_path / "rows.jsonl"),
-            inspect_vectors([tmp_path / "vectors.npy"]),
-        )
+        import_parts(store, str(tmp_path / "rows.jsonl"), inspect_vectors([tmp_path / "vectors.npy"]))
 
 
-def test_imported_passages_keep_their_dates(tmp_path: Path) -> None:
+def test_imported_passages_keep_their_dates(store: Store, tmp_path: Path) -> None:
     np.save(tmp_path / "vectors.npy", np.ones((2, 4), np.float32))
     rows = [{"id": "a", "text": "x", "revised": "2026-11-01T12:00:00Z"}, {"id": "b", "text": "y"}]
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    store = Store.open(str(tmp_path / "store"), create=True)
     vector_input = inspect_vectors([tmp_path / "vectors.npy"])
     (chunk_result,) = import_parts(store, str(tmp_path / "rows.jsonl"), vector_input).passages
     with PassageFile(store.blobs.get_local_path(chunk_result.passages)) as file:
@@ -87,6 +83,12 @@ def save_wiki_dpr(folder: Path, vectors: np.ndarray, sizes: tuple[int, ...] = (2
     return f"{folder}/*.parquet"
 
 
+def write_row(path: Path, passage_id: str, vector: list[float]) -> None:
+    """Write a Parquet file with one passage and its vector."""
+    schema = pa.schema([("id", pa.string()), ("text", pa.string()), ("embeddings", pa.list_(pa.float32()))])
+    pq.write_table(pa.table({"id": [passage_id], "text": ["t"], "embeddings": [vector]}, schema), path)
+
+
 def read_imported(store: Store, imported: ImportedParts) -> tuple[list[tuple[str, str, str]], np.ndarray]:
     passages, vectors = [], []
     for chunk_result, embed_result in zip(imported.passages, imported.embeddings, strict=True):
@@ -99,7 +101,7 @@ def read_imported(store: Store, imported: ImportedParts) -> tuple[list[tuple[str
 def test_passages_and_vectors_in_one_parquet_file_are_imported_by_part(store: Store, tmp_path: Path) -> None:
     vectors = draw_vectors(ROWS)
     passages = save_wiki_dpr(tmp_path / "wiki", vectors)
-    tasks = plan_import(store, passages, inspect_vectors(list(map(Path, list_urls(passages)))), part_bytes=SMALL_PART)
+    tasks = plan_parquet(store, passages)
     assert [task.rows for task in tasks] == [10] * 5
     reports = [import_part(task, store) for task in reversed(tasks)][::-1]  # in any order
     passages_and_vectors = read_imported(store, collect_parts(store, passages, reports, "float32"))
@@ -111,8 +113,7 @@ def test_passages_and_vectors_in_one_parquet_file_are_imported_by_part(store: St
     repeated_reports = [import_part(task, store) for task in tasks]
     assert not any(report["passages"]["is_new"] for report in repeated_reports), "recorded parts are not imported again"
     store.takedowns.add("", ["title 4"], "", "me")
-    tasks = plan_import(store, passages, inspect_vectors(list(map(Path, list_urls(passages)))), part_bytes=SMALL_PART)
-    reports = [import_part(task, store) for task in tasks]
+    reports = [import_part(task, store) for task in plan_parquet(store, passages)]
     remaining = read_imported(store, collect_parts(store, passages, reports, "float32"))
     assert [row for row, _, _ in remaining[0]] == [str(row + 1) for row in range(ROWS) if row // 3 != 4]
     np.testing.assert_array_equal(remaining[1], np.delete(vectors, [12, 13, 14], axis=0))
@@ -142,7 +143,8 @@ def test_equal_files_in_another_folder_are_not_imported_again(store: Store, tmp_
 
     def import_from(name: str) -> ImportedParts:
         passages = save_wiki_dpr(tmp_path / name, vectors)
-        return import_parts_of_parquet(store, passages)
+        reports = [import_part(task, store) for task in plan_parquet(store, passages)]
+        return collect_parts(store, passages, reports, "float32")
 
     first, second = import_from("here"), import_from("there")
     assert not any(part.is_new for part in second.passages)
@@ -231,10 +233,6 @@ def test_different_ids_may_have_the_same_digest(store: Store, tmp_path: Path) ->
 def test_mismatched_and_damaged_files_are_refused(store: Store, tmp_path: Path) -> None:
     vectors = draw_vectors(ROWS)
 
-    def import_files(name: str, values: np.ndarray, **layout: tuple[int, ...]) -> None:
-        passages = save_wiki_dpr(tmp_path / name, values, **layout)
-        inspect_and_import(passages)
-
     def inspect_and_import(passages: str, paths: list[Path] | None = None) -> None:
         inspected = inspect_vectors(paths or list(map(Path, list_urls(passages))))
         for task in plan_import(store, passages, inspected, part_bytes=SMALL_PART):
@@ -243,15 +241,9 @@ def test_mismatched_and_damaged_files_are_refused(store: Store, tmp_path: Path) 
     nan_vectors = vectors.copy()
     nan_vectors[33, 2] = np.nan
     with pytest.raises(InputError, match=r"row 13 of .*train-00002.*holds a NaN or an infinity: correct it, or remove"):
-        import_files("nan", nan_vectors)
+        inspect_and_import(save_wiki_dpr(tmp_path / "nan", nan_vectors))
     save_wiki_dpr(tmp_path / "wide", vectors)
-    pq.write_table(
-        pa.table(
-            {"id": ["x"], "text": ["y"], "embeddings": [[1.0] * 9]},
-            pa.schema([("id", pa.string()), ("text", pa.string()), ("embeddings", pa.list_(pa.float32()))]),
-        ),
-        tmp_path / "wide" / "train-00001-of-00003.parquet",
-    )
+    write_row(tmp_path / "wide" / "train-00001-of-00003.parquet", "x", [1.0] * 9)
     with pytest.raises(InputError, match=r"has 9 dimensions and .* has 8: give vectors of one encoder"):
         inspect_and_import(f"{tmp_path}/wide/*.parquet")
     save_wiki_dpr(tmp_path / "short", vectors)
@@ -264,13 +256,7 @@ def test_mismatched_and_damaged_files_are_refused(store: Store, tmp_path: Path) 
         inspect_and_import(f"{tmp_path}/nan/*.parquet", [tmp_path / "few.npy"])
     for row, name in ((0, "first"), (25, "second")):  # the same files in another order than the passages
         (tmp_path / "mixed").mkdir(exist_ok=True)
-        table = {"id": [str(row + 1)], "text": ["t"], "embeddings": [vectors[row].tolist()]}
-        pq.write_table(
-            pa.table(table).cast(
-                pa.schema([("id", pa.string()), ("text", pa.string()), ("embeddings", pa.list_(pa.float32()))])
-            ),
-            tmp_path / "mixed" / f"{name}.parquet",
-        )
+        write_row(tmp_path / "mixed" / f"{name}.parquet", str(row + 1), vectors[row].tolist())
     reversed_paths = [tmp_path / "mixed" / "second.parquet", tmp_path / "mixed" / "first.parquet"]
     with pytest.raises(InputError, match="of passage '26', but the passage there is '1'"):
         inspect_and_import(f"{tmp_path}/mixed/*.parquet", reversed_paths)

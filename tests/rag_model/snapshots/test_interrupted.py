@@ -1,10 +1,8 @@
 """A fault at every single write: an interrupted operation loses nothing, and the next run completes it."""
 
-import errno
-import os
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -16,13 +14,13 @@ from rag_model.store import Content, Manifest, Snapshot, StageResult, Store
 from rag_model.store.pulling.pull import pull
 from rag_model.store.upkeep.expire import ExpirePolicy, expire_store
 from rag_model.store.upkeep.gc import collect_garbage
-from rag_model.store.upkeep.verify import verify_version
 from rag_model.store.versions.moves import rollback, tag
-from tests.fixtures.crashing_store import CrashingFiles
+from tests.fixtures.crashing_store import CrashingFiles, fill_disk_at
+from tests.fixtures.store_files import age_files, are_snapshots_intact
 
 Operation = Callable[[Store], object]
 MAX_WRITES = 100  # the limit for the writes of one operation
-DAYS = 100 * 86400.0
+DAY = 86400.0
 
 
 def create_manifest(store: Store, *files: str) -> Manifest:
@@ -57,8 +55,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
         build(store, *files)
     store.blobs.put_bytes(b"orphan")
     store.files.write("probe/left", b"")
-    for file in [*store.files.iter_tree()]:
-        os.utime(store.files.local_path(file.path), (file.modified - DAYS,) * 2)
+    age_files(store, 100 * DAY)
     return path
 
 
@@ -66,10 +63,6 @@ def read_state(store: Store) -> tuple[set[str], dict[str, list[str]]]:
     """Return the paths of all blobs, snapshots and records, and the histories of the refs."""
     files = {file.path for folder in ("blobs", "memo", "runs", "snapshots") for file in store.files.iter_tree(folder)}
     return files, {ref: [move.snapshot for move in store.refs.read_history(ref)] for ref in store.refs.list_names()}
-
-
-def are_snapshots_intact(store: Store) -> bool:
-    return not any(verify_version(store, snapshot) for snapshot in store.snapshots.list_ids())
 
 
 def expire(store: Store) -> None:
@@ -108,29 +101,11 @@ def test_fault_at_every_write(operation: Operation, is_written: bool, library: P
             break
         assert are_snapshots_intact(clean_store)
         if read_state(clean_store) != expected:  # otherwise only the deletion of an intent failed
-            for file in [*clean_store.files.iter_tree("sweeps")]:  # Those of dead processes expire after two minutes.
-                os.utime(clean_store.files.local_path(file.path), (file.modified - 200,) * 2)
+            age_files(clean_store, 200, "sweeps")  # Those of dead processes expire after two minutes.
             operation(clean_store)
         assert read_state(clean_store) == expected
         assert are_snapshots_intact(clean_store)
     assert fatal_write >= 4
-
-
-@contextmanager
-def disk_full_at(write: int) -> Iterator[list[int]]:
-    """Fill the disk from the given fsync on, and yield a list with one descriptor for each fsync."""
-    descriptors: list[int] = []
-    real_fsync = os.fsync
-
-    def fsync(descriptor: int) -> None:
-        descriptors.append(descriptor)
-        if len(descriptors) >= write:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        real_fsync(descriptor)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "fsync", fsync)
-        yield descriptors
 
 
 def test_pull_survives_a_fault_at_every_write(library: Path, tmp_path: Path) -> None:
@@ -138,7 +113,7 @@ def test_pull_survives_a_fault_at_every_write(library: Path, tmp_path: Path) -> 
     for fatal_write in range(1, MAX_WRITES):
         dest = tmp_path / f"{fatal_write}"
         old = pull(store, "latest@1", dest).snapshot
-        with disk_full_at(fatal_write) as writes, suppress(StoreError):
+        with fill_disk_at(fatal_write) as writes, suppress(StoreError):
             pull(store, "latest", dest)
         with Snapshot.from_folder(dest) as current:
             assert current.id in {old, store.snapshots.resolve("latest")}

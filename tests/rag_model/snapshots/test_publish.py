@@ -1,6 +1,5 @@
 """Publishers that race for one ref: the history has every move, and the gate sees the current snapshot of the ref."""
 
-import multiprocessing
 from collections.abc import Callable
 from itertools import pairwise
 
@@ -11,9 +10,9 @@ from rag_model.snapshots.publish import PublishResult, publish, summarize_snapsh
 from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.store import Store
 from rag_model.store.versions.manifest import Content, Manifest, PartEntry
+from tests.rag_model.store.test_races import race
 
 PUBLISHERS = 12
-processes = multiprocessing.get_context("fork")
 
 
 def create_manifest(store: Store, day: int, rows: int = 10) -> Manifest:
@@ -64,22 +63,12 @@ def test_concurrent_publishers_lose_nothing(store: Store, round_: int) -> None:
     """Each process publishes the dump of another day; the ref moves only to later dumps, and refusals have reasons."""
     days = range(1, PUBLISHERS + 1)
     manifests = {day: create_manifest(store, day) for day in days}
-    barrier = processes.Barrier(PUBLISHERS)
-    outcome_queue = processes.SimpleQueue()
 
-    def race(day: int) -> None:
-        own_store = Store.open(store.url)
-        barrier.wait()
-        result = publish(own_store, manifests[day], "latest", create_gate(manifests[day]))
-        outcome_queue.put((day, result.move.number if result.move else 0, result.verdict.reason))
+    def publish_in_process(number: int) -> tuple[int, int, str]:
+        result = publish_day(Store.open(store.url), days[number])
+        return days[number], result.move.number if result.move else 0, result.verdict.reason
 
-    racers = [processes.Process(target=race, args=(day,)) for day in days]
-    for racer in racers:
-        racer.start()
-    outcomes = [outcome_queue.get() for _ in racers]
-    for racer in racers:
-        racer.join()
-
+    outcomes = race(PUBLISHERS, publish_in_process)
     day_by_number = {number: day for day, number, _ in outcomes if number}
     history = store.refs.read_history("latest")
     assert [move.number for move in history] == sorted(day_by_number)

@@ -1,13 +1,20 @@
 """A recipe file: missing settings have defaults, and each mistake is one sentence that names the setting."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
+from rag_model.corpus.chunk import ChunkRecipe
+from rag_model.digest import digest_json
 from rag_model.errors import BookwheelError, UsageError
 from rag_model.evaluation.gate import QuestionFloor
-from rag_model.snapshots.recipe import Recipe, check_indexes_and_retrievers, read_recipe
+from rag_model.index.recipe import IndexRecipe
+from rag_model.snapshots.encoding import EncodeRecipe
+from rag_model.snapshots.recipe import Recipe, check_indexes_and_retrievers, format_recipe, read_recipe
 
 FULL_RECIPE = """
 part_bytes = 1_000_000
@@ -47,7 +54,7 @@ judged_by = "passages"
 
 def read_text(folder: Path, text: str) -> Recipe:
     path = folder / "recipe.toml"
-    path.write_text(text, encoding="utf-8")
+    path.write_text(text, encoding="utf-8", newline="\n")
     return read_recipe(path)
 
 
@@ -85,7 +92,7 @@ def test_gate_and_encoder_path_do_not_change_the_content(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "message"),
     [
         ("[gates]", "recipe.toml has no setting 'gates': did you mean 'gate'?"),
         ("[chunk]\nxyz = 1", r"recipe.toml, chunk has no setting 'xyz': choose from chunker, words"),
@@ -115,8 +122,8 @@ def test_gate_and_encoder_path_do_not_change_the_content(tmp_path: Path) -> None
         ("[gate.questions.a]\nfile = 'q'\nfloor = 1\njudged_by = 'me'", "choose one of answers, pages, passages"),
     ],
 )
-def test_mistake_is_explained_in_one_sentence(tmp_path: Path, text: str, words: str) -> None:
-    with pytest.raises(UsageError, match=words) as error:
+def test_mistake_is_explained_in_one_sentence(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message) as error:
         read_text(tmp_path, text)
     assert "\n" not in str(error.value)
 
@@ -131,7 +138,7 @@ def test_unreadable_recipe_file_is_reported(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("setting", "words"),
+    ("setting", "message"),
     [
         ("file = '{folder}/none.jsonl'", "the gate.s questions dev cannot be used: .*none.jsonl cannot be read"),
         ("retriever = 'rrf(hnsw, bm52)'", "the gate.s questions dev cannot be used: .* has no index 'bm52'"),
@@ -139,13 +146,44 @@ def test_unreadable_recipe_file_is_reported(tmp_path: Path) -> None:
         ("judged_by = 'passages'", "question '0' names no passages"),
     ],
 )
-def test_unmeasurable_floor_is_refused_before_the_build(tmp_path: Path, setting: str, words: str) -> None:
+def test_unmeasurable_floor_is_refused_before_the_build(tmp_path: Path, setting: str, message: str) -> None:
     question_file = tmp_path / "dev.jsonl"
     question_file.write_text('{"question": "Who?", "answers": ["me"]}\n')
     table = {"file": f"'{question_file}'", "floor": "0.5"} | dict([setting.split(" = ")])
     lines = "\n".join(f"{name} = {value}" for name, value in table.items()).replace("{folder}", str(tmp_path))
-    with pytest.raises(BookwheelError, match=words):
+    with pytest.raises(BookwheelError, match=message):
         check_indexes_and_retrievers(read_text(tmp_path, f"[gate.questions.dev]\n{lines}\n"), {"embeddings": "vectors"})
     check_indexes_and_retrievers(
         read_text(tmp_path, f"[gate.questions.dev]\nfile = '{question_file}'\nfloor = 0.5\n"), {"embeddings": "vectors"}
     )
+
+
+INDEXES = [
+    IndexRecipe("HNSW8", cells=3, search={"efSearch": 50}),
+    IndexRecipe("IVF,PQ", metric="l2", recall_target=0.95, train_sample=10),
+    IndexRecipe("Flat"),
+]
+recipes = st.builds(
+    Recipe,
+    chunk=st.builds(ChunkRecipe, words=st.integers(1, 500), quarantine_share=st.floats(0, 1)),
+    encode=st.builds(
+        EncodeRecipe,
+        spec=st.dictionaries(
+            st.text(max_size=9), st.text(st.characters(codec="utf-8"), max_size=20) | st.integers(1, 9)
+        ),
+    ),
+    index=st.dictionaries(st.from_regex("[A-Za-z0-9_-]{1,9}", fullmatch=True), st.sampled_from(INDEXES), min_size=1),
+    part_bytes=st.none() | st.integers(1, 1 << 40),
+)
+
+
+@given(recipes)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_written_recipe_is_read_back(tmp_path: Path, recipe: Recipe) -> None:
+    assert digest_json(read_text(tmp_path, format_recipe(recipe.content())).content()) == digest_json(recipe.content())
+
+
+def test_default_recipe_is_written_with_all_its_settings(tmp_path: Path) -> None:
+    text = format_recipe(Recipe().content())
+    assert read_text(tmp_path, text) == replace(Recipe(), chunk=ChunkRecipe(words=120))
+    assert '[index.hnsw]\nfactory = "HNSW"\n' in text

@@ -1,7 +1,6 @@
 """The trained files of the parent's index are reused if the plan and the encoder space are equal."""
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,11 +27,6 @@ N = 200_000
 
 def create_plan(recipe: IndexRecipe = RECIPE, n: int = N) -> VectorPlan:
     return resolve(recipe, n, 16)
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store.open(str(tmp_path), create=True)
 
 
 def create_parent(store: Store, plan: VectorPlan, **changes: Any) -> Parent:

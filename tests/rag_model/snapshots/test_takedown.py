@@ -3,7 +3,6 @@
 import os
 import secrets
 import shutil
-from collections.abc import Callable
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
@@ -15,8 +14,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from beam_jobs.corpus import RedactTask, redact
-from rag_model.corpus.passages import PassageWriter
-from rag_model.corpus.records import Passage
 from rag_model.errors import RefusedError, StoreError, UsageError
 from rag_model.evaluation.gate import GateVerdict
 from rag_model.snapshots.publish import publish
@@ -39,6 +36,7 @@ from rag_model.store.upkeep.verify import verify_version
 from rag_model.store.versions.moves import rollback, tag
 from rag_model.toml import from_table
 from tests.fixtures.crashing_store import CrashingFiles
+from tests.fixtures.store_files import age_files, write_articles
 
 REMOVED_PAGE = "7"
 PART_BOUNDS = (0, 5, 10, 15)  # the first page of each part, and the end
@@ -53,11 +51,8 @@ def create_manifest(store: Store, pages: dict[int, str], dbname: str = "enwiki",
     for first, end in pairwise(PART_BOUNDS):
         name, path = f"part-{len(parts):05d}", folder / secrets.token_hex(8)
         part_pages = {page: text for page, text in pages.items() if first <= page < end}
-        with PassageWriter(path) as writer:
-            for page, text in part_pages.items():
-                digest = Passage.hash_of(f"Page {page}", text)
-                writer.write(Passage(f"{page}:0", str(page), 1, f"Page {page}", "", text, 0, 1, digest))
         if part_pages:
+            write_articles(path, {page: [text] for page, text in part_pages.items()})
             np.save(vectors := folder / f"{path.name}.npy", np.array([[page] for page in part_pages], dtype=np.float16))
             blobs[f"passages/{name}.parquet"] = store.blobs.put_file(path)
             blobs[f"embeddings/{name}.npy"] = store.blobs.put_file(vectors)
@@ -135,16 +130,15 @@ def test_replaced_snapshots_cannot_be_used(store: Store, tmp_path: Path) -> None
     assert rollback(store, "latest", 1).snapshot == replacements[first]
     assert read_texts(store, "latest") == ["three", "eight"]
     message = f"snapshot {third[:12]} in .* was taken down: use snapshot {replacements[third][:12]}, which replaces it"
-    attempts: list[Callable[[], Any]] = [
+    for use_snapshot in (
         lambda: tag(store, third, "v1"),
         lambda: tag(store, third[:10], "v1"),
         lambda: pull(store, third, tmp_path / "dest"),
         lambda: Snapshot.from_store(store, third),
         lambda: store.snapshots.get(third),
-    ]
-    for attempt in attempts:
+    ):
         with pytest.raises(StoreError, match=message):
-            attempt()
+            use_snapshot()
     assert pull(store, "latest@3", tmp_path / "dest").snapshot == replacements[third]
 
 
@@ -228,7 +222,7 @@ def test_running_build_does_not_publish_the_page(store: Store) -> None:
     late_manifest = create_manifest(store, {3: "three", 7: "secret", 14: "new"})
     take_down(store, REMOVED_PAGE)
     history = store.refs.read_history("latest")
-    with pytest.raises(StoreError, match=r"page 7 in it \('Page 7'\) was taken down meanwhile: run the same command"):
+    with pytest.raises(StoreError, match=r"page 7 in it \('Title 7'\) was taken down meanwhile: run the same command"):
         publish(store, late_manifest, "latest", lambda parent: GateVerdict(True, ()))
     assert store.refs.read_history("latest") == history
     assert late_manifest.id not in store.snapshots.list_ids()
@@ -261,10 +255,9 @@ def test_takedown_during_the_write_of_a_manifest_is_noticed(store: Store, when: 
 
 def test_no_ref_moves_to_a_snapshot_that_awaits_its_takedown(store: Store) -> None:
     store.takedowns.add("enwiki", [REMOVED_PAGE], "", "me")
-    attempts: list[Callable[[], Any]] = [lambda: tag(store, "latest", "v1"), lambda: rollback(store, "latest", 1)]
-    for attempt in attempts:
+    for move_ref in (lambda: tag(store, "latest", "v1"), lambda: rollback(store, "latest", 1)):
         with pytest.raises(RefusedError, match=r"was not moved: page 7 .* was taken down: run `takedown --yes`"):
-            attempt()
+            move_ref()
     assert rollback(store, "latest").number == 4, "the second month has no such page"
 
 
@@ -319,8 +312,7 @@ def test_takedown_survives_a_fault_at_every_write(store: Store, is_written: bool
         for name in ("latest", "first", "latest@1", "latest@3"):
             assert read_texts(clean_store, name), "the refs stay readable"
         # The sweeps and intents of dead processes expire after an hour.
-        for file in [*clean_store.files.iter_tree("sweeps"), *clean_store.files.iter_tree("intents")]:
-            os.utime(clean_store.files.local_path(file.path), (file.modified - 4000,) * 2)
+        age_files(clean_store, 4000, "sweeps", "intents")
         take_down(clean_store, REMOVED_PAGE)
         assert read_state(clean_store) == expected
         assert len(clean_store.takedowns.list_records()) == 1

@@ -3,7 +3,6 @@
 The machine simulates the passing of time by changing the modification times of all files.
 """
 
-import os
 import shutil
 import tempfile
 from dataclasses import dataclass, field
@@ -21,8 +20,8 @@ from rag_model.store import Content, Manifest, Snapshot, Store
 from rag_model.store.pulling.pull import pull
 from rag_model.store.upkeep.expire import ExpirePolicy, expire_store
 from rag_model.store.upkeep.gc import collect_garbage
-from rag_model.store.upkeep.verify import verify_version
 from rag_model.store.versions.moves import rollback, tag, untag
+from tests.fixtures.store_files import age_files, are_snapshots_intact
 
 DAY = 86400.0
 TRUST_DAYS = 0.5  # the days for which a writer trusts a blob
@@ -133,10 +132,9 @@ class StoreMachine(RuleBasedStateMachine):
             assert self.pulled == self.refs[ref].current
 
     @rule(days=st.integers(1, 2))
-    def time_passes(self, days: int) -> None:
+    def let_time_pass(self, days: int) -> None:
         self.day += days
-        for file in self.writers[0].files.iter_tree():
-            os.utime(self.writers[0].files.local_path(file.path), (file.modified - days * DAY,) * 2)
+        age_files(self.writers[0], days * DAY)
 
     @invariant()
     def refs_have_the_expected_history(self) -> None:
@@ -149,7 +147,7 @@ class StoreMachine(RuleBasedStateMachine):
     def all_snapshots_are_intact(self) -> None:
         store = self.writers[1]
         assert store.snapshots.list_ids() == sorted(self.snapshots)
-        assert not any(verify_version(store, snapshot) for snapshot in self.snapshots)
+        assert are_snapshots_intact(store)
 
     @invariant()
     def store_has_exactly_the_expected_blobs(self) -> None:

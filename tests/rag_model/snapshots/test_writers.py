@@ -29,6 +29,7 @@ from rag_model.store.upkeep import gc, roots, verify
 from rag_model.store.upkeep.expire import ExpirePolicy, expire_store
 from rag_model.store.versions import refs
 from rag_model.store.versions.moves import rollback, tag
+from tests.fixtures.store_files import are_snapshots_intact
 
 Actor = Callable[[Store], object]
 EXPIRE_NOW = ExpirePolicy(keep=1, older_than=0)
@@ -194,11 +195,6 @@ def expire_and_collect(store: Store) -> None:
 
 def collect(store: Store) -> None:
     gc.collect_garbage(store, 0.0)
-
-
-def are_snapshots_intact(store: Store) -> bool:
-    """Return whether every snapshot in the store has all its files."""
-    return not any(verify.verify_version(store, snapshot) for snapshot in store.snapshots.list_ids())
 
 
 @pytest.mark.parametrize(

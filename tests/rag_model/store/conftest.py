@@ -3,10 +3,9 @@
 import io
 import secrets
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from importlib import import_module
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from werkzeug.serving import BaseWSGIServer, make_server
 
 from rag_model.corpus.passages import PassageWriter
 from rag_model.corpus.records import Passage
-from rag_model.store import Content, Manifest, PartEntry, Snapshot, Store
+from rag_model.store import Content, Manifest, PartEntry, Store
 from tests.fixtures.slow_lookup import LookupBarrier
 
 ROWS = (1500, 1, 700)  # rows of the three parts: more than a row group, one row, less than a row group
@@ -163,31 +162,3 @@ def publish(parts_folder: Path) -> Callable[..., str]:
         return store.snapshots.publish(Manifest(Content({"kind": "wiki"}, parts, files, recipe)))
 
     return publish
-
-
-@pytest.fixture
-def publish_articles(tmp_path: Path) -> Callable[..., Snapshot]:
-    """Return a function that publishes articles, given as passage texts by page id, in parts that start at given pages.
-
-    `publish_articles(store, {1: ["text", …], 7: […]}, (0, 5), words=100)` makes the parts 0-4 and 5-99.
-    """
-
-    def publish_articles(
-        store: Store, articles: dict[int, list[str]], starts: Sequence[int] = (0,), **recipe: int
-    ) -> Snapshot:
-        files, parts = {}, []
-        for number, (first, end) in enumerate(pairwise([*starts, 100])):
-            path = tmp_path / secrets.token_hex(8)
-            with PassageWriter(path) as writer:
-                for page in range(first, end):
-                    title = f"Title {page}"
-                    for position, text in enumerate(articles.get(page, [])):
-                        digest = Passage.hash_of(title, text)
-                        writer.write(Passage(f"{page}:{position}", str(page), 1, title, "", text, 0, 1, digest))
-            if writer.rows:
-                files[f"passages/part-{number:05d}.parquet"] = store.blobs.put_file(path)
-                parts.append(PartEntry(f"part-{number:05d}", first, end - 1, writer.rows))
-        manifest = Manifest(Content({"kind": "wiki"}, tuple(parts), files, {"chunk": recipe}))
-        return Snapshot.from_store(store, store.snapshots.publish(manifest))
-
-    return publish_articles

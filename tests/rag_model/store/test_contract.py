@@ -18,6 +18,7 @@ from rag_model.store.upkeep.gc import collect_garbage
 from rag_model.store.upkeep.verify import verify_version
 from rag_model.store.versions.moves import rollback, tag
 from tests.fixtures.serving import wait_until
+from tests.fixtures.store_files import publish_articles
 
 SNAPSHOT = "ab" * 32
 
@@ -273,7 +274,7 @@ class StoreContract:
         assert sorted(moves, key=attrgetter("number")) == store.refs.read_history("latest")
         assert store.refs.list_numbers("latest") == list(range(1, len(moves) + 1))
 
-    def test_snapshots_are_compared(self, store: Store, publish_articles: Callable[..., Snapshot], cache: Path) -> None:
+    def test_snapshots_are_compared(self, store: Store, cache: Path) -> None:
         old_snapshot = publish_articles(store, {1: ["a", "b"], 2: ["c"], 60: ["d"]}, (0, 50))
         new_snapshot = publish_articles(store, {1: ["a", "x"], 3: ["c"], 60: ["d"]}, (0, 40))
         diff = diff_snapshots(old_snapshot, new_snapshot)

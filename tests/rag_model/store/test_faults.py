@@ -1,11 +1,9 @@
 """Full disks, missing permissions and unsuitable servers cause a clear error and no partial result."""
 
-import errno
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import fsspec
@@ -18,25 +16,9 @@ from rag_model.store.objects.files import PROBE_FOLDERS, create_exclusive
 from rag_model.store.objects.s3 import S3
 from rag_model.store.pulling.pull import pull
 from rag_model.store.upkeep.verify import verify_version
+from tests.fixtures.crashing_store import fill_disk_at
 
 MAX_WRITES = 40
-
-
-@contextmanager
-def fill_disk_at(write: int) -> Iterator[None]:
-    """Let the given fsync and all later ones fail because the disk is full."""
-    calls, flush = 0, os.fsync
-
-    def fsync(descriptor: int) -> None:
-        nonlocal calls
-        calls += 1
-        if calls >= write:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        flush(descriptor)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "fsync", fsync)
-        yield
 
 
 def list_temporary_files(folder: Path) -> list[Path]:

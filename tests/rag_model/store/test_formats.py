@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from beam_jobs.chunk import DumpTables, chunk, plan_chunk_tasks
-from beam_jobs.corpus import RedactTask, redact
 from rag_model.corpus.chunk import ChunkRecipe
 from rag_model.corpus.passages import PassageFile
 from rag_model.corpus.plan import plan_dump
@@ -19,21 +18,14 @@ from rag_model.retrieve.dense import DenseRetriever
 from rag_model.snapshots.encoding import StoredChunker
 from rag_model.snapshots.parent import Parent
 from rag_model.snapshots.stage_results import ChunkResult
-from rag_model.snapshots.takedown import (
-    AffectedSnapshot,
-    RedactResult,
-    list_part_blobs,
-    list_parts_to_redact,
-    replace_redacted_parts,
-    take_down_everywhere,
-)
-from rag_model.store import Manifest, Snapshot, Store
+from rag_model.store import Snapshot, Store
 from rag_model.store.diff import diff_snapshots
 from rag_model.store.pulling.pull import pull
 from rag_model.store.upkeep.gc import collect_garbage
 from rag_model.store.upkeep.verify import verify_version
 from rag_model.store.versions.moves import rollback
 from rag_model.toml import from_table
+from tests.rag_model.snapshots.test_takedown import take_down
 
 STORES = Path(__file__).parents[2] / "fixtures" / "stores"  # written by `tests/fixtures/stores/make.py`
 SNAPSHOT_IDS = {  # the first and the latest snapshot of each store format
@@ -124,8 +116,7 @@ def test_snapshot_is_pulled(store: Store, tmp_path: Path) -> None:
 
 def test_takedown_adds_no_dates_to_parts(store: Store) -> None:
     """A snapshot never has both parts with dates and parts without."""
-    store.takedowns.add("enwiki", {"2"}, "a request", "me")
-    assert len(take_down_everywhere(store, lambda holder: build_without_pages(store, holder)).replacements) == 2
+    assert len(take_down(store, "2")) == 2
     with Snapshot.from_store(store) as snapshot:
         assert {passage.page_id for passage in snapshot.passages(range(snapshot.n))} == {"1", "3", "4"}
         for part in snapshot.parts:
@@ -148,18 +139,6 @@ def test_build_reuses_no_passages_without_dates(
     for result in results:
         with PassageFile(store.blobs.get_local_path(result.passages)) as file:
             assert {format_iso(passage.revised) for passage in file.iter_passages()} == {"2026-11-01T12:00:00Z"}
-
-
-def build_without_pages(store: Store, holder: AffectedSnapshot) -> Manifest:
-    """Build the manifest of a snapshot without the pages like the flow, but keep the indexes."""
-    old = holder.manifest.content
-    redacted_parts = {
-        part.name: from_table(
-            RedactResult, redact(RedactTask(holder.pages, tuple(list_part_blobs(old, part).items())), store), "a report"
-        )
-        for part in list_parts_to_redact(holder)
-    }
-    return Manifest(replace_redacted_parts(old, redacted_parts))
 
 
 def test_only_snapshot_of_a_later_format_is_refused(store: Store, store_format: int) -> None:

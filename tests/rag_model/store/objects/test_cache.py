@@ -18,7 +18,7 @@ def put_bytes(memory_store: Store) -> Callable[[int], Path]:
     return lambda n: memory_store.blobs.get_local_path(memory_store.blobs.put_bytes(bytes([n]) * 1000))
 
 
-def age(path: Path, hours: float) -> None:
+def age_file(path: Path, hours: float) -> None:
     status = path.stat()
     os.utime(path, ns=(status.st_atime_ns - int(hours * 3600e9), status.st_mtime_ns))
 
@@ -28,7 +28,7 @@ def test_least_recently_used_copy_is_deleted_first(
 ) -> None:
     monkeypatch.setenv("BOOKWHEEL_CACHE_BYTES", "3100")
     first, second, third = put_bytes(1), put_bytes(2), put_bytes(3)
-    age(first, 2), age(second, 3), age(third, 4)
+    age_file(first, 2), age_file(second, 3), age_file(third, 4)
     put_bytes(3)  # uses the third copy again
     with second.open("rb") as reader:
         fourth = put_bytes(4)
@@ -62,13 +62,13 @@ def listings(cache: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     return listed
 
 
-def add(cache: Path, number: int, size: int, hours: float = 0.0) -> Path:
+def add_copy(cache: Path, number: int, size: int, hours: float = 0.0) -> Path:
     """Add a copy as `Blobs.get_local_path` does."""
     make_room_for(size)
     path = cache / "aa" / f"{number:064x}"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(bytes(size))
-    age(path, hours)
+    age_file(path, hours)
     return path
 
 
@@ -79,27 +79,27 @@ def count_cached_bytes(cache: Path) -> int:
 def test_cache_is_not_listed_for_every_copy(cache: Path, listings: list[Path]) -> None:
     """If every copy caused a listing, the thousandth would cost a thousand times the first."""
     for number in range(50):
-        add(cache, number, 250)
+        add_copy(cache, number, 250)
     assert listings == [cache] * 10  # one listing allows for 1,000 bytes: this copy and four more
     listings.clear()
-    add(cache, 50, 1001)
-    add(cache, 51, 1001)
+    add_copy(cache, 50, 1001)
+    add_copy(cache, 51, 1001)
     assert listings == [cache] * 2  # each copy is larger than 1,000 bytes
 
 
 def test_bound_holds_between_listings(cache: Path, listings: list[Path]) -> None:
-    old = [add(cache, number, 200_000, hours=9 - number) for number in range(5)]
+    old = [add_copy(cache, number, 200_000, hours=9 - number) for number in range(5)]
     for number in range(5, 500):
-        add(cache, number, 250, hours=1.5)
+        add_copy(cache, number, 250, hours=1.5)
         assert count_cached_bytes(cache) <= _BOUND
     assert [path.exists() for path in old] == [False, True, True, True, True]
     assert listings.count(cache) < 130
 
 
 def test_full_cache_of_copies_in_use_is_not_listed_for_every_copy(cache: Path, listings: list[Path]) -> None:
-    add(cache, 0, _BOUND)
+    add_copy(cache, 0, _BOUND)
     listings.clear()
-    copies = [add(cache, number, 250) for number in range(1, 26)]
+    copies = [add_copy(cache, number, 250) for number in range(1, 26)]
     assert all(path.exists() for path in copies)
     assert listings == [cache] * 5
 
@@ -114,7 +114,7 @@ def test_sixteen_processes_exceed_the_bound_by_at_most_a_64th(
         nonlocal number
         number += 1
         monkeypatch.setattr(cache_module, "_allowance", process)
-        add(cache, number, size, hours)
+        add_copy(cache, number, size, hours)
 
     processes: list[dict[tuple[Path, int], int]] = [{} for _ in range(16)]
     for process in processes:
@@ -130,7 +130,7 @@ def test_sixteen_processes_exceed_the_bound_by_at_most_a_64th(
 
 def test_without_a_bound_old_copies_stay_while_half_the_disk_is_free(put_bytes: Callable[[int], Path]) -> None:
     first = put_bytes(1)
-    age(first, 1000)
+    age_file(first, 1000)
     assert put_bytes(2).exists()
     assert first.exists()
 

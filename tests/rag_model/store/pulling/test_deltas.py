@@ -10,8 +10,6 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from rag_model.corpus.passages import PassageWriter
-from rag_model.corpus.records import Passage
 from rag_model.errors import InputError
 from rag_model.index.files.layout import find_row_lists
 from rag_model.store import BlobRef, Content, Manifest, PartEntry, Snapshot, Store
@@ -24,7 +22,7 @@ from rag_model.store.upkeep.gc import collect_garbage
 from rag_model.store.upkeep.verify import verify_version
 from rag_model.store.versions.manifest import embeddings_in_space
 from rag_model.store.versions.moves import tag
-from tests.fixtures.store_files import check_pulled_files, publish_empty
+from tests.fixtures.store_files import check_pulled_files, publish_empty, write_articles
 
 D = 8
 OLD_TEXTS = {page: f"text of {page}" for page in range(1500)}
@@ -36,10 +34,7 @@ def publish(store: Store, texts: dict[int, str], folder: Path, *parents: str) ->
     """Publish a snapshot with one part of passages, embeddings, a graph and inverted lists."""
     folder.mkdir()
     vectors = [np.random.default_rng([*text.encode()]).normal(size=D).astype(np.float16) for text in texts.values()]
-    with PassageWriter(folder / "part") as writer:
-        for page, text in texts.items():
-            digest = Passage.hash_of(str(page), text)
-            writer.write(Passage(f"{page}:0", str(page), 1, str(page), "", text, 0, 1, digest))
+    write_articles(folder / "part", {page: [text] for page, text in texts.items()})
     np.save(folder / "part.npy", np.array(vectors))
     index = faiss.IndexHNSWFlat(D, 16, faiss.METRIC_INNER_PRODUCT)
     index.add(np.array(vectors, np.float32))

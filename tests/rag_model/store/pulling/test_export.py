@@ -17,6 +17,7 @@ from rag_model.corpus.records import Passage
 from rag_model.errors import StoreError, UsageError
 from rag_model.store import Content, Manifest, PartEntry, Snapshot, Store
 from rag_model.store.pulling.export import Layout, export_snapshot
+from tests.fixtures.store_files import publish_articles, publish_content
 from tests.fixtures.work_counters import measure_peaks
 
 SPECIAL_TEXT = 'a "quoted" word,\ta tab, a \\ and\na second line – Ähärôn 𝔘'
@@ -28,7 +29,7 @@ def snapshot(store: Store, publish: Callable[..., str]) -> Snapshot:
 
 
 @pytest.fixture
-def special(store: Store, publish_articles: Callable[..., Snapshot]) -> Snapshot:
+def special(store: Store) -> Snapshot:
     return publish_articles(store, {1: ["plain", SPECIAL_TEXT], 60: ["last"]}, (0, 50))
 
 
@@ -95,7 +96,7 @@ def test_export_without_vectors(snapshot: Snapshot, tmp_path: Path, layout: Layo
 
 def test_export_states_the_licence(store: Store, tmp_path: Path) -> None:
     corpus = {"kind": "wiki", "base": "https://en.wikipedia.org/wiki/Main_Page", "licence": "CC BY-SA 4.0"}
-    empty = Snapshot.from_store(store, store.snapshots.publish(Manifest(Content(corpus, (), {}))))
+    empty = publish_content(store, Content(corpus, (), {}))
     export_snapshot(empty, tmp_path / "out", "jsonl")
     assert "CC BY-SA 4.0, by its authors" in (tmp_path / "out" / "README.md").read_text()
 

@@ -1,11 +1,12 @@
 """The files of a snapshot are assembled from an earlier snapshot's files and fetched ranges."""
 
-import secrets
+import random
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import faiss
@@ -14,22 +15,27 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rag_model.corpus.passages import PassageWriter
-from rag_model.corpus.records import Passage
 from rag_model.errors import StoreError
 from rag_model.store import Content, Manifest, PartEntry, Snapshot, Store
 from rag_model.store.diff import diff_snapshots
 from rag_model.store.objects.blobs import BlobRef
-from rag_model.store.pulling.overlap import PulledVectors, RowOverlap, RowPatch, VectorTable, find_vector_tables
+from rag_model.store.pulling.overlap import (
+    PageRanges,
+    PulledVectors,
+    RowOverlap,
+    RowPatch,
+    VectorTable,
+    find_vector_tables,
+)
 from rag_model.store.pulling.pull import pull
 from rag_model.store.versions.manifest import embeddings_in_space
 from tests.fixtures.s3_proxy import FaultyServer
-from tests.fixtures.store_files import check_pulled_files
+from tests.fixtures.store_files import check_pulled_files, publish_content, write_articles
+from tests.fixtures.work_counters import count_lines
 from tests.rag_model.store.test_faults import iter_disk_full_errors
 
 D = 8
 Articles = dict[int, list[str]]  # the texts of an article's passages, by page
-Publish = Callable[..., Snapshot]
 OLD_TEXTS = {page: [f"{page} {position}" for position in range(page % 5)] for page in range(400)}
 NEW_TEXTS = {
     **{page: texts for page, texts in OLD_TEXTS.items() if page not in {7, 208}},
@@ -46,47 +52,38 @@ def make_vector(text: str, dtype: Any) -> Any:
     return np.random.default_rng([*text.encode()]).normal(size=D).astype(np.float16).astype(dtype)
 
 
-@pytest.fixture
-def publish(tmp_path: Path) -> Publish:
+def publish(
+    store: Store,
+    articles: Articles,
+    *,
+    dtype: Any = np.float16,
+    starts: Sequence[int] = (0, 100, 200),
+    indexes: dict[str, str] | None = None,
+    space: str = "one",
+    shift: float = 0.0,
+) -> Snapshot:
     """Publish a snapshot with passages and embeddings in three parts, and indexes by name and factory."""
-
-    def publish(
-        store: Store,
-        articles: Articles,
-        *,
-        dtype: Any = np.float16,
-        starts: Sequence[int] = (0, 100, 200),
-        indexes: dict[str, str] | None = None,
-        space: str = "one",
-        shift: float = 0.0,
-    ) -> Snapshot:
-        files, parts, all_vectors, scratch = {}, [], [], tmp_path / secrets.token_hex(4)
-        scratch.mkdir()
+    files, parts, all_vectors, entries = {}, [], [], {}
+    with TemporaryDirectory() as name_of_folder:
+        folder = Path(name_of_folder)
         for number, (first, end) in enumerate(pairwise([*starts, 400])):
-            name, vectors = f"part-{number:05d}", []
-            with PassageWriter(scratch / name) as writer:
-                for page in range(first, end):
-                    for position, text in enumerate(articles.get(page, [])):
-                        digest = Passage.hash_of(str(page), text)
-                        writer.write(Passage(f"{page}:{position}", str(page), 1, str(page), "", text, 0, 1, digest))
-                        vectors.append(make_vector(f"{page}{text}", dtype) + np.asarray(shift, dtype))
-            np.save(scratch / f"{name}.npy", np.array(vectors, dtype))
-            files[f"passages/{name}.parquet"] = store.blobs.put_file(scratch / name)
-            files[f"embeddings/{name}.npy"] = store.blobs.put_file(scratch / f"{name}.npy")
-            parts.append(PartEntry(name, first, end - 1, len(vectors)))
+            name, part_articles = f"part-{number:05d}", {page: articles.get(page, []) for page in range(first, end)}
+            texts = [f"{page}{text}" for page, texts in part_articles.items() for text in texts]
+            vectors = [make_vector(text, dtype) + np.asarray(shift, dtype) for text in texts]
+            parts.append(PartEntry(name, first, end - 1, write_articles(folder / name, part_articles)))
+            np.save(folder / f"{name}.npy", np.array(vectors, dtype))
+            files[f"passages/{name}.parquet"] = store.blobs.put_file(folder / name)
+            files[f"embeddings/{name}.npy"] = store.blobs.put_file(folder / f"{name}.npy")
             all_vectors += vectors
-        entries = {}
         for name, factory in (indexes or {}).items():
             index = faiss.index_factory(D, factory, faiss.METRIC_INNER_PRODUCT)
             index.train(np.array(all_vectors, np.float32))
             index.add(np.array(all_vectors, np.float32))
-            faiss.write_index(index, str(scratch / name))
-            files[f"index/{name}.faiss"] = store.blobs.put_file(scratch / name)
+            faiss.write_index(index, str(folder / name))
+            files[f"index/{name}.faiss"] = store.blobs.put_file(folder / name)
             entries[name] = {"factory": factory, "metric": "ip", "n": len(all_vectors), "d": D}
-        content = Content({"kind": "wiki"}, tuple(parts), files, {}, embeddings_in_space({"digest": space}), entries)
-        return Snapshot.from_store(store, store.snapshots.publish(Manifest(content)))
-
-    return publish
+    spaces = embeddings_in_space({"digest": space})
+    return publish_content(store, Content({"kind": "wiki"}, tuple(parts), files, {}, spaces, entries))
 
 
 @pytest.fixture(autouse=True)
@@ -104,7 +101,7 @@ INDEXES = {"flat": "Flat", "hnsw": "HNSW4,Flat", "half": "HNSW4,SQfp16", "lists"
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32])
-def test_vectors_of_unchanged_passages_are_not_fetched(store: Store, publish: Publish, dtype: Any, dest: Path) -> None:
+def test_vectors_of_unchanged_passages_are_not_fetched(store: Store, dtype: Any, dest: Path) -> None:
     first, second = (publish(store, texts, dtype=dtype, indexes=INDEXES) for texts in (OLD_TEXTS, NEW_TEXTS))
     diff = diff_snapshots(first, second)
     pull(store, first.id, dest)
@@ -125,7 +122,7 @@ def test_vectors_of_unchanged_passages_are_not_fetched(store: Store, publish: Pu
     assert report.fetched_bytes + report.reused_bytes == sum(ref.size for ref in set(sizes.values()))
 
 
-def test_vectors_are_copied_from_an_index_without_embeddings(store: Store, publish: Publish, dest: Path) -> None:
+def test_vectors_are_copied_from_an_index_without_embeddings(store: Store, dest: Path) -> None:
     indexes = {"half": "HNSW4,SQfp16", "hnsw": "HNSW4"}
     first, second = (publish(store, articles, indexes=indexes) for articles in (OLD_TEXTS, NEW_TEXTS))
 
@@ -142,7 +139,7 @@ def test_vectors_are_copied_from_an_index_without_embeddings(store: Store, publi
     check_pulled_files(second, full_report.path)
 
 
-def test_other_part_boundaries_fetch_no_more(store: Store, publish: Publish, dest: Path) -> None:
+def test_other_part_boundaries_fetch_no_more(store: Store, dest: Path) -> None:
     first = publish(store, OLD_TEXTS)
     second = publish(store, NEW_TEXTS, starts=(0, 30, 60, 150, 333))
     pull(store, first.id, dest)
@@ -151,7 +148,7 @@ def test_other_part_boundaries_fetch_no_more(store: Store, publish: Publish, des
     assert report.reused_bytes == (second.n - NEW_ROWS) * 2 * D
 
 
-def test_passages_of_an_unchanged_part_are_not_read(store: Store, publish: Publish) -> None:
+def test_passages_of_an_unchanged_part_are_not_read(store: Store) -> None:
     first, second = publish(store, OLD_TEXTS), publish(store, {**OLD_TEXTS, 112: NEW_TEXTS[112]})
 
     def find_previous_rows() -> Any:
@@ -169,9 +166,7 @@ def test_passages_of_an_unchanged_part_are_not_read(store: Store, publish: Publi
 
 
 @pytest.mark.parametrize("change", [{"space": "two"}, {"shift": 1.0}])
-def test_vectors_of_another_encoder_are_fetched(
-    store: Store, publish: Publish, change: dict[str, Any], dest: Path
-) -> None:
+def test_vectors_of_another_encoder_are_fetched(store: Store, change: dict[str, Any], dest: Path) -> None:
     first = publish(store, OLD_TEXTS)
     second = publish(store, NEW_TEXTS, indexes=GRAPH, **change)
     pull(store, first.id, dest)
@@ -181,9 +176,7 @@ def test_vectors_of_another_encoder_are_fetched(
     assert report.fetched_bytes == sizes - second.n * 4 * D  # the index copies its vectors from the new embeddings
 
 
-def test_embeddings_of_another_type_are_fetched_but_index_vectors_are_not(
-    store: Store, publish: Publish, dest: Path
-) -> None:
+def test_embeddings_of_another_type_are_fetched_but_index_vectors_are_not(store: Store, dest: Path) -> None:
     first = publish(store, OLD_TEXTS)
     second = publish(store, NEW_TEXTS, indexes=GRAPH, dtype=np.float64)
     pull(store, first.id, dest)
@@ -193,7 +186,7 @@ def test_embeddings_of_another_type_are_fetched_but_index_vectors_are_not(
     assert report.fetched_bytes == sum(get_fetched_bytes(diff).values())
 
 
-def test_damaged_local_file_is_not_used(store: Store, publish: Publish, dest: Path) -> None:
+def test_damaged_local_file_is_not_used(store: Store, dest: Path) -> None:
     first, second = publish(store, OLD_TEXTS), publish(store, NEW_TEXTS)
     folder = pull(store, first.id, dest).path
     file = folder / "embeddings/part-00001.npy"
@@ -203,7 +196,7 @@ def test_damaged_local_file_is_not_used(store: Store, publish: Publish, dest: Pa
     assert report.reused_bytes == 0
 
 
-def test_interrupted_patch_is_resumed(store: Store, publish: Publish, dest: Path) -> None:
+def test_interrupted_patch_is_resumed(store: Store, dest: Path) -> None:
     first, second = (publish(store, texts, indexes=GRAPH) for texts in (OLD_TEXTS, NEW_TEXTS))
     calls = 0
     pull(store, first.id, dest)
@@ -223,7 +216,7 @@ def test_interrupted_patch_is_resumed(store: Store, publish: Publish, dest: Path
     check_pulled_files(second, pull(store, second.id, dest).path)
 
 
-def test_missing_blob_is_reported(store: Store, publish: Publish, dest: Path) -> None:
+def test_missing_blob_is_reported(store: Store, dest: Path) -> None:
     first, second = publish(store, OLD_TEXTS), publish(store, NEW_TEXTS)
     pull(store, first.id, dest)
     ref = second.manifest.content.files["embeddings/part-00002.npy"]
@@ -236,7 +229,6 @@ def test_missing_blob_is_reported(store: Store, publish: Publish, dest: Path) ->
 def test_only_new_rows_are_requested_despite_faults(
     faulty_server: FaultyServer,
     s3_bucket: Callable[[str], AbstractContextManager[str]],
-    publish: Publish,
     monkeypatch: pytest.MonkeyPatch,
     dest: Path,
 ) -> None:
@@ -261,9 +253,7 @@ def test_only_new_rows_are_requested_despite_faults(
         assert sum(end - first for first, end in ranges) == table.head_bytes + rows * table.row_bytes, path
 
 
-def test_full_disk_keeps_the_earlier_snapshot_and_the_next_pull_resumes(
-    store: Store, publish: Publish, dest: Path
-) -> None:
+def test_full_disk_keeps_the_earlier_snapshot_and_the_next_pull_resumes(store: Store, dest: Path) -> None:
     first, second = (publish(store, texts, indexes=GRAPH) for texts in (OLD_TEXTS, NEW_TEXTS))
     pull(store, first.id, dest)
     errors = 0
@@ -289,13 +279,13 @@ def test_full_disk_keeps_the_earlier_snapshot_and_the_next_pull_resumes(
         {},
     ],
 )
-def test_invalid_index_entry_has_no_vector_table(store: Store, publish: Publish, entry: dict[str, Any]) -> None:
+def test_invalid_index_entry_has_no_vector_table(store: Store, entry: dict[str, Any]) -> None:
     content = publish(store, OLD_TEXTS, indexes=GRAPH).manifest.content
     assert "index/hnsw.faiss" in find_vector_tables(content)
     assert "index/hnsw.faiss" not in find_vector_tables(replace(content, indexes={"hnsw": entry}))
 
 
-def test_part_with_a_wrong_row_count_has_no_patch(store: Store, publish: Publish) -> None:
+def test_part_with_a_wrong_row_count_has_no_patch(store: Store) -> None:
     old_snapshot, new_snapshot = publish(store, OLD_TEXTS), publish(store, NEW_TEXTS)
     first, *other_parts = new_snapshot.manifest.content.parts
     content = replace(new_snapshot.manifest.content, parts=(replace(first, rows=first.rows + 1), *other_parts))
@@ -347,3 +337,28 @@ def test_short_gap_between_fetched_rows_is_fetched(monkeypatch: pytest.MonkeyPat
         (128, 128 + 4 * 16),
         (128 + 7 * 16, 128 + 8 * 16),
     ]
+
+
+def make_parts(bounds: list[tuple[int, int]]) -> list[PartEntry]:
+    return [PartEntry(f"part-{number:05d}", first, last, 1) for number, (first, last) in enumerate(bounds)]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_parts_agree_with_a_linear_search(seed: int) -> None:
+    rng = random.Random(seed)
+    starts = [rng.randint(-50, 200) for _ in range(40)]
+    parts = make_parts([(start, start + rng.randint(0, 30)) for start in (sorted(starts) if seed else starts)])
+    ranges = PageRanges(parts)
+    for first in range(-60, 240):
+        last = first + rng.randint(0, 20)
+        expected = [(n, part) for n, part in enumerate(parts) if part.first_page <= last and first <= part.last_page]
+        assert list(ranges.find_within(first, last)) == expected
+
+
+def test_no_parts_have_no_pages() -> None:
+    assert list(PageRanges([]).find_within(0, 9)) == []
+
+
+def test_work_does_not_grow_with_the_number_of_parts() -> None:
+    few, many = (PageRanges(make_parts([(10 * n, 10 * n + 9) for n in range(count)])) for count in (100, 1000))
+    assert count_lines(lambda: list(few.find_within(505, 525))) == count_lines(lambda: list(many.find_within(505, 525)))

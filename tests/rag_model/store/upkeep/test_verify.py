@@ -1,11 +1,14 @@
-"""`verify` finds every kind of damage and names it."""
+"""`verify` finds every kind of damage and names it, and the probe of a store leaves no files."""
 
+import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
+from rag_model.errors import StoreError
 from rag_model.store import Store
-from rag_model.store.upkeep.verify import verify_version
+from rag_model.store.upkeep.verify import probe_store, verify_version
 
 FILE = "embeddings/part-00000.npy"
 
@@ -73,3 +76,25 @@ def test_missing_and_damaged_moves_are_reported(store: Store, snapshot: str) -> 
     assert problems["refs/latest/00000002.json"] == "missing: the log has a gap"
     assert "damaged" in problems["refs/latest/00000003.json"]
     assert len(problems) == 2
+
+
+def test_probe_of_a_working_store_passes_and_leaves_no_file(store: Store, tmp_path: Path) -> None:
+    files_before = sorted(path for path in tmp_path.rglob("*") if path.is_file())
+    result = probe_store(store)
+    assert result.creates_exclusively
+    assert abs(result.clock_skew) <= 1
+    assert result.seconds >= 0
+    assert sorted(path for path in tmp_path.rglob("*") if path.is_file()) == files_before
+
+
+def test_probe_measures_the_clock_skew(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """This machine's clock is five minutes behind the clock that sets the times of the store's files."""
+    read_clock = time.time
+    monkeypatch.setattr("time.time", lambda: read_clock() - 300)
+    assert probe_store(store).clock_skew == pytest.approx(300, abs=1)
+
+
+def test_probe_reports_missing_write_access(store: Store, tmp_path: Path) -> None:
+    (tmp_path / "store" / "probe").write_text("a file where the folder would be")
+    with pytest.raises(StoreError, match="cannot write"):
+        probe_store(store)

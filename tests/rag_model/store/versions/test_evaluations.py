@@ -34,17 +34,12 @@ from rag_model.store.versions.evaluations import (
 from rag_model.store.versions.moves import rollback, tag, untag
 from rag_model.store.versions.signatures import SIGNING_KEY_VARIABLE, TRUST_VARIABLE
 from tests.fixtures.publisher import Publisher
-from tests.fixtures.store_files import publish_empty, put_weights, replace_value
+from tests.fixtures.store_files import publish_empty, publish_latest, put_weights, replace_value
 
 IMMEDIATELY = ExpirePolicy(keep=1, older_than=0)
 QUESTIONS = f"sha256:{'0' * 64}"
 ROWS = '{"id": "1"}\n'
 METRICS = {"hnsw": {"Success@20": MetricValue(0.5, 0.4, 0.6), "recall@5": MetricValue(1.0)}}
-
-
-def publish_latest(store: Store, number: int) -> str:
-    """Publish a snapshot that depends on the number, and move `latest` to it."""
-    return tag(store, publish_empty(store, f"{number}"), "latest").snapshot
 
 
 def record_metrics(
@@ -107,7 +102,7 @@ def test_first_of_two_writers_is_kept(store: Store) -> None:
 
 
 def test_evaluation_expires_with_its_snapshot_or_model(store: Store) -> None:
-    old, kept_snapshot, model = publish_latest(store, 1), publish_latest(store, 2), put_weights(store).model
+    old, kept_snapshot, model = publish_latest(store, "1"), publish_latest(store, "2"), put_weights(store).model
     expired = {record_metrics(store, old, k=1).evaluation, record_metrics(store, old, model, k=1).evaluation}
     remaining = record_metrics(store, kept_snapshot, k=1).evaluation
     with_model = record_metrics(store, kept_snapshot, model, k=1).evaluation
@@ -126,8 +121,8 @@ def test_evaluation_expires_with_its_snapshot_or_model(store: Store) -> None:
 
 def test_gc_deletes_files_and_signature_of_expired_evaluation(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(SIGNING_KEY_VARIABLE, Publisher("library").pem)
-    recorded = record_metrics(store, publish_latest(store, 1), k=1)
-    publish_latest(store, 2)
+    recorded = record_metrics(store, publish_latest(store, "1"), k=1)
+    publish_latest(store, "2")
     rows = store.evaluations.get(recorded.evaluation).content.files["rows.jsonl"]
     assert store.evaluations.has_trusted_signature(recorded.evaluation)
     expire_store(store, IMMEDIATELY)
@@ -137,7 +132,7 @@ def test_gc_deletes_files_and_signature_of_expired_evaluation(store: Store, monk
 
 
 def test_takedown_deletes_evaluations_and_refuses_new_ones(store: Store) -> None:
-    old, replacement = publish_latest(store, 1), publish_latest(store, 2)
+    old, replacement = publish_latest(store, "1"), publish_latest(store, "2")
     evaluation, other_evaluation = record_metrics(store, old, k=1), record_metrics(store, replacement, k=1)
     store.takedowns.record_replacement(old, replacement)
     assert retire_replaced(store).evaluations == (evaluation.evaluation,)
@@ -149,7 +144,7 @@ def test_takedown_deletes_evaluations_and_refuses_new_ones(store: Store) -> None
 
 def test_takedown_during_recording_wins(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """The takedown has already listed the evaluations when this one is written."""
-    old, replacement = publish_latest(store, 1), publish_latest(store, 2)
+    old, replacement = publish_latest(store, "1"), publish_latest(store, "2")
     create_file = store.files.create
 
     def create_after_takedown(path: str, data: bytes) -> bool:

@@ -30,7 +30,10 @@ def _move(**changed: Any) -> dict[str, Any]:
     return {**move, **changed}
 
 
-@pytest.mark.parametrize("damage", [DEEP_JSON, b'{"a": ' * 500, b'{"note": "\\ud800"}', b'{"number": NaN}'])
+@pytest.mark.parametrize(
+    "damage",
+    [b"", b"{", b"[]", b"\xff", DEEP_JSON, b'{"a": ' * 500, b'{"note": "\\ud800"}', b'{"number": NaN}'],
+)
 def test_invalid_json_is_reported_as_damage(memory_store: Store, damage: bytes) -> None:
     for path, read in (
         ("refs/latest/00000001.json", lambda: memory_store.refs.find_current("latest")),
@@ -41,7 +44,7 @@ def test_invalid_json_is_reported_as_damage(memory_store: Store, damage: bytes) 
         ("store.json", lambda: Store.open(memory_store.url)),
     ):
         _write_json(memory_store, path, damage)
-        with pytest.raises(StoreError, match="damaged"):
+        with pytest.raises(StoreError, match=rf"{path} (is damaged|cannot be used)"):
             read()
     _write_json(memory_store, f"memo/embed/{SNAPSHOT}.json", damage)
     assert memory_store.memo.find("embed", SNAPSHOT) is None
@@ -94,11 +97,21 @@ def test_full_log_accepts_no_move(memory_store: Store) -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [{"note": 5}, {"nonce": None}, {"created_at": []}, {"number": True}, {"number": 1.0}]
+    "move",
+    [
+        {},
+        {"format": 1, "number": 2},
+        _move(note=5),
+        _move(nonce=None),
+        _move(created_at=[]),
+        _move(number=True),
+        _move(number=1.0),
+        _move(snapshot=1),
+    ],
 )
-def test_move_with_wrong_types_is_damage(memory_store: Store, change: dict[str, Any]) -> None:
-    _write_json(memory_store, "refs/latest/00000001.json", _move(**change))
-    with pytest.raises(StoreError, match="damaged"):
+def test_move_with_missing_or_wrong_fields_is_damage(memory_store: Store, move: dict[str, Any]) -> None:
+    _write_json(memory_store, "refs/latest/00000001.json", move)
+    with pytest.raises(StoreError, match=r"refs/latest/00000001\.json .*damaged"):
         memory_store.refs.find_current("latest")
 
 

@@ -1,3 +1,5 @@
+"""A mapped copy has the passages of its part, also those of earlier versions, and damage in it is reported."""
+
 from dataclasses import replace
 from pathlib import Path
 

@@ -16,6 +16,7 @@ from rag_model.store import ModelContent, ModelManifest, Store
 from rag_model.store.upkeep.expire import ExpirePolicy, expire_store
 from rag_model.store.upkeep.gc import collect_garbage
 from rag_model.store.upkeep.verify import verify_version
+from rag_model.store.versions.model_manifest import detect_model_parts
 from rag_model.store.versions.models import ModelMetadata, put_model
 from rag_model.store.versions.moves import rollback, tag
 from tests.fixtures.store_files import (
@@ -243,3 +244,20 @@ def test_any_field_value_is_read_or_refused(field: str, value: Any) -> None:
     except StoreError:
         return
     assert ModelManifest.from_json(manifest.to_json()) == manifest
+
+
+@pytest.mark.parametrize(
+    ("paths", "parts"),
+    [
+        (["README.md", "question/config.json", "passage/config.json"], {"question", "passage"}),
+        (["question/config.json", "generator/model.safetensors"], {"question", "generator"}),
+        (
+            ["model.safetensors", "question_encoder_tokenizer/a.json", "generator_tokenizer/b.json"],
+            {"question", "generator"},
+        ),
+        (["words/model.safetensors"], {"words"}),
+        (["model.safetensors"], set()),
+    ],
+)
+def test_parts_are_detected_by_folders_and_tokenizers(paths: list[str], parts: set[str]) -> None:
+    assert detect_model_parts(paths) == parts

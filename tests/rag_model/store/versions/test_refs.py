@@ -79,13 +79,6 @@ def test_ref_named_like_an_id_is_not_resolved_as_an_id(memory_store: Store) -> N
         memory_store.snapshots.resolve("a" * 64)
 
 
-@pytest.mark.parametrize("damaged_bytes", [b"{}", b"not json", b'{"format": 1, "number": 2}'])
-def test_damaged_move_is_reported(damaged_bytes: bytes, memory_store: Store) -> None:
-    memory_store.files.write("refs/latest/00000001.json", damaged_bytes)
-    with pytest.raises(StoreError, match="damaged"):
-        memory_store.refs.find_current("latest")
-
-
 def test_number_of_a_move_is_checked(memory_store: Store) -> None:
     memory_store.refs.move("latest", "0" * 64, 0)
     memory_store.files.write("refs/latest/00000002.json", memory_store.files.read("refs/latest/00000001.json") or b"")

@@ -29,31 +29,9 @@ from rag_model.store.versions.signatures import SIGNING_KEY_VARIABLE, TRUST_VARI
 from rag_model.store.versions.snapshot import Snapshot
 from tests.fixtures.machine_requirements import skip_or_fail
 from tests.fixtures.publisher import Publisher
-from tests.fixtures.store_files import age_files, put_weights
+from tests.fixtures.store_files import age_files, publish_latest, put_weights
 
-Publish = Callable[..., str]
-
-
-@pytest.fixture
-def publish(publish: Publish) -> Publish:
-    """Publish a snapshot, and move `latest` to it."""
-
-    def publish_latest(store: Store, **recipe: int) -> str:
-        snapshot, current = publish(store, **recipe), store.refs.find_current("latest")
-        store.refs.move("latest", snapshot, current.number if current else 0)
-        return snapshot
-
-    return publish_latest
-
-
-@pytest.fixture
-def alice() -> Publisher:
-    return Publisher("alice")
-
-
-@pytest.fixture
-def mallory() -> Publisher:
-    return Publisher("mallory")
+ALICE, MALLORY = Publisher("alice"), Publisher("mallory")
 
 
 @pytest.fixture
@@ -89,12 +67,10 @@ def list_signatures(store: Store, ref: str = "latest") -> list[str]:
     return [name for name in store.files.list_names(f"refs/{ref}") if name.endswith(".sig")]
 
 
-def test_snapshot_signed_by_a_trusted_key_is_opened(
-    store: Store, publish: Publish, sign_as, trust, alice: Publisher, tmp_path: Path
-) -> None:
-    sign_as(alice)
-    snapshot = publish(store)
-    trust(alice)
+def test_snapshot_signed_by_a_trusted_key_is_opened(store: Store, sign_as, trust, tmp_path: Path) -> None:
+    sign_as(ALICE)
+    snapshot = publish_latest(store)
+    trust(ALICE)
     for name in ("latest", "latest@1", snapshot, snapshot[:12]):
         assert Snapshot.from_store(store, name).id == snapshot
     pull(store, "latest", tmp_path / "pulled")
@@ -104,15 +80,13 @@ def test_snapshot_signed_by_a_trusted_key_is_opened(
     assert verify_version(store, snapshot) == []
 
 
-def test_unsigned_snapshot_is_opened_without_a_trust_file_only(
-    store: Store, publish: Publish, sign_as, trust, alice: Publisher, tmp_path: Path
-) -> None:
+def test_unsigned_snapshot_is_opened_without_a_trust_file_only(store: Store, sign_as, trust, tmp_path: Path) -> None:
     sign_as(None)
-    snapshot = publish(store)
+    snapshot = publish_latest(store)
     assert not list((tmp_path / "store").rglob("*.sig"))
     assert store.snapshots.describe_signature(snapshot) == "not signed"
     pull(store, "latest", tmp_path / "pulled")
-    trust(alice)
+    trust(ALICE)
     assert store.snapshots.describe_signature(snapshot) == "not signed"
     for name in ("latest", "latest@1", snapshot, snapshot[:12]):
         with pytest.raises(RefusedError, match=r"is not signed by a key of .*trusted, or was changed since: ask"):
@@ -128,41 +102,35 @@ def test_unsigned_snapshot_is_opened_without_a_trust_file_only(
 
 def test_untrusted_signature_is_refused_and_can_be_supplemented(
     store: Store,
-    publish: Publish,
     sign_as,
     trust,
-    alice: Publisher,
-    mallory: Publisher,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    sign_as(mallory)
-    snapshot = publish(store)
+    sign_as(MALLORY)
+    snapshot = publish_latest(store)
     assert store.snapshots.describe_signature(snapshot) == "signed, unchecked: no trust file is given"
-    trust(alice)
+    trust(ALICE)
     assert store.snapshots.describe_signature(snapshot) == "signed, but by no key of the trust file"
     with pytest.raises(RefusedError, match="is not signed by a key"):
         Snapshot.from_store(store)
-    sign_as(alice)  # a tag without a trust file signs the existing snapshot, and adds a signed move
+    sign_as(ALICE)  # a tag without a trust file signs the existing snapshot, and adds a signed move
     with pytest.raises(RefusedError, match="is not signed by a key"):
         tag(store, snapshot, "latest")
     monkeypatch.delenv(TRUST_VARIABLE)
     assert [tag(store, snapshot, "latest").number for _ in range(2)] == [2, 2]
-    trust(alice)
+    trust(ALICE)
     signers = [store.refs.find_signer(TrustedKeys.from_environment(), "latest", number) for number in (1, 2)]
     assert signers == [None, "alice"], "the move signed by mallory stays untrusted"
     assert Snapshot.from_store(store).id == snapshot
-    trust(mallory, alice)
+    trust(MALLORY, ALICE)
     assert store.snapshots.describe_signature(snapshot) == "signed by mallory"
 
 
 @pytest.mark.parametrize("change", ["number", "ref", "snapshot", "created_at", "note", "previous", "nonce", "format"])
-def test_signature_of_a_move_is_valid_for_this_move_only(
-    store: Store, publish: Publish, sign_as, trust, alice: Publisher, change: str
-) -> None:
-    sign_as(alice)
-    first = publish(store)
-    second = publish(store, seed=2)
-    trust(alice)
+def test_signature_of_a_move_is_valid_for_this_move_only(store: Store, sign_as, trust, change: str) -> None:
+    sign_as(ALICE)
+    first, second = publish_latest(store), publish_latest(store, "2")
+    trust(ALICE)
     sign_as(None)
     folder, path = store.files.local_path("refs"), "refs/latest/00000002.json"
     assert Snapshot.from_store(store).id == second
@@ -180,12 +148,10 @@ def test_signature_of_a_move_is_valid_for_this_move_only(
 
 
 @pytest.mark.parametrize("field", ["metrics", "provenance"])
-def test_manifest_with_changed_metrics_or_provenance_is_refused(
-    store: Store, publish: Publish, sign_as, trust, alice: Publisher, field: str
-) -> None:
-    sign_as(alice)
-    snapshot = publish(store)
-    trust(alice)
+def test_manifest_with_changed_metrics_or_provenance_is_refused(store: Store, sign_as, trust, field: str) -> None:
+    sign_as(ALICE)
+    snapshot = publish_latest(store)
+    trust(ALICE)
     path = store.snapshots.manifest_path(snapshot)
     replace_fields(store, path, **{field: {"made": "up"}})
     with pytest.raises(RefusedError, match=f"snapshot {snapshot[:12]} in .* was changed since"):
@@ -197,96 +163,89 @@ def test_manifest_with_changed_metrics_or_provenance_is_refused(
             Snapshot.from_store(store)
 
 
-def test_second_writer_signs_the_existing_manifest(
-    store: Store, publish: Publish, sign_as, trust, alice: Publisher
-) -> None:
+def test_second_writer_signs_the_existing_manifest(store: Store, sign_as, trust) -> None:
     sign_as(None)
-    snapshot = publish(store)
+    snapshot = publish_latest(store)
     manifest_bytes = store.files.read(store.snapshots.manifest_path(snapshot))
-    sign_as(alice)
+    sign_as(ALICE)
     store.snapshots.publish(store.snapshots.get(snapshot))
     assert store.files.read(store.snapshots.manifest_path(snapshot)) == manifest_bytes
-    trust(alice)
+    trust(ALICE)
     assert store.snapshots.resolve_trusted(snapshot) == snapshot
 
 
 @pytest.mark.parametrize("has_trust_file", [True, False])
 def test_replacement_is_signed_only_if_the_replaced_snapshot_was(
-    store: Store, publish: Publish, sign_as, trust, alice: Publisher, has_trust_file: bool
+    store: Store, sign_as, trust, has_trust_file: bool
 ) -> None:
-    sign_as(alice)
-    good = publish(store)
+    sign_as(ALICE)
+    signed_id = publish_latest(store)
     sign_as(None)
-    evil = publish(store, seed=2)
-    store.refs.move("alias", good, 0)  # an unsigned move to a signed snapshot
-    sign_as(alice)
-    store.refs.move("main", good, 0)
+    unsigned_id = publish_latest(store, "2")
+    store.refs.move("alias", signed_id, 0)  # an unsigned move to a signed snapshot
+    sign_as(ALICE)
+    store.refs.move("main", signed_id, 0)
     if has_trust_file:
-        trust(alice)
-    contents = [store.snapshots.get(snapshot_id).content for snapshot_id in (good, evil)]
+        trust(ALICE)
+    contents = [store.snapshots.get(snapshot_id).content for snapshot_id in (signed_id, unsigned_id)]
     replacements = [Manifest(replace(content, recipe={"without": "a page"} | content.recipe)) for content in contents]
-    for old, replacement in zip((good, evil), replacements, strict=True):
+    for old, replacement in zip((signed_id, unsigned_id), replacements, strict=True):
         publish_replacement(store, old, replacement)
-    ours, theirs = (replacement.id for replacement in replacements)
-    trust(alice)
-    assert store.snapshots.resolve_trusted("main") == ours
-    assert store.refs.get_move("latest", 3).snapshot == theirs
-    assert [store.snapshots.has_trusted_signature(replacement) for replacement in (ours, theirs)] == [True, False]
-    for name in ("alias", "latest", theirs):
+    signed_copy, unsigned_copy = (replacement.id for replacement in replacements)
+    trust(ALICE)
+    assert store.snapshots.resolve_trusted("main") == signed_copy
+    assert store.refs.get_move("latest", 3).snapshot == unsigned_copy
+    assert store.snapshots.has_trusted_signature(signed_copy)
+    assert not store.snapshots.has_trusted_signature(unsigned_copy)
+    for name in ("alias", "latest", unsigned_copy):
         with pytest.raises(RefusedError, match="is not signed"):
             store.snapshots.resolve_trusted(name)
-    assert list_unsigned_replacements(store, [ours, theirs, ""]) == (theirs, "alias@2", "latest@3")
+    assert list_unsigned_replacements(store, [signed_copy, unsigned_copy, ""]) == (unsigned_copy, "alias@2", "latest@3")
 
 
-def test_forged_takedown_does_not_get_a_ref_signed(
-    store: Store, publish: Publish, sign_as, trust, alice: Publisher
-) -> None:
+def test_forged_takedown_does_not_get_a_ref_signed(store: Store, sign_as, trust) -> None:
     sign_as(None)
-    evil = publish(store)
-    sign_as(alice)
-    good = publish(store, seed=2)
-    store.takedowns.record_replacement(good, evil)
-    (move,) = replace_snapshot(store, good, "")
-    assert (move.snapshot, store.refs.has_trusted_signature("latest", move.number)) == (evil, False)
+    unsigned_id = publish_latest(store)
+    sign_as(ALICE)
+    signed_id = publish_latest(store, "2")
+    store.takedowns.record_replacement(signed_id, unsigned_id)
+    (move,) = replace_snapshot(store, signed_id, "")
+    assert (move.snapshot, store.refs.has_trusted_signature("latest", move.number)) == (unsigned_id, False)
 
 
-def test_rollback_and_tag_refuse_unsigned_snapshots(
-    store: Store, publish: Publish, sign_as, trust, alice: Publisher
-) -> None:
-    sign_as(alice)
-    first, second = publish(store), publish(store, seed=2)
+def test_rollback_and_tag_refuse_unsigned_snapshots(store: Store, sign_as, trust) -> None:
+    sign_as(ALICE)
+    first, second = publish_latest(store), publish_latest(store, "2")
     sign_as(None)
-    evil = publish(store, seed=3)
-    store.refs.move("latest", publish(store, seed=4), 4, "rollback to @1")  # the note is false
-    sign_as(alice)
-    trust(alice)
+    unsigned_id = publish_latest(store, "3")
+    store.refs.move("latest", publish_latest(store, "4"), 4, "rollback to @1")  # the note is false
+    sign_as(ALICE)
+    trust(ALICE)
     for move_ref in (
         lambda: rollback(store, "latest", 3),
-        lambda: tag(store, evil, "v1"),
+        lambda: tag(store, unsigned_id, "v1"),
         lambda: tag(store, "latest", "latest"),
     ):
         with pytest.raises(RefusedError, match="is not signed"):
             move_ref()
     assert store.refs.list_numbers("v1") == []
-    assert not store.snapshots.has_trusted_signature(evil)
+    assert not store.snapshots.has_trusted_signature(unsigned_id)
     assert [rollback(store, "latest").snapshot for _ in range(2)] == [second, first]
     with pytest.raises(UsageError, match=r"named no other snapshot before .* by a move that a key of .*trusted signed"):
         rollback(store, "latest")
     sign_as(None)
-    store.refs.move("latest", evil, 7)
-    sign_as(alice)
+    store.refs.move("latest", unsigned_id, 7)
+    sign_as(ALICE)
     assert tag(store, "latest@2", "latest").snapshot == second  # the owner recovers in this way
     assert store.snapshots.resolve_trusted("latest") == second
 
 
-def test_signatures_stay_valid_after_rollback_and_expire(
-    store: Store, publish: Publish, sign_as, trust, alice: Publisher
-) -> None:
-    sign_as(alice)
-    first, second = publish(store), publish(store, seed=2)
-    third = publish(store, seed=3)
+def test_signatures_stay_valid_after_rollback_and_expire(store: Store, sign_as, trust) -> None:
+    sign_as(ALICE)
+    first, second = publish_latest(store), publish_latest(store, "2")
+    third = publish_latest(store, "3")
     rollback(store, "latest", 2)
-    trust(alice)
+    trust(ALICE)
     assert Snapshot.from_store(store).id == second
     with pytest.raises(RefConflictError):
         store.refs.move("latest", first, 1)
@@ -302,22 +261,20 @@ def test_signatures_stay_valid_after_rollback_and_expire(
     assert third not in store.snapshots.list_ids()
 
 
-def test_resumed_takedown_stays_signed(store: Store, publish: Publish, sign_as, trust, alice: Publisher) -> None:
-    sign_as(alice)
-    first, second = publish(store), publish(store, seed=2)
-    trust(alice)
+def test_resumed_takedown_stays_signed(store: Store, sign_as, trust) -> None:
+    sign_as(ALICE)
+    first, second = publish_latest(store), publish_latest(store, "2")
+    trust(ALICE)
     for _ in range(2):
         reopened_store = Store.open(store.url)
         reopened_store.takedowns.record_replacement(first, second)
         assert reopened_store.takedowns.list_replaced() == {first}
 
 
-def test_ref_redirected_by_a_forged_takedown_is_refused(
-    store: Store, publish: Publish, sign_as, trust, alice: Publisher
-) -> None:
-    sign_as(alice)
-    first, second = publish(store), publish(store, seed=2)
-    trust(alice)
+def test_ref_redirected_by_a_forged_takedown_is_refused(store: Store, sign_as, trust) -> None:
+    sign_as(ALICE)
+    first, second = publish_latest(store), publish_latest(store, "2")
+    trust(ALICE)
     store.takedowns.record_replacement(second, first)
     with pytest.raises(RefusedError, match=f"was signed for snapshot {second[:12]}, and another has replaced it"):
         Snapshot.from_store(store)
@@ -327,37 +284,35 @@ def test_ref_redirected_by_a_forged_takedown_is_refused(
 
 def test_untrusted_takedown_deletes_no_pulled_snapshot(
     store: Store,
-    publish: Publish,
     sign_as,
     trust,
-    alice: Publisher,
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    sign_as(alice)
-    first, second = publish(store), publish(store, seed=2)
+    sign_as(ALICE)
+    first, second = publish_latest(store), publish_latest(store, "2")
     sign_as(None)
     store.takedowns.record_replacement(first, "")  # forged by someone who may write the store
-    trust(alice)
+    trust(ALICE)
     reopened_store, dest = Store.open(store.url), tmp_path / "dest"
     pull(reopened_store, first, dest)
     report = pull(reopened_store, "latest", dest, keep_snapshots=2)
     assert (report.taken_down, report.pruned) == ((), ())
     assert sorted(path.name for path in dest.iterdir() if len(path.name) == 64) == sorted([first, second])
     assert caplog.text.count("is ignored, because no key of") == 1
-    sign_as(alice)
+    sign_as(ALICE)
     with pytest.raises(RefusedError, match="no key of the trust file signed it: inspect this file, delete it"):
         reopened_store.takedowns.record_replacement(first, "")
 
 
 def test_takedown_needs_a_trusted_signature_if_there_is_a_trust_file(
-    store: Store, publish: Publish, sign_as, trust, alice: Publisher, mallory: Publisher, tmp_path: Path
+    store: Store, sign_as, trust, tmp_path: Path
 ) -> None:
-    sign_as(alice)
-    first, second = publish(store), publish(store, seed=2)
-    trust(alice)
+    sign_as(ALICE)
+    first, second = publish_latest(store), publish_latest(store, "2")
+    trust(ALICE)
     pull(store, first, tmp_path / "dest")
-    for stranger in (None, mallory):
+    for stranger in (None, MALLORY):
         sign_as(stranger)
         for write in (
             lambda: store.takedowns.record_replacement(first, second),
@@ -366,7 +321,7 @@ def test_takedown_needs_a_trusted_signature_if_there_is_a_trust_file(
             with pytest.raises(RefusedError, match="only if a key of the file signed it"):
                 write()
     assert store.files.list_names("takedowns") == []
-    sign_as(alice)
+    sign_as(ALICE)
     store.takedowns.record_replacement(first, second)
     store.takedowns.add("", ["5"], "asked to", "alice")
     sign_as(None)
@@ -377,13 +332,13 @@ def test_takedown_needs_a_trusted_signature_if_there_is_a_trust_file(
     assert not (tmp_path / "dest" / first).exists()
 
 
-def test_models_are_signed(store: Store, sign_as, trust, alice: Publisher, mallory: Publisher, tmp_path: Path) -> None:
-    sign_as(alice)
+def test_models_are_signed(store: Store, sign_as, trust, tmp_path: Path) -> None:
+    sign_as(ALICE)
     stored = put_weights(store)
-    trust(alice)
+    trust(ALICE)
     assert store.get_model_folder("reader").is_dir()
     pull(store, "model:reader", tmp_path / "pulled")
-    trust(mallory)
+    trust(MALLORY)
     for read_model in (
         lambda: store.get_model_folder("reader"),
         lambda: export_model(store, stored.model, tmp_path / "out"),
@@ -393,9 +348,7 @@ def test_models_are_signed(store: Store, sign_as, trust, alice: Publisher, mallo
             read_model()
 
 
-def test_keys_of_openssl_are_read(
-    store: Store, publish: Publish, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_keys_of_openssl_are_read(store: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     if shutil.which("openssl") is None:
         skip_or_fail("openssl", "openssl is not installed: it makes the keys")
     make_key = f"openssl genpkey -algorithm ed25519 -out {tmp_path}/key.pem"
@@ -403,7 +356,7 @@ def test_keys_of_openssl_are_read(
     subprocess.run(["sh", "-ec", f"{make_key}\n{write_trust}"], check=True, capture_output=True)
     monkeypatch.setenv(SIGNING_KEY_VARIABLE, str(tmp_path / "key.pem"))  # its path instead of the key itself
     monkeypatch.setenv(TRUST_VARIABLE, str(tmp_path / "trusted"))
-    assert store.snapshots.describe_signature(publish(store)) == "signed by ci"
+    assert store.snapshots.describe_signature(publish_latest(store)) == "signed by ci"
 
 
 @pytest.mark.parametrize(
@@ -412,8 +365,8 @@ def test_keys_of_openssl_are_read(
         ("", "names no key"),
         ("# nothing\n", "names no key"),
         ("alice\n", "line 1 must have a new name and a public key"),
-        ("alice AAAA\n", "line 1 has no public key"),
-        ("alice !\n", "line 1 has no public key"),
+        ("ALICE AAAA\n", "line 1 has no public key"),
+        ("ALICE !\n", "line 1 has no public key"),
     ],
 )
 def test_invalid_trust_file_is_reported(tmp_path: Path, text: str, message: str) -> None:
@@ -422,10 +375,8 @@ def test_invalid_trust_file_is_reported(tmp_path: Path, text: str, message: str)
         TrustedKeys.from_file(tmp_path / "trusted")
 
 
-def test_invalid_keys_and_files_are_reported(
-    tmp_path: Path, alice: Publisher, monkeypatch: pytest.MonkeyPatch, store: Store
-) -> None:
-    (tmp_path / "trusted").write_text(2 * alice.trust_line)
+def test_invalid_keys_and_files_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store: Store) -> None:
+    (tmp_path / "trusted").write_text(2 * ALICE.trust_line)
     with pytest.raises(UsageError, match="line 2 must have a new name"):
         TrustedKeys.from_file(tmp_path / "trusted")
     with pytest.raises(UsageError, match=rf"cannot be read \(No such file or .*\): check --trust or {TRUST_VARIABLE}"):
@@ -443,9 +394,9 @@ def test_invalid_keys_and_files_are_reported(
     with pytest.raises(UsageError, match="a key of another kind"):
         TrustedKeys.from_file(tmp_path / "trusted")
     pem = x25519_key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()).decode()
-    for signing_key in (pem, "/nowhere/key.pem", "-----BEGIN nonsense", alice.pem[:60], json.dumps({})):
+    for signing_key in (pem, "/nowhere/key.pem", "-----BEGIN nonsense", ALICE.pem[:60], json.dumps({})):
         monkeypatch.setenv(SIGNING_KEY_VARIABLE, signing_key)
         with pytest.raises(UsageError, match=SIGNING_KEY_VARIABLE) as refused:
             store.refs.move("latest", "0" * 64, 0)
-        assert alice.pem[30:60] not in str(refused.value)
+        assert ALICE.pem[30:60] not in str(refused.value)
     assert store.refs.list_numbers("latest") == []

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from rag_model.errors import StoreError
 from rag_model.store import BlobRef, Content, Manifest, PartEntry, Snapshot, Store
+from tests.fixtures.store_files import publish_content, publish_empty
 
 N = 2201
 FIRST = "passages/part-00000.parquet"
@@ -66,11 +67,11 @@ def test_vectors_are_memory_mapped(snapshot: Snapshot) -> None:
 
 def test_dimension_is_read_from_the_index_entry(memory_store: Store) -> None:
     content = Content({}, (), {}, indexes={"hnsw": {"factory": "HNSW32", "d": 384}})
-    assert Snapshot.from_store(memory_store, memory_store.snapshots.publish(Manifest(content))).dim == 384
+    assert publish_content(memory_store, content).dim == 384
 
 
 def test_snapshot_without_vectors_has_no_dimension(memory_store: Store) -> None:
-    snapshot = Snapshot.from_store(memory_store, memory_store.snapshots.publish(Manifest(Content({}, (), {}))))
+    snapshot = publish_content(memory_store, Content({}, (), {}))
     with pytest.raises(StoreError, match="no vectors"):
         _ = snapshot.dim
     assert snapshot.passages([]) == []
@@ -111,8 +112,7 @@ def test_part_with_a_wrong_row_count_is_refused(store: Store, parts_folder: Path
         FIRST: store.blobs.put_file(parts_folder / "part-00001.parquet"),
         "embeddings/part-00000.npy": store.blobs.put_file(parts_folder / "part-00001.npy"),
     }
-    content = Content({}, (PartEntry("part-00000", 0, 0, 2),), files)
-    snapshot = Snapshot.from_store(store, store.snapshots.publish(Manifest(content)))
+    snapshot = publish_content(store, Content({}, (PartEntry("part-00000", 0, 0, 2),), files))
     with pytest.raises(StoreError, match="damaged: 1 rows"):
         snapshot.passages([0])
     with pytest.raises(StoreError, match=r"shape \(1, 4\) for 2 passages"):
@@ -127,8 +127,7 @@ def test_pickles_are_never_read(store: Store, tmp_path: Path, file_type: str) ->
     else:
         file.write_bytes(b"\x80\x04N.")
     files = {"embeddings/part-00000.npy": store.blobs.put_file(file)}
-    content = Content({}, (PartEntry("part-00000", 0, 0, 1),), files)
-    snapshot = Snapshot.from_store(store, store.snapshots.publish(Manifest(content)))
+    snapshot = publish_content(store, Content({}, (PartEntry("part-00000", 0, 0, 1),), files))
     with pytest.raises(StoreError, match="damaged"):
         snapshot.embeddings("part-00000")
 
@@ -140,19 +139,10 @@ def test_manifest_with_another_id_is_refused(store: Store, snapshot: Snapshot) -
         store.snapshots.get("0" * 64)
 
 
-@pytest.mark.parametrize("data", [b"", b"{", b"\xff", b"[]"])
-def test_damaged_manifest_is_reported(store: Store, snapshot: Snapshot, data: bytes) -> None:
-    path = store.files.local_path(f"snapshots/{snapshot.id}.json")
-    path.chmod(0o644)
-    path.write_bytes(data)
-    with pytest.raises(StoreError, match=f"{snapshot.id}.json"):
-        store.snapshots.get(snapshot.id)
-
-
 def test_ambiguous_prefixes_are_refused(memory_store: Store) -> None:
     prefixes = set()
     for i in range(2000):  # 2,000 ids share a prefix of four digits with probability 1 - e^-30
-        prefixes.add(memory_store.snapshots.publish(Manifest(Content({"i": i}, (), {})))[:4])
+        prefixes.add(publish_empty(memory_store, f"{i}")[:4])
         if len(prefixes) <= i:
             break
     shared_prefix = next(p for p in prefixes if sum(s.startswith(p) for s in memory_store.snapshots.list_ids()) > 1)
@@ -164,7 +154,7 @@ def test_files_of_many_parts_are_closed(store: Store, parts_folder: Path) -> Non
     blob: BlobRef = store.blobs.put_file(parts_folder / "part-00001.parquet")
     parts = tuple(PartEntry(f"p{i}", 0, 0, 1) for i in range(100))
     content = Content({}, parts, {f"passages/{part.name}.parquet": blob for part in parts})
-    with Snapshot.from_store(store, store.snapshots.publish(Manifest(content))) as snapshot:
+    with publish_content(store, content) as snapshot:
         open_files = len(list(Path("/proc/self/fd").iterdir()))
         for _ in range(2):
             assert {passage.id for passage in snapshot.passages(range(100))} == {"1:1500"}
