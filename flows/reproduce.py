@@ -599,15 +599,17 @@ def _list_encoders(store: Store, plan: ReproductionPlan, library: Library) -> li
 def sample_data(plan: ReproductionPlan, paths: Mapping[str, str], folder: Path) -> dict[str, str]:
     """Return the paths of the data sets; for a sample, write some lines of each question file."""
     sampled_paths = dict(paths)
-    question_set_names = {data for row in plan.rows for data in row.list_data()}
-    for name in question_set_names if plan.fraction is not None else ():
-        assert plan.fraction is not None
+    if plan.fraction is None:
+        return sampled_paths
+    for name in {data for row in plan.rows for data in row.list_data()}:
         path = Path(paths[name])
         if path.is_file():
             lines = [line for line in read_lines(str(path)) if line.strip()]
             n_lines = min(len(lines), _compute_sample_size(len(lines), plan.fraction, _MIN_QUESTIONS))
             sample_lines = [lines[i * len(lines) // n_lines] for i in range(n_lines)]
-            sample_path = folder / _strip_compression_suffix(path.name)
+            # a folder for each data set, because their files may have the same name
+            sample_path = folder / name / _strip_compression_suffix(path.name)
+            sample_path.parent.mkdir()
             sample_path.write_bytes(b"\n".join(sample_lines) + b"\n")
             sampled_paths[name] = str(sample_path)
     return sampled_paths

@@ -111,8 +111,7 @@ def up(
         raise UsageError(f"there is no {deployments} here: run this in bookwheel's source folder, or name the file")
     # the folder contains the store's credentials
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    running_processes = _list_running(folder)
-    if running_processes:
+    if _list_running(folder):
         return _read_services(folder)
     try:
         on_step("starting an object store, a Prefect server and the workers …")
@@ -168,7 +167,7 @@ def _start_services(folder: Path) -> LocalServices:
     start_prefect_server(folder, services)
     for pool in POOLS:  # each worker creates its pool if there is none
         arguments = ["worker", "start", "--pool", pool, "--type", "process", "--limit", "1"]
-        _start_process(folder, pool, [str(_BIN / "prefect"), *arguments], services)
+        _start_process(folder, pool, [str(_BIN / "prefect"), *arguments], services.environment)
     for pool in POOLS:
         _wait_for(folder, pool, partial(_is_reachable, f"{api}/work_pools/{pool}"))
     return services
@@ -182,7 +181,7 @@ def start_prefect_server(folder: Path, services: LocalServices) -> None:
     """
     address = urlsplit(services.api)
     arguments = ["server", "start", "--host", str(address.hostname), "--port", str(address.port)]
-    _start_process(folder, "prefect", [str(_BIN / "prefect"), *arguments], services)
+    _start_process(folder, "prefect", [str(_BIN / "prefect"), *arguments], services.environment)
     _wait_for(folder, "prefect", lambda: _is_reachable(f"{services.api}/health"))
 
 
@@ -218,10 +217,8 @@ def _start_object_store(folder: Path, port: int) -> tuple[str, dict[str, str]]:
         "AWS_SECRET_ACCESS_KEY": _SECRET,
         "AWS_DEFAULT_REGION": "us-east-1",
     }
-    services = LocalServices("", "", "", credentials)
-    _start_process(
-        folder, "s3", [weed_path, "server", *(f"-{name}={option}" for name, option in server_options.items())], services
-    )
+    arguments = [f"-{name}={option}" for name, option in server_options.items()]
+    _start_process(folder, "s3", [weed_path, "server", *arguments], credentials)
     health_url = f"{credentials['AWS_ENDPOINT_URL']}/healthz"
     _wait_for(folder, "s3", lambda: _is_reachable(health_url) and _create_bucket(credentials))
     return "s3://library/bookwheel", credentials
@@ -238,26 +235,17 @@ def _create_bucket(credentials: Mapping[str, str]) -> bool:
 
 def _deploy(folder: Path, services: LocalServices, deployments: Path) -> None:
     downloads_folder = str((folder / "downloads").resolve())
-    parameter_defaults = {
+    environment = {
         "BOOKWHEEL_DUMP": _choose_dump(downloads_folder),
         "BOOKWHEEL_DOWNLOADS": downloads_folder,
         "BOOKWHEEL_QUESTIONS": os.environ.get("BOOKWHEEL_QUESTIONS") or str(QUESTIONS),
+        **services.environment,
     }
-    services_with_defaults = LocalServices(
-        services.ui, services.api, services.store, {**parameter_defaults, **services.environment}
-    )
-    _run_program(
-        folder, services_with_defaults, "prefect", "--no-prompt", "deploy", "--all", "--prefect-file", str(deployments)
-    )
+    deploy_arguments = ["--no-prompt", "deploy", "--all", "--prefect-file", str(deployments)]
+    _run_program(folder, environment, "prefect", *deploy_arguments)
     if os.environ.get(WEBHOOK_VARIABLE):
-        _run_program(
-            folder,
-            services_with_defaults,
-            "python",
-            "-m",
-            "flows.machine.automations",
-            str(deployments.with_name("prefect-automations.yaml")),
-        )
+        automations_file = str(deployments.with_name("prefect-automations.yaml"))
+        _run_program(folder, environment, "python", "-m", "flows.machine.automations", automations_file)
 
 
 def _choose_dump(downloads: str) -> str:
@@ -269,26 +257,24 @@ def _choose_dump(downloads: str) -> str:
     return f"{downloads}/*.bz2"
 
 
-def _start_process(folder: Path, name: str, command: Sequence[str], services: LocalServices) -> None:
+def _start_process(folder: Path, name: str, command: Sequence[str], environment: Mapping[str, str]) -> None:
     log_flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
     file_actions = [(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)]
     file_actions += [(os.POSIX_SPAWN_OPEN, stream, str(folder / f"{name}.log"), log_flags, 0o600) for stream in (1, 2)]
-    environment = {**os.environ, **services.environment}
+    process_environment = {**os.environ, **environment}
     # The automation calls the webhook; runs would call it a second time.
-    environment.pop(WEBHOOK_VARIABLE, None)
+    process_environment.pop(WEBHOOK_VARIABLE, None)
     # `setsid` starts a new process session, since the service outlives this process
-    pid = os.posix_spawn(command[0], list(command), environment, file_actions=file_actions, setsid=True)
+    pid = os.posix_spawn(command[0], list(command), process_environment, file_actions=file_actions, setsid=True)
     processes = [*_read_processes(folder), StartedProcess(name, pid, _get_start_time(pid))]
     with atomic_write(folder / "processes.json") as file:
         file.write_text(json.dumps([asdict(process) for process in processes]))
 
 
-def _run_program(folder: Path, services: LocalServices, program: str, *arguments: str) -> None:
+def _run_program(folder: Path, environment: Mapping[str, str], program: str, *arguments: str) -> None:
     """Run a program of this Python environment and wait for its end."""
-    environment = {**os.environ, **services.environment}
-    completed_process = subprocess.run(
-        [str(_BIN / program), *arguments], env=environment, capture_output=True, text=True, check=False
-    )
+    command, process_environment = [str(_BIN / program), *arguments], {**os.environ, **environment}
+    completed_process = subprocess.run(command, env=process_environment, capture_output=True, text=True, check=False)
     if completed_process.returncode:
         (folder / "prefect-cli.log").write_text(completed_process.stdout + completed_process.stderr)
         raise ResourceError(f"`{program} {' '.join(arguments)}` failed: see {folder / 'prefect-cli.log'}")

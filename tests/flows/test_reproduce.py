@@ -18,7 +18,8 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from flows.reproduction import list_built_in, read_reproduction
+from flows.reproduce import ReproductionPlan, sample_data
+from flows.reproduction import TableRow, list_built_in, read_reproduction
 from rag_model.encoders.encoder import Encoder
 from rag_model.evaluation.reports.reproduction import (
     ReproductionReport,
@@ -237,6 +238,19 @@ def test_sample_runs_every_row_without_comparison(folder: Path, tiny: Path, book
     assert {line["questions"] for line in result.json["lines"]} == {20}
     assert any("do not compare" in note for note in result.json["notes"])
     assert "do not compare" in result.err
+
+
+def test_samples_of_data_sets_with_equal_file_names_are_separate(tmp_path: Path) -> None:
+    files = {name: tmp_path / name / "test.jsonl" for name in ("nq", "trivia")}
+    for name, file in files.items():
+        file.parent.mkdir()
+        file.write_text(f"{name} 1\n{name} 2\n")
+    row = TableRow("row", "wikipedia", measures=("Success@20",), data=tuple(files))
+    plan = ReproductionPlan(read_reproduction("dpr"), (row,), {}, tmp_path, 0.5)
+    (tmp_path / "samples").mkdir()
+    paths = sample_data(plan, {name: str(file) for name, file in files.items()}, tmp_path / "samples")
+    assert {name: Path(path).read_text()[: len(name)] for name, path in paths.items()} == {name: name for name in files}
+    assert {Path(path).name for path in paths.values()} == {"test.jsonl"}
 
 
 @pytest.fixture
