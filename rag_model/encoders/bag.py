@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rag_model.corpus.ragged_file import SparseVectors, compute_offsets
+from rag_model.encoders.embed import Precision
 from rag_model.encoders.files import (
     CONFIG,
     list_tokenizer_files,
@@ -60,6 +61,7 @@ class BagSpec(EncoderSettings):
 class BagEncoder:
     """Turns passages into bags of tokens with a tokenizer and no model; create one with `load`."""
 
+    model: ClassVar[Precision] = Precision("cpu", "bits")
     folder: Path
     spec: BagSpec
     tokenizer: "Tokenizer"
@@ -80,11 +82,6 @@ class BagEncoder:
     def dim(self) -> int:
         """Vocabulary size V."""
         return len(self.term_mask)
-
-    @property
-    def device_and_dtype(self) -> tuple[str, str]:
-        """Device and dtype, which are recorded but are not part of the vector space."""
-        return "cpu", "bits"
 
     def encode_passages(self, titles: Sequence[str], texts: Sequence[str]) -> SparseVectors:
         """Return the bags of passages, in order; term ids ascend, and every weight is 1."""

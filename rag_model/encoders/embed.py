@@ -46,6 +46,14 @@ class EmbedStats:
     truncated: int = 0  # number of encoded rows whose passage is longer than the encoder's limit
 
 
+@dataclass(frozen=True, slots=True)
+class Precision:
+    """The device and the dtype of an encoder that has no model in memory."""
+
+    device: str
+    dtype: str
+
+
 class PassageEncoder(Protocol):
     """Interface that embedding requires of an encoder; `Encoder` and `MuveraEncoder` implement
     it.
@@ -109,8 +117,7 @@ class VectorFormat:
             raise InputError(
                 f"passages file {passages} has {n_embedded} rows to encode, not {len(missing_rows)}: write it again"
             )
-        dtype = str(loaded_encoder.model.dtype).removeprefix("torch.")
-        device = str(loaded_encoder.model.device)
+        device, dtype = get_device_and_dtype(loaded_encoder)
         return EmbedStats(vector_file.rows, self.dim, n_embedded, n_tokens, device, dtype, n_truncated)
 
     def count_reusable(self, passages: Path, previous_parts: PreviousParts) -> int:
@@ -123,15 +130,15 @@ class VectorFormat:
         return sum(len(batch_rows) for _, batch_rows, _ in vector_batches)
 
 
+def get_device_and_dtype(encoder: Any) -> tuple[str, str]:
+    """Return the device and the dtype of an encoder of any row format: `cuda:0`, `bfloat16`."""
+    return str(encoder.model.device), str(encoder.model.dtype).removeprefix("torch.")
+
+
 def describe_precision(encoder: Any) -> str:
-    """Return the device type and the dtype of an encoder of any row format, such as `cuda
-    bfloat16`.
-    """
-    if hasattr(encoder, "device_and_dtype"):
-        device, dtype = encoder.device_and_dtype
-    else:
-        device, dtype = str(encoder.model.device), str(encoder.model.dtype)
-    return f"{device.partition(':')[0]} {dtype.removeprefix('torch.')}"
+    """Return the device type and the dtype of an encoder, such as `cuda bfloat16`."""
+    device, dtype = get_device_and_dtype(encoder)
+    return f"{device.partition(':')[0]} {dtype}"
 
 
 class _NpyVectorFile:

@@ -260,10 +260,8 @@ def collect_question_encoder_files(folder: Path, spec: EncoderSpec, space: Space
     Raises:
         InputError: `folder` has no weights or no tokenizer.
     """
-    record_fields = {"asks": space.to_json(), "spec": spec.to_json()}
-    if spec.is_endpoint:
-        record_fields[ENDPOINT_KEY] = read_endpoint_record(folder)
-    record_path = write_encoder_record(workdir, record_fields)
+    endpoint_fields = {ENDPOINT_KEY: read_endpoint_record(folder)} if spec.is_endpoint else {}
+    record_path = write_encoder_record(workdir, {"spec": spec.to_json(), **endpoint_fields}, space)
     if spec.is_endpoint:
         return {path.name: path for path in (record_path, folder / PROBES)}
     static_folder = find_static_body(folder) if spec.is_static else folder

@@ -23,12 +23,13 @@ from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import httpx
 import numpy as np
 import numpy.typing as npt
 
+from rag_model.encoders.embed import Precision
 from rag_model.encoders.files import ENDPOINT_PREFIX
 from rag_model.encoders.space import Space, read_declared_space
 from rag_model.encoders.spec import (
@@ -158,25 +159,18 @@ def _get_endpoint_model_name(model: str) -> str:
     return model.partition("#")[0]
 
 
-@dataclass(frozen=True, slots=True)
-class RemoteModel:
-    """The device and the precision in which the vectors are computed, for reports."""
-
-    device: str  # always "endpoint"
-    dtype: str = "float32"  # type of the received vectors; the endpoint's own precision is unknown
-
-
 @dataclass(slots=True)
 class EndpointEncoder:
     """An encoder that sends requests to an endpoint; create one with `load`. Thread-safe."""
 
+    # The dtype is that of the received vectors; the endpoint's own precision is unknown.
+    model: ClassVar[Precision] = Precision("endpoint", "float32")
     folder: Path
     name: str  # name of the model with the prefix, openai:MODEL
     spec: EncoderSpec
     full_dim: int  # dimension of the endpoint's vectors
     probes: Vectors  # (p, full_dim) recorded vectors of the probe texts
     client: "EmbeddingClient"
-    model: RemoteModel = field(default_factory=lambda: RemoteModel("endpoint"))
     _checked_at: float = -math.inf  # time of the last successful check, by the monotonic clock
     _failure: str = ""  # error of the last check, which is raised again until `_retry_at`
     _retry_at: float = -math.inf

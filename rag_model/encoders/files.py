@@ -241,14 +241,19 @@ def read_prompts(folder: Path) -> dict[str, str]:
 
 
 def read_modules(folder: Path) -> dict[str, str]:
-    """Return the path of each module of a folder, by its class name such as `Pooling`.
+    """Return the path of each module by its class name; see `list_modules`."""
+    return dict(list_modules(folder))
+
+
+def list_modules(folder: Path) -> list[tuple[str, str]]:
+    """Return (class name such as `Pooling`, path) of each module of a folder.
 
     Raises:
         InputError: `modules.json` is damaged.
     """
     modules = read_json(folder / MODULES)
     try:
-        return {str(module["type"]).rpartition(".")[2]: str(module["path"]) for module in modules}
+        return [(str(module["type"]).rpartition(".")[2], str(module["path"])) for module in modules]
     except (TypeError, KeyError) as error:
         raise InputError(f"encoder file {folder / MODULES} is corrupt: fetch it again") from error
 

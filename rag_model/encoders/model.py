@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from itertools import groupby
@@ -144,6 +145,18 @@ class Model:
         return hidden_states.sum(1, dtype=torch.float32) / lengths[:, None]
 
 
+@contextmanager
+def evaluation_mode(module: nn.Module) -> Iterator[None]:
+    """Set evaluation mode (no dropout) for the block, then restore the mode of each submodule."""
+    training_modules = [submodule for submodule in module.modules() if submodule.training]
+    module.eval()
+    try:
+        yield
+    finally:
+        for submodule in training_modules:
+            submodule.training = True
+
+
 def get_training_length_multiple(device: torch.device) -> int:
     """Return the multiple to which training batches are padded: 1 for float32 on a CPU, where
     padding has no benefit.
@@ -185,9 +198,7 @@ def load_model(
     return wrap_transformers_model(transformers_model, spec, resolved_device)
 
 
-def wrap_transformers_model(
-    transformers_model: Any, spec: EncoderSpec, device: torch.device, batch_tokens: int | None = None
-) -> Model:
+def wrap_transformers_model(transformers_model: Any, spec: EncoderSpec, device: torch.device) -> Model:
     """Create a `Model` from a transformers model in memory; its dtype does not change."""
     transformers_model.to(device).eval()
     dpr_encoder = getattr(transformers_model, DPR_ENCODERS.get(type(transformers_model).__name__, ""), None)
@@ -207,7 +218,7 @@ def wrap_transformers_model(
         pad_id,
         device,
         transformers_model.dtype,
-        batch_tokens or get_max_batch_tokens(device),
+        get_max_batch_tokens(device),
     )
 
 

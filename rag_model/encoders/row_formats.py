@@ -31,7 +31,7 @@ from rag_model.corpus.ragged_file import (
     is_sparse_file,
     is_token_file,
 )
-from rag_model.encoders.embed import Dtype, EmbedStats, PreviousParts, VectorFormat
+from rag_model.encoders.embed import Dtype, EmbedStats, PreviousParts, VectorFormat, get_device_and_dtype
 
 _NOT_KNOWN = -1
 IntArray = npt.NDArray[np.int64]
@@ -46,8 +46,8 @@ class RaggedEncoder(Protocol[R_co]):
     """Interface that ragged formats require of an encoder."""
 
     @property
-    def device_and_dtype(self) -> tuple[str, str]:
-        """The names of the device and the dtype."""
+    def model(self) -> Any:
+        """The model, with the attributes `device` and `dtype`."""
         ...
 
     def encode_passages(self, titles: Sequence[str], texts: Sequence[str]) -> R_co:
@@ -93,7 +93,7 @@ class RaggedFormat(ABC, Generic[R]):
                     columns = ([column[row] for row in encoded_rows.tolist()] for column in (titles, texts))
                     n_truncated += load_encoder().count_truncated(*columns)
                 n_entries += int(np.diff(batch.offsets)[encoded_rows].sum())
-        device, dtype = load_encoder().device_and_dtype if n_encoded else ("", "")
+        device, dtype = get_device_and_dtype(load_encoder()) if n_encoded else ("", "")
         return EmbedStats(len(known_rows.file_numbers), self.dim, n_encoded, n_entries, device, dtype, n_truncated)
 
     def count_reusable(self, passages: Path, previous_parts: PreviousParts) -> int:

@@ -221,13 +221,6 @@ class SparseEncoder:
         """Vocabulary size V."""
         return read_vocabulary_size(self.folder)
 
-    @property
-    def device_and_dtype(self) -> tuple[str, str]:
-        """Device, such as cuda:0, and dtype, such as bfloat16; recorded, but not part of the
-        space.
-        """
-        return str(self.model.device), str(self.model.dtype).removeprefix("torch.")
-
     def space(self) -> Space:
         """Return the vector space of the encoder's questions: the space that the folder declares,
         or else the space of its own passages.
@@ -284,7 +277,9 @@ class SparseEncoder:
         model: Any = self.model
         output_shape = len(texts), min(max_terms + (self.spec.max_length if self.spec.keeps_own_terms else 0), self.dim)
         terms, weight_units = np.zeros(output_shape, np.int64), np.zeros(output_shape, np.int64)
-        for rows, weights, ids in self._iter_finite_weights(texts, batch_invariant=batch_invariant):
+        for rows, weights, ids in self.iter_weights(texts, batch_invariant=batch_invariant):
+            if not bool(weights.isfinite().all()):
+                raise InputError(f"encoder {self.name} computed a weight that is not finite: fetch the model again")
             own_term_masks = model.bag_of_tokens(ids) if self.spec.keeps_own_terms else None
             for output_array, top_values in zip(
                 (terms, weight_units), find_top_terms(weights, max_terms, scale, max_units, own_term_masks), strict=True
@@ -317,14 +312,6 @@ class SparseEncoder:
         ):
             with torch.inference_mode():
                 yield text_rows, weights, ids
-
-    def _iter_finite_weights(
-        self, texts: Sequence[str], *, batch_invariant: bool = True
-    ) -> Iterator[tuple[IntArray, Any, Any]]:
-        for text_rows, weights, ids in self.iter_weights(texts, batch_invariant=batch_invariant):
-            if not bool(weights.isfinite().all()):
-                raise InputError(f"encoder {self.name} computed a weight that is not finite: fetch the model again")
-            yield text_rows, weights, ids
 
 
 def get_batch_tokens(device: "torch.device") -> int:
@@ -367,6 +354,6 @@ def collect_sparse_encoder_files(folder: Path, spec: SparseSpec, space: Space, w
     Raises:
         InputError: `folder` has no weights or no tokenizer.
     """
-    record_path = write_encoder_record(workdir, {"asks": space.to_json(), SPARSE_KEY: spec.to_json()})
+    record_path = write_encoder_record(workdir, {SPARSE_KEY: spec.to_json()}, space)
     paths = [folder / CONFIG, *list_tokenizer_files(folder), *list_weight_files(folder), record_path]
     return {path.name: path for path in paths}

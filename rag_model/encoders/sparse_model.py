@@ -255,6 +255,4 @@ class SidrModel(nn.Module):
         copy_tokenizer(tokenizer_folder, folder)
         norm_tensors = {f"{_NORM_PREFIX}.{name}": tensor for name, tensor in self.norm.state_dict().items()}
         save_body(self.body, norm_tensors, _ARCHITECTURE, folder)
-        write_encoder_record(
-            folder, {SPARSE_KEY: spec.to_json(), **({"asks": target_space.to_json()} if target_space else {})}
-        )
+        write_encoder_record(folder, {SPARSE_KEY: spec.to_json()}, target_space)

@@ -20,15 +20,15 @@ import string
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, get_args, get_origin, get_type_hints
 
 from rag_model.digest import digest_json
 from rag_model.encoders.files import (
     CONFIG,
     MODULES,
     has_splade_pooling,
+    list_modules,
     read_dim,
-    read_json,
     read_json_object,
     read_max_tokens,
     read_missing_end_token,
@@ -45,6 +45,9 @@ from rag_model.encoders.static_folder import (
     read_static_settings,
 )
 from rag_model.errors import InputError, UsageError
+
+if TYPE_CHECKING:
+    from rag_model.encoders.space import Space
 
 RECORD_FILE = "bookwheel.json"
 # Keys in bookwheel.json; each contains the settings of one kind of encoder.
@@ -145,10 +148,10 @@ class EncoderSettings:
         return self.question_prompt + question
 
 
-def write_encoder_record(workdir: Path, fields_by_name: Mapping[str, Any]) -> Path:
-    """Write the record `bookwheel.json` of an encoder into `workdir`; return its path."""
-    record_path = workdir / RECORD_FILE
-    write_json(record_path, fields_by_name)
+def write_encoder_record(folder: Path, settings: Mapping[str, Any], declared_space: "Space | None" = None) -> Path:
+    """Write the record `bookwheel.json` of an encoder into `folder`; return its path."""
+    record_path = folder / RECORD_FILE
+    write_json(record_path, {**settings, **({"asks": declared_space.to_json()} if declared_space else {})})
     return record_path
 
 
@@ -418,12 +421,7 @@ def find_dense_folder(folder: Path) -> Path | None:
     """
     if not (folder / MODULES).is_file():
         return None
-    try:
-        dense_paths = [
-            str(module["path"]) for module in read_json(folder / MODULES) if str(module["type"]).endswith(".Dense")
-        ]
-    except (TypeError, KeyError) as error:
-        raise InputError(f"encoder file {folder / MODULES} is corrupt: fetch it again") from error
+    dense_paths = [path for name, path in list_modules(folder) if name == "Dense"]
     if len(dense_paths) > 1 or any("/" in dense_path or dense_path.startswith(".") for dense_path in dense_paths):
         raise InputError(f"encoder {folder} has several projections: use a ColBERT with one")
     return folder / dense_paths[0] if dense_paths else None

@@ -214,13 +214,6 @@ class TokenEncoder:
         """Dimension of a token vector."""
         return self.model.dim
 
-    @property
-    def device_and_dtype(self) -> tuple[str, str]:
-        """Device, such as cuda:0, and dtype, such as bfloat16; recorded, but not part of the
-        space.
-        """
-        return str(self.model.device), str(self.model.linear.weight.dtype).removeprefix("torch.")
-
     def space(self) -> Space:
         """Return the vector space of the encoder's questions: the space that the folder declares,
         or else the space of its own passages.
@@ -333,8 +326,7 @@ def collect_token_encoder_files(
     Raises:
         InputError: `folder` has no weights or no tokenizer.
     """
-    record_fields = {"asks": space.to_json(), TOKENS_KEY: spec.to_json(), **(extra_fields or {})}
-    record_path = write_encoder_record(workdir, record_fields)
+    record_path = write_encoder_record(workdir, {TOKENS_KEY: spec.to_json(), **(extra_fields or {})}, space)
     settings_paths = (folder / name for name in (STANFORD_METADATA, MODULES, PYLATE_CONFIG))
     paths = [folder / CONFIG, *list_tokenizer_files(folder), *list_weight_files(folder), record_path]
     file_by_name = {path.name: path for path in [*paths, *filter(Path.is_file, settings_paths)]}

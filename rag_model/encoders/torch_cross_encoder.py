@@ -23,6 +23,7 @@ from rag_model.encoders.files import CONFIG, read_json_object, resolve_folder
 from rag_model.encoders.model import (
     CUDA_BATCH_TOKENS,
     choose_inference_dtype,
+    evaluation_mode,
     get_training_length_multiple,
     parse_dtype,
     resolve_device,
@@ -168,15 +169,10 @@ class TrainableCrossEncoder(nn.Module):
         """Return the (n,) float32 logits of n pairs without gradient and without dropout, as
         `CrossEncoder` does.
         """
-        was_training = self.training
-        cross_encoder = CrossEncoder(self._tokenizer, self._model)
-        try:
-            self.eval()
-            return cross_encoder.scores(
+        with evaluation_mode(self):
+            return CrossEncoder(self._tokenizer, self._model).scores(
                 questions, [passage.title for passage in passages], [passage.text for passage in passages]
             )
-        finally:
-            self.train(was_training)
 
     def save(self, folder: Path) -> None:
         """Write a folder that `CrossEncoder.load` and transformers' `from_pretrained` open."""

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from rag_model.corpus.records import Passage
 from rag_model.encoders.encoder import Encoder, Role, Vectors
 from rag_model.encoders.files import CONFIG
-from rag_model.encoders.model import Model, get_training_length_multiple
+from rag_model.encoders.model import Model, evaluation_mode, get_training_length_multiple
 from rag_model.encoders.pretrained import freeze_pooler
 from rag_model.encoders.space import Space, compute_space, name_space_by_content, read_declared_space
 from rag_model.encoders.spec import RECORD_FILE, EncoderSpec, TextInput, write_encoder_record
@@ -92,11 +92,8 @@ class TrainableEncoder(nn.Module):
 
     def encode(self, texts: Sequence[Text], role: Role | None = None) -> Vectors:
         """Return the (n, d) float32 vectors without gradient and dropout, as `Encoder` does."""
-        was_training = self.training
-        try:
-            return self.eval()._get_model_on_device().encode(tokenize(self.tokenizer, self._format_inputs(texts, role)))
-        finally:
-            self.train(was_training)
+        with evaluation_mode(self):
+            return self._get_model_on_device().encode(tokenize(self.tokenizer, self._format_inputs(texts, role)))
 
     def encode_questions(self, questions: Sequence[str]) -> Vectors:
         """Return the (n, d) float32 vectors of questions, for retrieval."""
@@ -140,8 +137,7 @@ class TrainableEncoder(nn.Module):
     def save_tokenizer_and_spec(self, folder: Path, target_space: Space | None = None) -> None:
         """Write all files except config and weights: tokenizer, spec and passage space."""
         copy_tokenizer(self.folder, folder)
-        record_fields = {"spec": self.spec.to_json(), **({"asks": target_space.to_json()} if target_space else {})}
-        write_encoder_record(folder, record_fields)
+        write_encoder_record(folder, {"spec": self.spec.to_json()}, target_space)
 
     def _get_model_on_device(self) -> Model:
         """Return the model on the current device of the weights."""

@@ -87,7 +87,9 @@ class StoredTensor:
 
     def as_float32(self, values: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
         """Cast values of `memory_map` or `memory_map_integers` to float32."""
-        return _as_float32(values, self.dtype)
+        if self.dtype == "BF16":  # a bf16 is the upper half of an fp32
+            return (values.astype("<u4") << 16).view("<f4")
+        return values.astype("<f4")
 
     @property
     def _numpy_type(self) -> str:
@@ -103,7 +105,7 @@ class StoredTensor:
                 chunk = np.fromfile(file, numpy_type, min(values_left, _VALUES_PER_CHUNK))
                 if not len(chunk):  # the file was truncated after its header was read
                     raise InputError(f"model file {self.path} is truncated: fetch it again")
-                yield _as_float32(chunk, self.dtype).tobytes()
+                yield self.as_float32(chunk).tobytes()
                 values_left -= len(chunk)
 
 
@@ -225,9 +227,3 @@ def canonicalize_names(tensors: Mapping[str, StoredTensor]) -> dict[str, StoredT
 
 def _modernize_name(name_parts: tuple[str, ...]) -> str:
     return ".".join([*name_parts[:-1], _LEGACY_SUFFIXES.get(name_parts[-1], name_parts[-1])])
-
-
-def _as_float32(stored_values: npt.NDArray[Any], dtype: str) -> npt.NDArray[np.float32]:
-    if dtype == "BF16":  # a bf16 is the upper half of an fp32
-        return (stored_values.astype("<u4") << 16).view("<f4")
-    return stored_values.astype("<f4")

@@ -76,9 +76,9 @@ def read_questions(source: str | Path | TextIO, split: str = "test") -> Question
     The file name extension selects the format: `.csv` and `.tsv` are DPR's format, `.jsonl` is
     JSONL, and `.txt` has one question per line. For other extensions and for streams, the first
     line determines the format. `.gz` and other compressed files are decompressed. The id of a
-    question is in `id` or `_id` of JSONL, or else it is the number of the question, from 0. Of a
-    BEIR folder, the questions in `qrels/<split>.tsv` are read. A document with the id of a question
-    becomes its `own_document` unless the qrels grade it above 0.
+    question is in `id` or `_id` of JSONL, or else it is the question's position, counted from 0. Of
+    a BEIR folder, the questions in `qrels/<split>.tsv` are read. A document with the id of a
+    question becomes its `own_document` unless the qrels grade it above 0.
 
     Raises:
         InputError: the source is unreadable, is not UTF-8, has no questions, has a malformed line
@@ -220,12 +220,9 @@ def _parse_lines(lines: Iterator[str], name: str) -> Iterator[Question]:
 
 def _parse_dpr(lines: Iterator[str], name: str) -> Iterator[Question]:
     reader = csv.reader(lines, delimiter="\t")
-    row_number = 0
     try:
-        for row in reader:
-            if row:
-                yield _parse_dpr_row(row, str(row_number), f"{name}, line {reader.line_num}")
-                row_number += 1
+        for question_number, row in enumerate(filter(None, reader)):
+            yield _parse_dpr_row(row, str(question_number), f"{name}, line {reader.line_num}")
     except csv.Error as error:
         raise InputError(f"{name}, line {reader.line_num}: {error}") from error
 
@@ -272,20 +269,13 @@ def _parse_json_line(line: str, line_number: int, location: str) -> Question:
     if not isinstance(text, str) or not text.strip():
         raise InputError(f"{location}: write `question` (BEIR's `text`, KILT's `input`) as a non-empty string")
     question_id = str(fields.get("id", fields.get("_id", line_number - 1)))
-    optional_fields: dict[str, Any] = {
-        "passages": _parse_passage_ids(fields.get("passages", []), location),
-        "source": _parse_source(fields, location),
-    }
-    if is_kilt:
-        return Question(
-            question_id, text.strip(), *_parse_kilt_outputs(fields.get("output", []), location), **optional_fields
-        )
-    return Question(
-        question_id,
-        text.strip(),
-        _check_answers(fields.get("answers", fields.get("answer", [])), location),
-        **optional_fields,
+    passages, source = _parse_passage_ids(fields.get("passages", []), location), _parse_source(fields, location)
+    answers, evidence = (
+        _parse_kilt_outputs(fields.get("output", []), location)
+        if is_kilt
+        else (_check_answers(fields.get("answers", fields.get("answer", [])), location), ())
     )
+    return Question(question_id, text.strip(), answers, evidence, passages, source)
 
 
 def _parse_passage_ids(value: Any, location: str) -> tuple[str, ...]:

@@ -191,14 +191,19 @@ class TokenUsage:
     estimated: bool = False
 
 
-def sum_usage(usages: Sequence[TokenUsage]) -> TokenUsage:
-    """Return the total usage of several answers; the cost is None if the cost of one answer is."""
-    call_costs = [usage.cost for usage in usages]
+def sum_usage(usages: Iterable[TokenUsage | None]) -> TokenUsage | None:
+    """Return the total of the usages that are not None, or None if all are. The cost is None if the
+    cost of one usage is.
+    """
+    known_usages = [usage for usage in usages if usage is not None]
+    if not known_usages:
+        return None
+    call_costs = [usage.cost for usage in known_usages]
     return TokenUsage(
-        sum(usage.prompt_tokens for usage in usages),
-        sum(usage.new_tokens for usage in usages),
+        sum(usage.prompt_tokens for usage in known_usages),
+        sum(usage.new_tokens for usage in known_usages),
         None if None in call_costs else math.fsum(cost for cost in call_costs if cost is not None),
-        any(usage.estimated for usage in usages),
+        any(usage.estimated for usage in known_usages),
     )
 
 
@@ -290,17 +295,17 @@ def answer_json(answer: Answer) -> dict[str, Any]:
         "answer": answer.text,
         "memory": answer.memory,
         "ended": answer.ended,
-        "log_likelihood": _replace_infinite_float(answer.log_likelihood),
+        "log_likelihood": replace_infinite(answer.log_likelihood),
         "passages": passages,
         "tokens": [{"text": token.text, "posterior": list(token.posterior)} for token in answer.tokens],
     }
     if answer.closed_book is not None:
-        answer_fields["closed_book_log_likelihood"] = _replace_infinite_float(answer.closed_book)
+        answer_fields["closed_book_log_likelihood"] = replace_infinite(answer.closed_book)
     if answer.confidence is not None:
-        confidence = {**asdict(answer.confidence), "score": _replace_infinite_float(answer.confidence.score)}
+        confidence = {**asdict(answer.confidence), "score": replace_infinite(answer.confidence.score)}
         answer_fields |= {"abstained": answer.abstained, "confidence": confidence}
     if answer.route is not None:
-        answer_fields["route"] = {**asdict(answer.route), "score": _replace_infinite_float(answer.route.score)}
+        answer_fields["route"] = {**asdict(answer.route), "score": replace_infinite(answer.route.score)}
     if answer.problem is not None:
         answer_fields["problem"] = asdict(answer.problem)
     if answer.usage is not None:
@@ -314,7 +319,7 @@ def answer_json(answer: Answer) -> dict[str, Any]:
     return answer_fields
 
 
-def _replace_infinite_float(number: float | None) -> float | None:
+def replace_infinite(number: float | None) -> float | None:
     """Return the number, or None for an infinity, which JSON cannot represent."""
     return number if number is not None and math.isfinite(number) else None
 

@@ -6,13 +6,12 @@ token of an answer has shares p(z|x,y) of its own.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, replace
 from typing import Any
 
 import torch
-from torch import nn
 
+from rag_model.encoders.model import evaluation_mode
 from rag_model.errors import UsageError
 from rag_model.generate.decoding import DecodedAnswer, DecodingSettings, derive_seed
 from rag_model.generate.generator import Contexts, Generator, decode_new_text, make_stoppable
@@ -89,7 +88,7 @@ class MarginalReader(RetrievingReader):
         generator = self.rag.generator
         if callbacks.should_stop is not None:
             generator = make_stoppable(generator, callbacks.should_stop)
-        with _enter_evaluation_mode(self.rag):
+        with evaluation_mode(self.rag):  # answers are also generated during training
             for batch_positions, batch_hits in self._iter_batches(hits):
                 batch_questions = [questions[position] for position in batch_positions]
                 answers = self._answer_batch(generator, batch_questions, batch_hits, timer)
@@ -114,7 +113,7 @@ class MarginalReader(RetrievingReader):
         check_hit_lists(texts, hits)
         likelihood_by_position: dict[int, float] = {}
         generator = self.rag.generator
-        with _enter_evaluation_mode(self.rag):
+        with evaluation_mode(self.rag):
             for positions, batch_hits in self._iter_batches(hits):
                 batch_questions = [questions[position] for position in positions]
                 contexts, scores = self._encode(generator, batch_questions, batch_hits)
@@ -205,18 +204,6 @@ def _decode_token_texts(generator: Generator, tokens: Sequence[int]) -> list[str
     for n_tokens in range(1, len(tokens) + 1):
         texts.append(decode_new_text(generator, tokens[:n_tokens], "".join(texts), is_last=n_tokens == len(tokens)))
     return texts
-
-
-@contextmanager
-def _enter_evaluation_mode(module: nn.Module) -> Iterator[None]:
-    """Set evaluation mode for the block, because answers are also generated during training."""
-    training_modules = [submodule for submodule in module.modules() if submodule.training]
-    module.eval()
-    try:
-        yield
-    finally:
-        for submodule in training_modules:
-            submodule.training = True
 
 
 class LabelReader(MarginalReader):

@@ -289,14 +289,9 @@ class AutoReader(RetrievingReader):
             raise UsageError(NO_LIKELIHOOD)
         is_from_weights = open_book is None or (bool(closed_book.text) and self.route.chooses_weights(score))
         answer = closed_book if open_book is None or is_from_weights else open_book
-        token_usages = [
-            routed_answer.usage
-            for routed_answer in (closed_book, open_book)
-            if routed_answer is not None and routed_answer.usage is not None
-        ]
         return replace(
             answer,
             route=RouteScore(self.route.signal, score, self.route.least),
-            usage=sum_usage(token_usages) if token_usages else None,
+            usage=sum_usage([closed_book.usage, None if open_book is None else open_book.usage]),
             seconds={**closed_book.seconds, **({} if open_book is None else open_book.seconds)},
         )

@@ -135,7 +135,7 @@ def main() -> None:
     rate = options.passages / statistics.median(seconds)
     # An encoder tokenises the next window while the device works, so this needs several windows.
     from_text = measure_text_rate(config.vocab_size, model, [len(ids) for window in windows for ids in window])
-    peer = wrap_transformers_model(body, spec, device, model.batch_tokens)
+    peer = dataclasses.replace(wrap_transformers_model(body, spec, device), batch_tokens=model.batch_tokens)
     time_encoding(peer, windows[0][: options.passages // 4])  # warm-up
     peer_rate = options.passages / time_encoding(peer, windows[0])
     work = count_flops([len(ids) for window in windows for ids in window], config) / len(windows) / options.passages

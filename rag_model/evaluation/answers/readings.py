@@ -4,7 +4,6 @@ A reading is stored as one JSON object, so that answers can be measured, compare
 without the model.
 """
 
-import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,7 +11,7 @@ from typing import Any
 
 from rag_model.errors import UsageError
 from rag_model.evaluation.questions import Question
-from rag_model.reading.answer import Answer, AnswerProblem, Memory, Statement, TokenUsage, name_memory
+from rag_model.reading.answer import Answer, AnswerProblem, Memory, Statement, TokenUsage, name_memory, replace_infinite
 from rag_model.reading.confidence import add_closed_book
 from rag_model.reading.reader import Reader
 from rag_model.retrieve.hits import Hit
@@ -122,13 +121,13 @@ def _build_reading(question_id: str, answer: Answer, seconds: float) -> Reading:
     return Reading(
         question_id,
         answer.plain,
-        _replace_infinite(answer.log_likelihood),
+        replace_infinite(answer.log_likelihood),
         tuple(answer_passages),
         answer.ended,
         tuple(ReadContextEntry(entry.title, entry.text, entry.places) for entry in answer.context),
         answer.statements if answer.context else (),
         answer.usage,
-        _replace_infinite(answer.closed_book),
+        replace_infinite(answer.closed_book),
         sum(answer.seconds.values()) if answer.seconds else seconds,
         dict(answer.seconds),
         answer.problem,
@@ -144,7 +143,3 @@ def _add_closed_book(reader: Reader, answers: list[Answer]) -> list[Answer]:
         return add_closed_book(likelihood_reader, answers)
     except UsageError:
         return answers  # The reader cannot compute likelihoods: many endpoints return none.
-
-
-def _replace_infinite(likelihood: float | None) -> float | None:
-    return likelihood if likelihood is not None and math.isfinite(likelihood) else None

@@ -248,12 +248,11 @@ def _choose_reading(route: Route, score: float, closed_book: Reading, open_book:
     is_open_book_read = not (is_from_weights and route.signal == "weights")
     readings = [closed_book, open_book] if is_open_book_read else [closed_book]
     seconds = [reading.seconds for reading in readings if reading.seconds is not None]
-    usages = [reading.usage for reading in readings if reading.usage is not None]
     weights_seconds = {WEIGHTS: math.fsum(closed_book.stages.values())} if closed_book.stages else {}
     answer = replace(closed_book, passages=(), context=(), statements=()) if is_from_weights else open_book
     return replace(
         answer,
-        usage=sum_usage(usages) if usages else None,
+        usage=sum_usage(reading.usage for reading in readings),
         seconds=math.fsum(seconds) if seconds else None,
         stages={**weights_seconds, **(open_book.stages if is_open_book_read else {})},
     )

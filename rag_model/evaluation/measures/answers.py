@@ -11,7 +11,6 @@ import re
 import string
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import astuple, dataclass
 from functools import cache, partial
 from itertools import chain
 from statistics import NormalDist
@@ -78,14 +77,15 @@ def token_f1(prediction: str, golds: Iterable[str]) -> float:
     0.4
     """
     words = normalise(prediction).split()
-    return max((_compute_bag_f1(words, normalise(gold).split()) for gold in golds), default=0.0)
+    gold_word_lists = [normalise(gold).split() for gold in golds]
+    if not words:
+        return float([] in gold_word_lists)
+    return max((_compute_bag_f1(words, gold_words) for gold_words in gold_word_lists), default=0.0)
 
 
 def _compute_bag_f1(predicted_words: Sequence[str], gold_words: Sequence[str]) -> float:
-    if not predicted_words or not gold_words:
-        return float(predicted_words == gold_words)
     overlap = (Counter(predicted_words) & Counter(gold_words)).total()
-    return 2 * overlap / (len(predicted_words) + len(gold_words))  # equal to 2PR/(P+R)
+    return 2 * overlap / (len(predicted_words) + len(gold_words)) if overlap else 0.0  # 2PR/(P+R)
 
 
 def find_label(prediction: str, labels: Sequence[str]) -> str | None:
@@ -191,21 +191,12 @@ BLEU_1 = CorpusMeasure(("texts", "clues"), partial(corpus_bleu, 1))
 BLEU_4 = CorpusMeasure(("texts", "clues"), partial(corpus_bleu, 4))
 
 
-@dataclass(frozen=True, slots=True)
-class QBleuWeights:
-    """Weights of Q-BLEU-1: one per kind of words, which add up to 1, and δ for answerability."""
-
-    entities: float = 0.6
-    question: float = 0.2
-    content: float = 0.1
-    function: float = 0.1
-    delta: float = 0.7
+# weights w_i of Q-BLEU-1: of named entities, question words, content words and function words
+_KIND_WEIGHTS = (0.6, 0.2, 0.1, 0.1)
+_ANSWERABILITY_WEIGHT = 0.7  # δ of Q-BLEU-1
 
 
-SQUAD_WEIGHTS = QBleuWeights()
-
-
-def q_bleu(prediction: str, golds: Sequence[str], weights: QBleuWeights = SQUAD_WEIGHTS) -> float:
+def q_bleu(prediction: str, golds: Sequence[str]) -> float:
     """Return the best Q-BLEU-1 (Nema & Khapra 2018) over the gold answers, in [0, 1]; 0.0 if there
     are none.
 
@@ -215,7 +206,7 @@ def q_bleu(prediction: str, golds: Sequence[str], weights: QBleuWeights = SQUAD_
 
     where P and R are the precision and recall of the words of kind i: named entities, question
     words, other content words, and function words. If neither text has words of a kind, this kind
-    adds nothing, so a perfect text may score below 1. The default weights and δ are those of the
+    adds nothing, so a perfect text may score below 1. The weights and δ are those of the
     authors' script for SQuAD (.6, .2, .1, .1 and .7), because the RAG paper measures Jeopardy
     questions with a version tuned on SQuAD.
 
@@ -229,17 +220,15 @@ def q_bleu(prediction: str, golds: Sequence[str], weights: QBleuWeights = SQUAD_
     >>> round(q_bleu("Who wrote Animal Farm", ["Who wrote Animal Farm?"]), 3)  # no function word
     0.93
     """
-    return max((_score_gold(prediction, gold, weights) for gold in golds), default=0.0)
+    return max((_score_gold(prediction, gold) for gold in golds), default=0.0)
 
 
-def _score_gold(prediction: str, gold: str, weights: QBleuWeights) -> float:
+def _score_gold(prediction: str, gold: str) -> float:
     predicted_words, gold_words = _split_words(prediction), _split_words(gold)
-    *kind_weights, delta = astuple(weights)
-    groups = zip(kind_weights, _group_words(predicted_words), _group_words(gold_words), strict=True)
-    answerability = math.fsum(
-        weight * _compute_group_f1(predicted, gold_kind) for weight, predicted, gold_kind in groups
-    )
-    return float(delta * answerability + (1 - delta) * _compute_bleu_1(predicted_words, gold_words))
+    groups = zip(_KIND_WEIGHTS, _group_words(predicted_words), _group_words(gold_words), strict=True)
+    answerability = math.fsum(weight * _compute_bag_f1(predicted, gold_kind) for weight, predicted, gold_kind in groups)
+    bleu_1 = _compute_bleu_1(predicted_words, gold_words)
+    return _ANSWERABILITY_WEIGHT * answerability + (1 - _ANSWERABILITY_WEIGHT) * bleu_1
 
 
 def _split_words(text: str) -> list[str]:
@@ -277,12 +266,6 @@ def _find_question_words(words: Sequence[str], position: int) -> list[int]:
     if word not in _QUESTION_WORDS:
         return []
     return [position, position + 1] if word in _OPEN_QUESTION_WORDS and position + 1 < len(words) else [position]
-
-
-def _compute_group_f1(predicted_words: Sequence[str], gold_words: Sequence[str]) -> float:
-    overlap = (Counter(predicted_words) & Counter(gold_words)).total()
-    # Equal to 2PR/(P+R).
-    return 2 * overlap / (len(predicted_words) + len(gold_words)) if overlap else 0.0
 
 
 def _compute_bleu_1(predicted_words: Sequence[str], gold_words: Sequence[str]) -> float:

@@ -373,13 +373,13 @@ def line_chart(
         for mark in marks
         if minimum_x <= mark <= maximum_x and len(marks) <= _MAX_MARKS
     ]
-    series_lines = [
-        _render_line_with_intervals(n, name, series_points, x, y)
-        for n, (name, series_points) in enumerate(series.items(), start=1)
-    ]
     ordered_points_by_series = {
         name: sorted(series_points, key=lambda point: point.x) for name, series_points in series.items()
     }
+    series_lines = [
+        _render_line_with_intervals(n, name, points, x, y)
+        for n, (name, points) in enumerate(ordered_points_by_series.items(), start=1)
+    ]
     change_texts = [
         f"{name} from {points[0].y:g} to {points[-1].y:g}"
         for name, points in ordered_points_by_series.items()
@@ -402,12 +402,11 @@ def _choose_labels(axis_values: Sequence[float], *, log: bool) -> list[float]:
 
 
 def _render_line_with_intervals(series: int, name: str, points: Sequence[ChartPoint], x: Scale, y: Scale) -> Node:
-    ordered_points = sorted(points, key=lambda point: point.x)
+    """Return a line with whiskers through points that ascend by x."""
     titles = [
-        f"{name}, {p.x:,g}: {p.y:.4g}" + (f" [{p.low:.4g}, {p.high:.4g}]" if p.low < p.high else "")
-        for p in ordered_points
+        f"{name}, {p.x:,g}: {p.y:.4g}" + (f" [{p.low:.4g}, {p.high:.4g}]" if p.low < p.high else "") for p in points
     ]
-    return _render_line(series, titles, [(x(p.x), y(p.y), y(p.low), y(p.high)) for p in ordered_points])
+    return _render_line(series, titles, [(x(p.x), y(p.y), y(p.low), y(p.high)) for p in points])
 
 
 def _get_ticks(low: float, high: float, n_ticks: int = 5) -> list[float]:

@@ -175,12 +175,10 @@ def _result_to_json(result: RetrievalResult) -> dict[str, Any]:
         }
         for hit, has_answer in zip(result.hits, result.has_answer, strict=True)
     ]
-    question = result.question
-    answers = list(question.answers)
     return {
-        "id": question.id,
-        "question": question.text,
-        "answers": answers,
+        "id": result.question.id,
+        "question": result.question.text,
+        "answers": list(result.question.answers),
         "first": result.first_answer_rank,
         "hits": hit_rows,
     }

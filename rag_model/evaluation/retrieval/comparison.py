@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import chain
 from pathlib import Path
+from statistics import fmean
 from typing import Any, ClassVar
 
 import numpy as np
@@ -19,12 +20,7 @@ import pyarrow.compute as pc
 
 from rag_model.corpus.passages import PassageFile
 from rag_model.errors import InputError, MissingExtraError, StoreError
-from rag_model.evaluation.bootstrap import (
-    Estimate,
-    estimate_difference,
-    estimate_mean,
-    estimate_means,
-)
+from rag_model.evaluation.bootstrap import Estimate, estimate_difference, estimate_means
 from rag_model.evaluation.questions import Question, QuestionSet
 from rag_model.evaluation.retrieval.judging import Qrels, RetrievalJudge, compute_rank_metrics
 from rag_model.evaluation.retrieval.staged import RetrieverMetrics, StageMetrics
@@ -335,7 +331,7 @@ class _Candidate:
     name: str
     milliseconds: float
     values: Sequence[float]
-    quality: Estimate
+    quality: float  # mean of the values
 
 
 def advise_retriever(snapshot: Snapshot, retriever_metrics: Sequence[RetrieverMetrics], measure: str) -> str:
@@ -369,7 +365,7 @@ def recommend_retriever(retriever_metrics: Sequence[RetrieverMetrics], measure: 
     longer, which may be noise, are considered. The one with the best quality is recommended.
     """
     candidates = _build_candidates(retriever_metrics, measure)
-    best = max(candidates, key=lambda candidate: candidate.quality.value)
+    best = max(candidates, key=lambda candidate: candidate.quality)
     if len(candidates) == 1:
         return f"only {best.name} was measured: give --retriever again to compare it with another"
     differences = {candidate.name: estimate_difference(candidate.values, best.values) for candidate in candidates}
@@ -377,13 +373,13 @@ def recommend_retriever(retriever_metrics: Sequence[RetrieverMetrics], measure: 
     milliseconds_limit = _COST_TOLERANCE * min(candidate.milliseconds for candidate in acceptable_retrievers)
     chosen_retriever = max(
         (candidate for candidate in acceptable_retrievers if candidate.milliseconds <= milliseconds_limit),
-        key=lambda candidate: candidate.quality.value,
+        key=lambda candidate: candidate.quality,
     )
     choice_text = (
         f"use {chosen_retriever.name} for this corpus: {measure} "
-        f"{chosen_retriever.quality.value:.3f} at {chosen_retriever.milliseconds:.3g} ms"
+        f"{chosen_retriever.quality:.3f} at {chosen_retriever.milliseconds:.3g} ms"
     )
-    if chosen_retriever.quality.value == best.quality.value:
+    if chosen_retriever.quality == best.quality:
         is_cheapest = all(
             _COST_TOLERANCE * candidate.milliseconds >= chosen_retriever.milliseconds for candidate in candidates
         )
@@ -394,7 +390,7 @@ def recommend_retriever(retriever_metrics: Sequence[RetrieverMetrics], measure: 
     difference = differences[chosen_retriever.name]
     return (
         f"{choice_text} per question; the best retriever, {best.name}, has "
-        f"{best.quality.value:.3f} at {best.milliseconds:.3g} ms, but the interval of the "
+        f"{best.quality:.3f} at {best.milliseconds:.3g} ms, but the interval of the "
         f"difference, {difference.low:+.3f} to {difference.high:+.3f}, is not below 0"
     )
 
@@ -405,6 +401,6 @@ def _build_candidates(retriever_metrics: Sequence[RetrieverMetrics], measure: st
         for stage in metrics.stages[:-1]:
             stage_by_retriever.setdefault(stage.name, stage)
     return [
-        _Candidate(name, stage.total_milliseconds, stage.values[measure], estimate_mean(stage.values[measure]))
+        _Candidate(name, stage.total_milliseconds, stage.values[measure], fmean(stage.values[measure]))
         for name, stage in stage_by_retriever.items()
     ]

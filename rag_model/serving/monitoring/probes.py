@@ -123,7 +123,6 @@ def ask_probes(
             else ()
         )
         likelihoods += [likelihood_by_row.get(row) for row in range(len(batch))]
-    usages = [answer.usage for answer in answers if answer.usage is not None]
     probe_answers = [
         ProbeAnswer(
             answer.plain,
@@ -132,7 +131,7 @@ def ask_probes(
         )
         for answer, likelihood in zip(answers, likelihoods, strict=True)
     ]
-    return probe_answers, likelihoods, sum_usage(usages) if usages else None
+    return probe_answers, likelihoods, sum_usage(answer.usage for answer in answers)
 
 
 def compare_probes(

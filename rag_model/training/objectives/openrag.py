@@ -28,6 +28,7 @@ from rag_model.corpus.records import Passage
 from rag_model.digest import digest_json
 from rag_model.encoders.architecture import Architecture
 from rag_model.encoders.files import resolve_folder
+from rag_model.encoders.model import evaluation_mode
 from rag_model.encoders.spec import is_sparse_encoder
 from rag_model.errors import InputError, UsageError
 from rag_model.generate.generator import Generator
@@ -247,17 +248,13 @@ class OpenRagTask(GroupTask[DprBatch, SidrPair, OpenRagRecipe]):
 
     def rank_proposals(self, questions: Sequence[str]) -> list[list[Passage]]:
         """Return candidates of the bag index, sorted by the current encoder without dropout."""
-        was_training = self.module.training
-        try:
-            self.module.eval()
+        with evaluation_mode(self.module):
             query_terms = self.module.encode_questions(questions)
             candidates = self._online_judging.memory.propose(query_terms, self._recipe.proposed)
             distinct_passages, column_by_hash = deduplicate_passages(candidates)
             if not distinct_passages:
                 return candidates
             scores = self.module.scores(query_terms, distinct_passages)[0].cpu()  # (q, m)
-        finally:
-            self.module.train(was_training)
         return [
             sorted(passages, key=lambda passage: -question_scores[column_by_hash[passage.hash]])
             for passages, question_scores in zip(candidates, scores.tolist(), strict=True)
