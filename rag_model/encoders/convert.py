@@ -98,8 +98,8 @@ def convert_weights(folder: Path, destination: Path, name: str = "") -> Converte
     _reject_outside_links(folder)
     pickle_folders = [*_iter_pickle_folders(folder)]
     pickle_sizes = [path.stat().st_size for pickle_folder in pickle_folders for path in pickle_folder.glob("*.bin")]
-    # The new files may be published, so they must not contain the path of a local folder.
     memory_limit = _MEMORY_BYTES + _TENSOR_COPIES * max(pickle_sizes, default=0)
+    # The new files may be published, so they must not contain the path of a local folder.
     converter = ChildWorker(__name__, hub_name or "", memory=memory_limit)
     reply_by_file = dict[str, dict[str, Any]]()
     for pickle_folder in pickle_folders:

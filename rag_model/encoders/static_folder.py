@@ -156,7 +156,7 @@ class StaticModel:
 
     table: npt.NDArray[np.float32]  # (r, d)
     # (v,) table row of each token id; None if the row is the token id
-    rows: npt.NDArray[np.int32] | None
+    mapping: npt.NDArray[np.int32] | None
     weights: npt.NDArray[np.float32] | None  # (v,) weight of each token; None if all are 1
     dim: int  # dimension of a vector: the table's, or `truncate_dim` of the spec
     normalize: bool  # whether vectors have unit length
@@ -191,7 +191,7 @@ class StaticModel:
         for position, n_active in enumerate(n_active_by_position.tolist()):
             column_ids = all_token_ids[text_starts[:n_active] + position]  # (b,)
             # (b, d)
-            token_vectors = self.table[column_ids if self.rows is None else self.rows[column_ids]]
+            token_vectors = self.table[column_ids if self.mapping is None else self.mapping[column_ids]]
             if self.weights is not None:
                 token_vectors *= self.weights[column_ids, None]
             totals[:n_active] += token_vectors

@@ -226,8 +226,8 @@ class WordBoundaries:
     separator_id: int = -1  # token id of the joiner; -1 if `starts_word` is used
 
     def split_ids(self, ids: Sequence[int]) -> list[bytes]:
-        """Return the ids of each word as bytes; if the number of results differs from the number of
-        words, they are invalid.
+        """Return the ids of each word as bytes. The result is invalid if it has more or fewer items
+        than there are words.
         """
         id_array = np.array(ids, np.int32)
         if self.starts_word is None:

@@ -137,13 +137,14 @@ class SpanScores:
             is_best_passage = torch.arange(len(span_scores)) == self.relevance.argmax()
             span_scores = span_scores.masked_fill(~is_best_passage[:, None, None], -torch.inf)
         best_index = int(span_scores.argmax())
-        text_number, first, last = (
+        text_position, first_token, last_token = (
             int(index) for index in torch.unravel_index(torch.tensor(best_index), span_scores.shape)
         )
-        score = float(span_scores[text_number, first, last])
+        score = float(span_scores[text_position, first_token, last_token])
         if score == -torch.inf:
             return 0, 0, 0, score
-        return text_number, int(self.offsets[text_number, first, 0]), int(self.offsets[text_number, last, 1]), score
+        start, end = self.offsets[text_position, first_token, 0], self.offsets[text_position, last_token, 1]
+        return text_position, int(start), int(end), score
 
 
 def _normalize_log_probs(logits: Tensor) -> Tensor:
@@ -191,6 +192,6 @@ class ExtractiveReader(RetrievingReader):
         if not any(text.strip() for text in texts):
             return Answer(question, "", None, support, usage=TokenUsage(0, 0))
         span_scores = self._model.score(question, texts)
-        text_number, span_start, span_end, log_p = span_scores.find_best_span(self._model.max_span)
-        answer_text = texts[text_number][span_start:span_end].strip()
+        text_position, span_start, span_end, log_p = span_scores.find_best_span(self._model.max_span)
+        answer_text = texts[text_position][span_start:span_end].strip()
         return Answer(question, answer_text, log_p, support, usage=TokenUsage(span_scores.n_tokens, 0))

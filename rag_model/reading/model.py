@@ -105,7 +105,7 @@ def resolve_model_id(store: Store, model: str) -> str:
 def load_reading_model(
     store: Store | None, model_id: str, reader: ReaderName, passage_encoder: str | None = None
 ) -> ReadingModel:
-    """Load the model with an id that `resolve_model_id` returned; a folder needs no store.
+    """Load a model by the id that `resolve_model_id` returned; for a folder, `store` may be None.
 
     `reader` names the reader that will use the model. For `concat` the model may be only a
     generator; for `extractive` it is the folder of an extractive model. For `passage_encoder`, see
@@ -130,7 +130,7 @@ def load_reading_model(
 
 
 def find_model_folder(store: Store | None, model_id: str) -> Path | None:
-    """Return the folder of the model with an id that `resolve_model_id` returned, or None for an
+    """Return the folder of a model by the id that `resolve_model_id` returned; None for an
     endpoint.
 
     Raises:
@@ -215,7 +215,7 @@ def open_reading_model(
     readers: Sequence[ReaderName],
     passage_encoder: str | None = None,
 ) -> tuple[ReadingModel, SnapshotRetriever]:
-    """Load the model with an id from `resolve_model_id`; open the retriever that `readers` need.
+    """Load a model by its id from `resolve_model_id`; open the retriever that `readers` need.
 
     Raises:
         BookwheelError: as for `open_reader`.

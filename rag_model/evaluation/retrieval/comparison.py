@@ -268,9 +268,8 @@ def _stage_to_json(stage: StageMetrics, estimates: Mapping[str, Estimate]) -> di
 
 
 def _convert_estimates_to_json(estimates: Mapping[str, Estimate]) -> dict[str, Any]:
-    metric_values = {name: estimate.value for name, estimate in estimates.items()}
     return {
-        "metrics": metric_values,
+        "metrics": {name: estimate.value for name, estimate in estimates.items()},
         "intervals": {name: (estimate.low, estimate.high) for name, estimate in estimates.items()},
     }
 
