@@ -100,8 +100,8 @@ def by_bags(pair: SidrPair, corpus: list[Passage], work: Path) -> ImpactIndex:
 def rank(pair: SidrPair, memory: Proposals, dev: Sequence[Example], recipe: OpenRagRecipe) -> list[list[Passage]]:
     """Return the passages of each dev question, which the index proposes and the encoders rank."""
     task: Any = OpenRagTask.__new__(OpenRagTask)  # only for its ranking
-    task.module, task._recipe, task._online_judging = pair, recipe, OnlineJudging(memory, None, JudgeSettings())  # type: ignore[arg-type]
-    return list(task.ranked([example.question for example in dev]))
+    task.module, task._recipe, task._online_judging = pair, recipe, OnlineJudging(memory, None, None, JudgeSettings())  # type: ignore[arg-type]
+    return list(task.rank_proposals([example.question for example in dev]))
 
 
 def measure_arm(readers: dict[str, Any], dev: Sequence[Example], ranked: Sequence[list[Passage]]) -> Columns:
@@ -142,7 +142,7 @@ def train_arm(
         index, refresh = index_weights(pair, corpus, work)
         mine, refreshes = Proposals(corpus, index), 1
     task = OpenRagTask(
-        pair, pools, dev, recipe, OnlineJudging(mine, judge, JudgeSettings(max_new_tokens=options.tokens))
+        pair, pools, dev, recipe, OnlineJudging(mine, judge, judge, JudgeSettings(max_new_tokens=options.tokens))
     )
     optimizer = torch.optim.AdamW(
         [parameter for parameter in pair.parameters() if parameter.requires_grad], lr=options.rate

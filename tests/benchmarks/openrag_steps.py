@@ -107,7 +107,7 @@ def ours(inputs: TrainingInputs) -> tuple[nn.Module, Loss]:
         judge = PassageJudge(
             load_generator(inputs.reader, FORM, device="cpu"), inputs.pools, settings, generates_answers=False
         )
-        asking = OnlineJudging(memory, judge, settings, judge)  # type: ignore[arg-type]
+        asking = OnlineJudging(memory, judge, judge, settings)  # type: ignore[arg-type]
     online_settings = {"online": bool(inputs.proposed), "proposed": max(1, inputs.proposed)}
     task = task_of(inputs, pair, asking, size, **online_settings)
     return pair, lambda number: task.loss(inputs.batches[number])[0]

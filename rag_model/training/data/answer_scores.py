@@ -26,6 +26,7 @@ from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.objects.cache import build_link_tree
 from rag_model.store.recorded_tasks import OnProgress, TaskRunner
 from rag_model.store.store import Store
+from rag_model.training.data.batches import split_batches
 from rag_model.training.data.blocks import Files, ScoreBlock, put_blocks, score_blocks
 
 # Examples per block. With 10 passages each, a block takes a generator of 135 million weights one
@@ -91,8 +92,7 @@ def score_answers(
     Raises:
         InputError: a score is not finite.
     """
-    example_groups = [examples[i : i + BLOCK_SIZE] for i in range(0, len(examples), BLOCK_SIZE)]
-    blocks = put_blocks(partial(_put_block, store, identity, dtype), example_groups)
+    blocks = put_blocks(partial(_put_block, store, identity, dtype), split_batches(examples, BLOCK_SIZE))
     block_scores = score_blocks(
         store, blocks, lambda: put_generator(store, generator()), runner, on_progress or (lambda _, __: None)
     )

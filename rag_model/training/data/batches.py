@@ -49,7 +49,12 @@ def shuffle_batches(items: Sequence[T], size: int, seed: int, epoch: int) -> lis
     The order depends only on the seed and the epoch.
     """
     permutation = random.Random(f"{seed} {epoch}").sample(items, len(items))
-    return [tuple(permutation[i : i + size]) for i in range(0, len(permutation), size)]
+    return [tuple(batch) for batch in split_batches(permutation, size)]
+
+
+def split_batches(items: Sequence[T], size: int) -> list[Sequence[T]]:
+    """Return consecutive batches of `size` items; the last batch may be smaller."""
+    return [items[i : i + size] for i in range(0, len(items), size)]
 
 
 def build_dpr_batch(examples: Sequence[Example], n_hard_negatives: int, rng: random.Random | None) -> DprBatch:

@@ -36,6 +36,7 @@ from rag_model.retrieve.models import PairScorer
 from rag_model.store.recorded_tasks import OnProgress, TaskRunner
 from rag_model.store.store import Store
 from rag_model.training.data.answer_scores import load_stored_generator, put_generator
+from rag_model.training.data.batches import split_batches
 from rag_model.training.data.blocks import ScoreBlock, score_blocks
 from rag_model.training.data.examples import Example, build_passage
 
@@ -276,8 +277,8 @@ def judge_pairs(judge: PairScorer, pairs: Sequence[tuple[str, Passage]], batch_s
         InputError: a score is not finite.
     """
     verdicts = list[RagVerdict]()
-    for first_pair in range(0, len(pairs), batch_size):
-        questions, passages = zip(*pairs[first_pair : first_pair + batch_size], strict=True)
+    for batch in split_batches(pairs, batch_size):
+        questions, passages = zip(*batch, strict=True)
         scores = judge.scores(
             list(questions), [passage.title for passage in passages], [passage.text for passage in passages]
         )

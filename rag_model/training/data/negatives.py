@@ -34,6 +34,7 @@ from rag_model.store.recorded_tasks import OnProgress, PartTask, RecordedTask, T
 from rag_model.store.store import Store
 from rag_model.store.versions.manifest import passages_path
 from rag_model.store.versions.snapshot import Snapshot
+from rag_model.training.data.batches import split_batches
 from rag_model.training.data.examples import Example
 from rag_model.training.data.memory import GROUP_SECONDS_PER_ROW, open_passages, read_passages
 from rag_model.training.data.temporary_index import Indexer, build_temporary_index
@@ -370,11 +371,10 @@ def _search_bm25(
     else:
         plan = _plan_bm25(snapshot)
         index_ref, entry = build_temporary_index(snapshot, plan, indexer=indexer), plan.entry()
-    k, block_starts = min(depth, snapshot.n), range(0, len(questions), _TASK_QUESTIONS)
-    question_blocks = [questions[start : start + _TASK_QUESTIONS] for start in block_starts]
+    k = min(depth, snapshot.n)
     search_tasks = [
         SearchTask(store.blobs.put_bytes(json.dumps(block).encode()), len(block), index_ref, dict(entry), snapshot.n, k)
-        for block in question_blocks
+        for block in split_batches(questions, _TASK_QUESTIONS)
     ]
     return np.concatenate([np.array(rows, np.int64) for rows in run_tasks(store, search_tasks, runner)])
 
@@ -385,10 +385,9 @@ def _search_snapshot(
     """Return the (q, k) rows of the best passages by the recipe's retriever, padded with -1."""
     retriever, row_batches = open_retriever(snapshot, recipe.retriever), list[Rows]()
     k = min(recipe.mining.depth, retriever.most, snapshot.n)
-    for first_question in range(0, len(questions), _SEARCH_BATCH):
-        batch = questions[first_question : first_question + _SEARCH_BATCH]
+    for batch in split_batches(questions, _SEARCH_BATCH):
         row_batches.append(retriever.find(Queries(batch), k).rows)
-        on_progress(first_question + len(batch), len(questions))
+        on_progress(sum(map(len, row_batches)), len(questions))
     return np.concatenate(row_batches)
 
 

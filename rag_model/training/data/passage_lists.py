@@ -17,6 +17,7 @@ from rag_model.store.objects.memo import StageResult
 from rag_model.store.recorded_tasks import TaskRunner
 from rag_model.store.store import Store
 from rag_model.training.data.answer_scores import AnswerScores, ScoringExample
+from rag_model.training.data.batches import split_batches
 from rag_model.training.data.memory import PassageMemory, read_passages
 from rag_model.training.data.texts import passages_overlap
 
@@ -105,7 +106,7 @@ class PassageLister:
         depth = k + (_EXTRA_CANDIDATES if any(example.source for example in examples) else 0)
         for start in range(0, len(examples), _READ_BATCH):
             group = examples[start : start + _READ_BATCH]
-            batches = [group[i : i + _SEARCH_BATCH] for i in range(0, len(group), _SEARCH_BATCH)]
+            batches = split_batches(group, _SEARCH_BATCH)
             candidates = [example_rows for batch in batches for example_rows in self._find_rows(batch, depth)]
             pairs = zip(group, candidates, strict=True)
             needed_rows = {row for example, example_rows in pairs if example.source for row in example_rows}

@@ -55,15 +55,14 @@ from rag_model.training.objectives.objective import (
     Examples,
     Job,
     ModelDescription,
-    Objective,
     TrainingCosts,
 )
 from rag_model.training.objectives.task_bases import (
     GroupRecipe,
     ListTask,
+    MiningObjective,
     count_teacher_operations,
     load_teacher,
-    mine_passages,
 )
 from rag_model.training.origins import TEACHER, InitialModels, NamedModels, choose_models
 
@@ -279,7 +278,7 @@ class ColbertTask(ListTask[TokenModel, ColbertRecipe]):
         return token_mask, *as_tensors(token_batch, self.module.device)
 
 
-class Colbert(Objective[ColbertTraining]):
+class Colbert(MiningObjective[ColbertTraining]):
     """The objective `colbert`: an encoder with one vector per token."""
 
     name = "colbert"
@@ -304,7 +303,7 @@ class Colbert(Objective[ColbertTraining]):
         """Return the examples with mined negatives and positives and with scores by the teacher."""
         model_names, settings = job.origins.names, job.settings
         teacher = load_teacher(job) if TEACHER in model_names else None
-        examples = mine_passages(job)
+        examples = super().prepare(job)
         if teacher is None:
             return examples
         n_negatives = settings.colbert.count_negatives(has_teacher=True)

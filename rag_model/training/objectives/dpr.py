@@ -15,6 +15,7 @@ from rag_model.training.data.batches import (
     build_dpr_batch,
     hash_passages,
     mask_other_positives,
+    split_batches,
 )
 from rag_model.training.data.negatives import NegativesRecipe, sample_passages
 from rag_model.training.loop.loop_settings import LoopSettings, check_bounds
@@ -83,15 +84,16 @@ class DprTask(ContrastTask[BiEncoder, DprRecipe]):
 
     def evaluate(self) -> Measures:
         """Return the `loss` on the dev set, and the measures of `RankingEvaluator`."""
-        question_vectors = self.module.encode_questions(self._ranking_evaluator.questions)  # (n, d)
-        passage_vectors = self.module.encode_passages(self._ranking_evaluator.pool)  # (m, d)
-        measures = self._ranking_evaluator.evaluate(question_vectors, passage_vectors)
+        ranking = self._ranking_evaluator
+        question_vectors = self.module.encode_questions(ranking.questions)  # (n, d)
+        passage_vectors = self.module.encode_passages(ranking.pool)  # (m, d)
+        measures = ranking.evaluate(question_vectors, passage_vectors)
         dev_losses = [
             in_batch_loss(
                 *self._build_dev_batch(positions, question_vectors, passage_vectors),
                 temperature=self._recipe.temperature,
             )[0].item()
-            for positions in _split_positions(self._ranking_evaluator.positions_with_positives, self._recipe.batch_size)
+            for positions in split_batches(ranking.positions_with_positives, self._recipe.batch_size)
         ]
         return {**({"loss": sum(dev_losses) / len(dev_losses)} if dev_losses else {}), **measures}
 
@@ -111,10 +113,6 @@ class DprTask(ContrastTask[BiEncoder, DprRecipe]):
             gold,
             ignored,
         )
-
-
-def _split_positions(positions: Sequence[int], chunk_size: int) -> list[Sequence[int]]:
-    return [positions[i : i + chunk_size] for i in range(0, len(positions), chunk_size)]
 
 
 class Dpr(MiningObjective[DprTraining]):

@@ -23,17 +23,16 @@ from rag_model.training.objectives.objective import (
     Examples,
     Job,
     ModelDescription,
-    Objective,
     TrainingCosts,
 )
 from rag_model.training.objectives.task_bases import (
     BiEncoder,
     ListTask,
+    MiningObjective,
     PairRecipe,
     count_teacher_operations,
     estimate_pair_costs,
     load_teacher,
-    mine_passages,
 )
 from rag_model.training.origins import TEACHER
 
@@ -112,7 +111,7 @@ class MarginMseTask(ListTask[BiEncoder, MarginMseRecipe]):
             return margin_mse_loss(pad_lists(scores, batch.lengths), batch.teacher_scores(scores.device))
 
 
-class MarginMse(Objective[MarginMseTraining]):
+class MarginMse(MiningObjective[MarginMseTraining]):
     """The objective `margin-mse`: a bi-encoder that learns from a cross-encoder."""
 
     name = "margin-mse"
@@ -130,7 +129,7 @@ class MarginMse(Objective[MarginMseTraining]):
     def prepare(self, job: Job[MarginMseTraining]) -> Examples:
         """Return the examples with mined negatives and positives and with scores by the teacher."""
         teacher = load_teacher(job)  # An invalid teacher fails before the slow mining.
-        mined_examples = mine_passages(job)
+        mined_examples = super().prepare(job)
         return {
             name: add_teacher_scores(examples, teacher, job.settings.margin_mse.scored)
             for name, examples in mined_examples.items()

@@ -43,7 +43,7 @@ from rag_model.retrieve.retriever import Queries, check_queries
 from rag_model.store.store import Store
 from rag_model.store.versions.model_manifest import GENERATOR, PASSAGE, QUESTION
 from rag_model.store.versions.snapshot import Snapshot
-from rag_model.training.data.batches import DprBatch, build_dpr_batch
+from rag_model.training.data.batches import DprBatch, build_dpr_batch, split_batches
 from rag_model.training.data.examples import Example, deduplicate_passages
 from rag_model.training.data.judging import (
     ExamplePools,
@@ -139,9 +139,8 @@ class OnlineJudging:
 
     memory: BagMemory
     judge: PairScorer  # a `PassageJudge`, or a cache of one
+    scorer: PairScorer  # a judge that computes only log p, or `judge` for a closed set of choices
     settings: JudgeSettings
-    # a judge that computes only log p, for free-form answers; None means `judge`
-    scorer: PairScorer | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +233,8 @@ class OpenRagTask(GroupTask[DprBatch, SidrPair, OpenRagRecipe]):
         examples = self._answered_examples
         ranked_passages = self.rank_proposals([example.question for example in examples])
         ranked_examples = list(zip(examples, ranked_passages, strict=True))
-        verdicts = self._judge_pairs([(example.question, ranked[0]) for example, ranked in ranked_examples if ranked])
+        first_pairs = [(example.question, ranked[0]) for example, ranked in ranked_examples if ranked]
+        verdicts = judge_pairs(self._online_judging.judge, first_pairs, _ONLINE_BATCH)
         answer_ranks = [find_first_answer_rank(*ranked_example) for ranked_example in ranked_examples]
         return {
             "right": sum(verdict.right for verdict in verdicts) / len(examples),
@@ -284,10 +284,8 @@ class OpenRagTask(GroupTask[DprBatch, SidrPair, OpenRagRecipe]):
                     passage_by_position[i] = searches[i].send(verdict)
                 except StopIteration as stop:
                     labels_by_position[i] = stop.value
-            verdicts = self._judge_pairs(
-                [(examples[i].question, passage) for i, passage in passage_by_position.items()],
-                self._online_judging.scorer,
-            )
+            pairs = [(examples[i].question, passage) for i, passage in passage_by_position.items()]
+            verdicts = judge_pairs(self._online_judging.scorer, pairs, _ONLINE_BATCH)
             verdict_by_position = dict(zip(passage_by_position, verdicts, strict=True))
         return [labels_by_position[i] for i in range(len(searches))]
 
@@ -308,9 +306,6 @@ class OpenRagTask(GroupTask[DprBatch, SidrPair, OpenRagRecipe]):
             if is_helpful and positive is None:
                 positive = passage
         return OnlineLabels(positive, None, n_judged)
-
-    def _judge_pairs(self, pairs: Sequence[tuple[str, Passage]], scorer: PairScorer | None = None) -> list[RagVerdict]:
-        return judge_pairs(scorer or self._online_judging.judge, pairs, _ONLINE_BATCH)
 
     def _is_helpful(self, example: Example, verdict: RagVerdict) -> bool | None:
         if self._online_judging.settings.choices:
@@ -393,9 +388,10 @@ class OpenRag(Objective[OpenRagTraining]):
             raise UsageError("the examples of an OpenRAG training have no pools: call `prepare` first")
         pair, generator, all_examples = _load_pair(job), _load_generator(job), [*pools, *job.examples["dev"]]
         build_judge = partial(_build_online_judge, job, generator, all_examples)
-        judge, scorer = build_judge(), None if settings.judge.choices else build_judge(generates_answers=False)
+        judge = build_judge()
+        scorer = judge if settings.judge.choices else build_judge(generates_answers=False)
         memory = BagMemory(job.snapshot, pair.passage.folder, settings.openrag.asked_terms, job.indexer)
-        judging = OnlineJudging(memory, judge, settings.judge, scorer)
+        judging = OnlineJudging(memory, judge, scorer, settings.judge)
         return OpenRagTask(pair, pools, job.examples["dev"], settings.openrag, judging, job.digests)
 
     def costs(self, job: Job[OpenRagTraining], models: Mapping[str, Architecture]) -> TrainingCosts:
@@ -484,15 +480,14 @@ def _iter_retrieved(job: Job[OpenRagTraining], train: Sequence[Example]) -> Iter
     if retriever is not None:
         check_queries([example.question for example in train])
 
-    def find_rows(first: int) -> Rows:
-        questions = [example.question for example in train[first : first + _SEARCH_BATCH]]
+    def find_rows(examples: Sequence[Example]) -> Rows:
+        questions = [example.question for example in examples]
         if retriever is None:
             return memory.find_rows(pair.question.encoder().encode_questions(questions), depth)
         return retriever.find(Queries(questions), min(depth, retriever.most)).rows
 
-    for start in range(0, len(train), _READ_BATCH):
-        batch = train[start : start + _READ_BATCH]
-        rows = np.concatenate([find_rows(i) for i in range(start, start + len(batch), _SEARCH_BATCH)])
+    for batch in split_batches(train, _READ_BATCH):
+        rows = np.concatenate([find_rows(examples) for examples in split_batches(batch, _SEARCH_BATCH)])
         passages = read_passages(job.snapshot, np.unique(rows[rows >= 0]).tolist(), job.runner)
         for example, example_rows in zip(batch, rows.tolist(), strict=True):
             yield example, [passages[row] for row in example_rows if row >= 0]

@@ -37,7 +37,7 @@ from rag_model.generate.rag import Rag, RagSettings
 from rag_model.generate.rag_folder import save_rag
 from rag_model.retrieve.expression import RetrieverChoice
 from rag_model.store.versions.snapshot import Snapshot
-from rag_model.training.data.batches import shuffle_batches
+from rag_model.training.data.batches import shuffle_batches, split_batches
 from rag_model.training.data.examples import Example
 from rag_model.training.data.memory import PassageMemory, RetrievedBatch
 from rag_model.training.data.passage_lists import PassageList
@@ -329,8 +329,11 @@ def compute_preference_scores(log_p: Tensor, n_tokens: Tensor, preference: Prefe
     return log_p.exp() if preference == "probability" else log_p / n_tokens[:, None].clamp(min=1)
 
 
-def compute_log_target(scores: Tensor, mask: Tensor, temperature: float) -> Tensor:
-    """Return (b, k) log p_LSR from preference scores; 0 where the (b, k) bool `mask` is False."""
+def compute_log_softmax(scores: Tensor, mask: Tensor, temperature: float) -> Tensor:
+    """Return the (b, k) log softmax of `scores` / `temperature` over each list, as in eq. 2 and 4.
+
+    The result is 0 where the (b, k) bool `mask` is False.
+    """
     return (scores / temperature).masked_fill(~mask, -torch.inf).log_softmax(1).masked_fill(~mask, 0)
 
 
@@ -341,9 +344,8 @@ def retriever_loss(scores: Tensor, log_target: Tensor, mask: Tensor, temperature
     The loss is computed at least in float32, even under autocast.
     """
     with torch.autocast(scores.device.type, enabled=False):
-        scaled_scores = scores.to(torch.promote_types(scores.dtype, torch.float32)) / temperature
-        # (b, k)
-        log_p = scaled_scores.masked_fill(~mask, -torch.inf).log_softmax(1).masked_fill(~mask, 0)
+        wide_scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
+        log_p = compute_log_softmax(wide_scores, mask, temperature)  # (b, k)
         return (log_p.exp() * (log_p - log_target)).masked_fill(~mask, 0).sum(1)  # (b, k) -> (b,)
 
 
@@ -425,11 +427,9 @@ class RetrieverTask(StageTask):
     def evaluate(self) -> Measures:
         """Return the measures of `DevSet`, and `kl` and `target_entropy` of the dev lists."""
         kl_losses, target_entropies = list[Tensor](), list[Tensor]()
-        for first_list in range(0, len(self._dev_lists), _EVALUATION_BATCH):
-            batch = self._dev_lists[first_list : first_list + _EVALUATION_BATCH]
+        for batch in split_batches(self._dev_lists, _EVALUATION_BATCH):
             vectors = self._question.encode_questions([scored_list.text for scored_list in batch])
-            question_vectors = torch.from_numpy(vectors)
-            losses, entropies, _ = self._compute_losses(question_vectors, batch)
+            losses, entropies, _ = self._compute_losses(torch.from_numpy(vectors), batch)
             kl_losses.append(losses)
             target_entropies.append(entropies)
         list_measures = {
@@ -453,7 +453,7 @@ class RetrieverTask(StageTask):
         )
         n_tokens = torch.tensor([scored_list.scores.n_tokens for scored_list in batch])
         scores = compute_preference_scores(log_p, n_tokens, self._recipe.preference)
-        return compute_log_target(scores, mask, self._recipe.preference_temperature).float(), mask
+        return compute_log_softmax(scores, mask, self._recipe.preference_temperature).float(), mask
 
     def _compute_losses(self, question_vectors: Tensor, batch: Sequence[PassageList]) -> tuple[Tensor, Tensor, Tensor]:
         """Return the (b,) losses, and the (b,) entropies of p_LSR (the target) and p_R."""
@@ -463,8 +463,8 @@ class RetrieverTask(StageTask):
             # (b, k, d) * (b, 1, d) -> (b, k)
             scores = (vectors * question_vectors.float()[:, None]).sum(-1)
         losses = retriever_loss(scores, log_target, mask, self._shared_recipe.temperature)
-        log_p = (scores.detach() / self._shared_recipe.temperature).masked_fill(~mask, -torch.inf).log_softmax(1)
-        return losses, compute_entropy(log_target, mask), compute_entropy(log_p.masked_fill(~mask, 0), mask)
+        log_p = compute_log_softmax(scores.detach(), mask, self._shared_recipe.temperature)
+        return losses, compute_entropy(log_target, mask), compute_entropy(log_p, mask)
 
     def _fetch_vectors(self, batch: Sequence[PassageList], k: int) -> Any:
         """Return the (b, k, d) float32 vectors; short lists are padded with their first vector."""
@@ -474,8 +474,7 @@ class RetrieverTask(StageTask):
     def _warn_if_uniform(self) -> None:
         """Warn if most targets are uniform, because they teach the encoder not to choose."""
         is_uniform = list[bool]()
-        for first_example in range(0, len(self._train), _EVALUATION_BATCH):
-            examples = self._train[first_example : first_example + _EVALUATION_BATCH]
+        for examples in split_batches(self._train, _EVALUATION_BATCH):
             batch = [example for example in examples if len(example.scores.log_p) > 1]
             if batch:
                 log_target, mask = self.compute_log_targets(batch)

@@ -46,7 +46,7 @@ from rag_model.resources.estimates import estimate_retriever_bytes
 from rag_model.retrieve.expression import RetrieverChoice, choose_expression
 from rag_model.retrieve.hits import Hit
 from rag_model.store.versions.snapshot import Snapshot
-from rag_model.training.data.batches import IncompletePolicy, shuffle_batches
+from rag_model.training.data.batches import IncompletePolicy, shuffle_batches, split_batches
 from rag_model.training.data.examples import Example, deduplicate_passages, digest_examples
 from rag_model.training.data.memory import PassageMemory, RankedRow, RetrievedBatch
 from rag_model.training.loop.loop_settings import LoopSettings, check_bounds
@@ -337,13 +337,11 @@ class RagTask:
     def _retrieve_initial_hits(self) -> dict[str, list[RankedRow]]:
         """Retrieve passages for all training questions with the initial encoder."""
         questions = list(dict.fromkeys(pair.example.question for pair in self._train))
-        rows_by_question: dict[str, list[RankedRow]] = {}
-        for i in range(0, len(questions), _SEARCH_BATCH):
-            for question, hits in zip(
-                batch := questions[i : i + _SEARCH_BATCH], self._retrieve_questions(batch).hits, strict=True
-            ):
-                rows_by_question[question] = [(hit.row, hit.score) for hit in hits]
-        return rows_by_question
+        return {
+            question: [(hit.row, hit.score) for hit in hits]
+            for batch in split_batches(questions, _SEARCH_BATCH)
+            for question, hits in zip(batch, self._retrieve_questions(batch).hits, strict=True)
+        }
 
     def _retrieve_batch(self, batch: RagBatch, question_vectors: Tensor) -> RetrievedBatch:
         if self._recipe.retrieve == "batch":

@@ -27,6 +27,7 @@ from rag_model.retrieve.expression import RetrieverChoice, choose_expression
 from rag_model.store.recorded_tasks import TaskRunner
 from rag_model.store.versions.model_manifest import MASKED_LM
 from rag_model.store.versions.snapshot import Snapshot
+from rag_model.training.data.batches import split_batches
 from rag_model.training.data.texts import SalientSpans, TextBatch
 from rag_model.training.loop.loop_settings import LoopSettings, check_bounds
 from rag_model.training.loop.task import Goal, Measures, Task
@@ -235,9 +236,11 @@ class RealmTask(TextTask):
         The measures are `nll` in nats per text, `utility` and `null_prior`. `distinct` and `spread`
         of the candidates show whether retrieval has collapsed.
         """
-        size, dev_rows = self._recipe.batch_size, self._split.dev.tolist()
-        batches = [TextBatch(_DEV_EPOCH, tuple(dev_rows[i : i + size])) for i in range(0, len(dev_rows), size)]
-        results = [self._compute_likelihoods(batch) for batch in batches]
+        dev_rows = self._split.dev.tolist()
+        results = [
+            self._compute_likelihoods(TextBatch(_DEV_EPOCH, tuple(rows)))
+            for rows in split_batches(dev_rows, self._recipe.batch_size)
+        ]
         candidate_ids = [
             [passage.id for passage in passages[1:]] for result in results for passages in result.candidates.passages
         ]

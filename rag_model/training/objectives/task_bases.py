@@ -5,7 +5,8 @@
 * `ContrastTask`: group tasks with in-batch negatives (DPR, SiDR)
 * `ListTask`: group tasks with a list of a positive and negatives per example (ColBERT,
   cross-encoder, MarginMSE)
-* `MiningObjective`: objectives that add mined passages to the examples (DPR, cross-encoder, SiDR)
+* `MiningObjective`: objectives that add mined passages to the examples (ColBERT, DPR,
+  cross-encoder, MarginMSE, SiDR)
 * `PairRecipe`, `estimate_pair_costs`: settings and costs of a bi-encoder (DPR, MarginMSE)
 * `TextTask`: tasks whose batches are passages of the snapshot (ICT, REALM)
 * `load_teacher`: load the cross-encoder whose scores are distilled (ColBERT, MarginMSE)
@@ -390,22 +391,18 @@ class TextTask:
         self.module.save(folder)
 
 
-def mine_passages(job: Job[Any]) -> Examples:
-    """Return the examples with mined negatives and positives; see `add_mined_passages`.
+class MiningObjective(Objective[S]):
+    """Base class of objectives that mine negatives and positives before the training.
 
     The settings have a `NegativesRecipe` in the table `negatives`.
     """
-    return add_mined_passages(
-        job.examples, job.snapshot, job.settings.negatives, job.on_progress, job.indexer, job.runner
-    )
-
-
-class MiningObjective(Objective[S]):
-    """Base class of objectives whose only preparation is to mine negatives and positives."""
 
     def prepare(self, job: Job[S]) -> Examples:
         """Return the examples with mined negatives and positives; see `add_mined_passages`."""
-        return mine_passages(job)
+        settings: Any = job.settings
+        return add_mined_passages(
+            job.examples, job.snapshot, settings.negatives, job.on_progress, job.indexer, job.runner
+        )
 
 
 def load_teacher(job: Job[Any]) -> PairScorer:

@@ -20,7 +20,7 @@ from rag_model.store.store import Store
 from rag_model.store.versions.snapshot import Snapshot
 from rag_model.training.data.batches import DprBatch
 from rag_model.training.data.examples import Example
-from rag_model.training.data.judging import ExamplePools, JudgeSettings, PassageJudge, judge_passages
+from rag_model.training.data.judging import ExamplePools, JudgeSettings, PassageJudge, judge_pairs, judge_passages
 from rag_model.training.data.temporary_index import BagMemory
 from rag_model.training.finetuning import Finetuning
 from rag_model.training.loop.checkpoint import read_metrics
@@ -182,7 +182,7 @@ def test_passages_are_judged_in_order_until_the_first_negative(
 def test_questions_are_judged_in_one_call_and_each_pair_once(build_job: Any, tmp_path: Path) -> None:
     job = prepare(build_job(work=tmp_path, digests={"generator": "g"}))
     task, calls = OPENRAG.task(job), list[int]()
-    cache: Any = task._online_judging.scorer or task._online_judging.judge
+    cache: Any = task._online_judging.scorer
     judge = cache._teacher
 
     class CountingTeacher:
@@ -196,7 +196,7 @@ def test_questions_are_judged_in_one_call_and_each_pair_once(build_job: Any, tmp
     labels = task._label_examples(pools, ranked)
     verdicts = [judge_passages(judge, pool.question, passages)[0] for pool, passages in zip(pools, ranked, strict=True)]
     pairs = [(pool.question, passages[0]) for pool, passages in zip(pools, ranked, strict=True)]
-    batch_verdicts = task._judge_pairs(pairs, judge)
+    batch_verdicts = judge_pairs(judge, pairs, len(pairs))
     assert [each.right for each in batch_verdicts] == [each.right for each in verdicts]
     assert [each.log_p for each in batch_verdicts] == pytest.approx([each.log_p for each in verdicts], abs=1e-4)
     assert sum(calls) <= sum(label.n_judged for label in labels), "a pair is judged once"
