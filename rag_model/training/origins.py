@@ -40,7 +40,7 @@ class InitialModels:
         Raises:
             InputError: a model is not found.
         """
-        return {part: digest_folder(resolve_folder(name)) for part, name in self.names.items()}
+        return {part: digest_model_folder(resolve_folder(name)) for part, name in self.names.items()}
 
     def pin(self) -> "InitialModels":
         """Return the models with each hub name pinned to its current commit.
@@ -134,14 +134,11 @@ def _choose_bi_encoder(store: Store, snapshot: Snapshot, encoder: str | None) ->
     return {QUESTION: str(folder), PASSAGE: str(folder)}
 
 
-def digest_folder(folder: Path) -> str:
+def digest_model_folder(folder: Path) -> str:
     """Return a digest of the names and contents of a folder's files.
 
     Hidden files and the model card, `README.md`, are left out.
     """
     file_paths = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != "README.md")
-    paths_by_name = {path.relative_to(folder).as_posix(): path for path in file_paths}
-    visible_paths = {
-        name: path for name, path in paths_by_name.items() if not any(part.startswith(".") for part in name.split("/"))
-    }
-    return digest_json({name: digest_file(path) for name, path in visible_paths.items()})
+    path_by_name = {path.relative_to(folder).as_posix(): path for path in file_paths}
+    return digest_json({name: digest_file(path) for name, path in path_by_name.items() if "/." not in f"/{name}"})

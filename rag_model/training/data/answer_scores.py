@@ -69,7 +69,7 @@ class AnswerBlock(ScoreBlock):
         Raises:
             InputError: the generator's files are damaged, or a score is not finite.
         """
-        generator = load_stored_generator(store.url, self.model, self.dtype)
+        generator = load_stored_generator(store.url, self.model, self.dtype, self.cpu)
         scores = [score_example(generator, example) for example in _load_examples(store, self.content)]
         return [[list(example_scores.log_p), example_scores.n_tokens] for example_scores in scores]
 
@@ -82,17 +82,19 @@ def score_answers(
     runner: TaskRunner | None = None,
     on_progress: OnProgress | None = None,
     dtype: str = "float32",
+    *,
+    cpu: bool = False,
 ) -> list[AnswerScores]:
     """Return the generator's scores of the answer of each example, in the order of the examples.
 
     `generator` loads the generator; it is only called if a block is not recorded yet. `identity` is
     the digest of the generator's files. If `runner` is None, this process computes the scores.
-    Scores of different dtypes are recorded separately.
+    Scores of different dtypes are recorded separately. `cpu` means not to use a GPU.
 
     Raises:
         InputError: a score is not finite.
     """
-    blocks = put_blocks(partial(_put_block, store, identity, dtype), split_batches(examples, BLOCK_SIZE))
+    blocks = put_blocks(partial(_put_block, store, identity, dtype, cpu), split_batches(examples, BLOCK_SIZE))
     block_scores = score_blocks(
         store, blocks, lambda: put_generator(store, generator()), runner, on_progress or (lambda _, __: None)
     )
@@ -158,12 +160,13 @@ def _exclude_last_token(targets: Targets) -> torch.Tensor:
     return mask.scatter_(1, last_position, value=False)
 
 
-def _put_block(store: Store, identity: str, dtype: str, examples: Sequence[ScoringExample]) -> AnswerBlock:
+def _put_block(store: Store, identity: str, dtype: str, cpu: bool, examples: Sequence[ScoringExample]) -> AnswerBlock:
     example_rows = [
         [example.id, example.text, example.answer, example.passages, example.is_plain_text] for example in examples
     ]
     block_ref = store.blobs.put_bytes(json.dumps(example_rows, ensure_ascii=False).encode())
-    return AnswerBlock(block_ref, identity, sum(len(example.passages) for example in examples), dtype=dtype)
+    n_contexts = sum(len(example.passages) for example in examples)
+    return AnswerBlock(block_ref, identity, n_contexts, dtype=dtype, cpu=cpu)
 
 
 def _load_examples(store: Store, blob: BlobRef) -> list[ScoringExample]:
@@ -174,7 +177,7 @@ def _load_examples(store: Store, blob: BlobRef) -> list[ScoringExample]:
 
 
 @lru_cache(maxsize=1)  # A worker process loads the generator only once.
-def load_stored_generator(store_url: str, files: Files, dtype: str, cpu: bool = False) -> Generator:
+def load_stored_generator(store_url: str, files: Files, dtype: str, cpu: bool) -> Generator:
     """Load the generator whose files `put_generator` stored; `cpu` means not to use a GPU."""
     blobs = Store.open(store_url).blobs
     folder = build_link_tree({name: blobs.get_local_path(ref) for name, ref in files})

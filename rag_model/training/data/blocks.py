@@ -43,6 +43,7 @@ class ScoreBlock(RecordedTask):
     contexts: int  # number of texts that the model reads
     model: Files = ()  # files of the model; empty if the scores are already recorded
     dtype: str = "float32"  # dtype of the model's weights; ignored by ONNX graphs
+    cpu: bool = False  # whether to run without a GPU
 
     output: ClassVar[str] = "scores"
     code: ClassVar[Any]  # version of the code, as JSON; change it if equal inputs give new scores
@@ -60,7 +61,7 @@ class ScoreBlock(RecordedTask):
     @property
     def uses_gpu(self) -> bool:
         """Whether a GPU may be used."""
-        return True
+        return not self.cpu
 
     @property
     def libraries(self) -> tuple[str, ...]:

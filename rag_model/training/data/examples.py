@@ -35,6 +35,7 @@ from rag_model.secrets import refuse_secret
 from rag_model.untrusted_text import limit_blank_lines, parse_json
 
 _CHUNK_SIZE = 1 << 20  # characters read at a time
+_MAX_NEGATIVES = 30  # maximum number of hard negatives of an example
 _MAX_VALUE_LENGTH = 1 << 26  # maximum number of characters of one value
 _NOUN = "training examples"  # what a file should contain, for errors
 _DECODER = json.JSONDecoder()
@@ -171,18 +172,18 @@ class Example:
     scores: tuple[float, ...] = ()
 
 
-# function of (row, row number, maximum number of hard negatives) that returns an example
-RowParser = Callable[[Mapping[str, Any], str, int], Example]
+# function of (row, row number) that returns an example
+RowParser = Callable[[Mapping[str, Any], str], Example]
 
 
-def read_examples(source: str | Path, split: str = "train", negatives: int = 30) -> list[Example]:
+def read_examples(source: str | Path, split: str = "train") -> list[Example]:
     """Read the examples of a file or URL, or of a BEIR folder, in order.
 
     The format is detected by the content: DPR's JSON (an array, or one object per line, with
     `positive_ctxs`), KILT (`input` and `output`), triples (`question` and `context`), else a
     question file, whose examples have answers but no passages. The id of an example is its id in
-    the file or, if there is none, its row number, from 0. Only the first `negatives` hard negatives
-    of an example are used. Of a BEIR folder, the questions in `qrels/<split>.tsv` are read with the
+    the file or, if there is none, its row number, from 0. Only the first 30 hard negatives of an
+    example are used. Of a BEIR folder, the questions in `qrels/<split>.tsv` are read with the
     documents graded above 0, and with the document that is the question itself, if there is one.
 
     Raises:
@@ -190,7 +191,7 @@ def read_examples(source: str | Path, split: str = "train", negatives: int = 30)
             two examples have the same id, or there is no example.
     """
     path = str(source)
-    examples = _read_beir(Path(path), split) if Path(path).is_dir() else list(_read_file(path, negatives))
+    examples = _read_beir(Path(path), split) if Path(path).is_dir() else list(_read_file(path))
     if not examples:
         raise InputError(f"{path} holds no examples: give a file with at least one")
     check_unique_ids((example.id for example in examples), path, "examples")
@@ -234,7 +235,7 @@ def _list_content(example: Example) -> list[Any]:
     return [example.id, example.question, example.answers, *passage_hashes, example.pages, *own_document_hashes]
 
 
-def _read_file(url: str, n_negatives: int) -> Iterator[Example]:
+def _read_file(url: str) -> Iterator[Example]:
     first_character = _read_first_character(url)
     located_rows = iter_json_file(url) if first_character in {"{", "["} else iter(())
     parse_row = next((_find_row_parser(row) for _, row in located_rows), None)
@@ -250,7 +251,7 @@ def _read_file(url: str, n_negatives: int) -> Iterator[Example]:
         return
     for i, (location, row) in enumerate(iter_json_file(url)):
         try:
-            example = parse_row(row, str(i), n_negatives)
+            example = parse_row(row, str(i))
             json.dumps(_list_texts(example), ensure_ascii=False).encode()
         except UnicodeEncodeError as error:
             raise InputError(f"{location} contains an unpaired surrogate ({error}): correct it") from error
@@ -285,7 +286,7 @@ def _list_texts(example: Example) -> list[str]:
     return [example.id, example.question, *example.answers, *passage_texts]
 
 
-def _parse_dpr(row: Mapping[str, Any], row_number: str, n_negatives: int) -> Example:
+def _parse_dpr(row: Mapping[str, Any], row_number: str) -> Example:
     """Parse a row in DPR's format: question, answers, positive_ctxs, hard_negative_ctxs.
 
     `negative_ctxs` of this format are random passages, which are left out.
@@ -295,17 +296,17 @@ def _parse_dpr(row: Mapping[str, Any], row_number: str, n_negatives: int) -> Exa
         _parse_question(row["question"]),
         _check_strings(row.get("answers", [])),
         tuple(_parse_context(context) for context in row["positive_ctxs"]),
-        tuple(_parse_context(context) for context in islice(row.get("hard_negative_ctxs", []), n_negatives)),
+        tuple(_parse_context(context) for context in islice(row.get("hard_negative_ctxs", []), _MAX_NEGATIVES)),
     )
 
 
-def _parse_triple(row: Mapping[str, Any], row_number: str, _: int) -> Example:
+def _parse_triple(row: Mapping[str, Any], row_number: str) -> Example:
     example_id, title = str(row.get("id", row_number)), _check_string(row.get("title", ""))
     positive = build_passage(title, _check_string(row["context"]))
     return Example(example_id, _parse_question(row["question"]), _check_strings(row.get("answers", [])), (positive,))
 
 
-def _parse_kilt(row: Mapping[str, Any], _: str, __: int) -> Example:
+def _parse_kilt(row: Mapping[str, Any], _: str) -> Example:
     """Parse a row in KILT's format. Its provenance has ids of Wikipedia pages, but no text."""
     outputs = row["output"]
     answers = [_check_string(output["answer"]) for output in outputs if output.get("answer") is not None]

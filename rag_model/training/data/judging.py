@@ -177,15 +177,8 @@ def collect_gold_answers(examples: Sequence[Example], settings: JudgeSettings) -
 class JudgeBlock(ScoreBlock):
     """A block of questions whose passages a generator judges."""
 
-    cpu: bool = False  # whether to run without a GPU
-
     stage: ClassVar[str] = "judge"
     code: ClassVar[Any] = VERSION
-
-    @property
-    def uses_gpu(self) -> bool:
-        """Whether a GPU may be used."""
-        return not self.cpu
 
     def inputs(self) -> dict[str, Any]:
         """Return all inputs that determine the verdicts, except for rounding."""

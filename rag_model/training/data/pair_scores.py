@@ -125,7 +125,6 @@ def _digest_scores(key: str, scores: list[float]) -> str:
 class PairBlock(ScoreBlock):
     """A block of question-passage pairs to score with a cross-encoder."""
 
-    cpu: bool = False  # whether to run without a GPU
     onnx: bool = False  # whether onnxruntime runs the cross-encoder instead of torch
 
     stage: ClassVar[str] = "teach"

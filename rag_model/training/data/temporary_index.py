@@ -56,7 +56,6 @@ class BagMemory:
         """
         self.snapshot, self._parameters = snapshot, {} if terms is None else {"terms": terms}
         name = find_bag_index(snapshot, folder)
-        self.is_temporary = name is None
         if name is None:
             index_plan = KIND.plan(IndexRecipe("Impact1"), snapshot.n, read_vocabulary_size(folder))
             self._index: ImpactIndex = open_temporary_index(snapshot, index_plan, folder, indexer)

@@ -234,10 +234,6 @@ class ReconstructionSettings:
             )
 
 
-def _create_rag_recipe() -> RagRecipe:
-    return RagRecipe(batch_size=4)  # paper: 4
-
-
 @dataclass(frozen=True, slots=True)
 class End2EndTraining:
     """Settings of an end-to-end RAG training."""
@@ -245,7 +241,7 @@ class End2EndTraining:
     # The values are those of the paper, section 4.2, and of its code. The warm-up is a share of all
     # steps instead of the paper's 500 steps.
     loop: LoopSettings = LOOP
-    rag: RagRecipe = field(default_factory=_create_rag_recipe)
+    rag: RagRecipe = field(default_factory=lambda: RagRecipe(batch_size=4))
     end2end: End2EndRecipe = field(default_factory=End2EndRecipe)
     reconstruction: ReconstructionSettings = field(default_factory=ReconstructionSettings)
     moving: MovingSettings = field(default_factory=MovingSettings)

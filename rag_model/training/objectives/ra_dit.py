@@ -42,7 +42,7 @@ from rag_model.training.objectives.objective import (
 )
 from rag_model.training.objectives.ra_dit_tasks import DevSet, LmTask, RaDitTraining, RetrieverTask
 from rag_model.training.objectives.rag import ANSWER_TOKENS, estimate_reading_bytes
-from rag_model.training.origins import digest_folder
+from rag_model.training.origins import digest_model_folder
 
 LM, RETRIEVER = "lm", "retriever"  # names of the stages and of their folders
 _MIN_PASSAGES = 2  # minimum number of passages in a snapshot on which a retriever is trained
@@ -137,23 +137,21 @@ def _build_retriever_task(job: Job[RaDitTraining], tuned_folder: Path | None, on
     lister, shared_recipe, recipe = _open_lister(job, encoder), settings.ra_dit, settings.retriever
     dev = DevSet(lister.memory, job.examples["dev"], shared_recipe)
     frozen_dtype = choose_frozen_dtype(settings.loop)
-    load_answering_generator = partial(_load_generator, job, tuned_folder, frozen_dtype)
     scoring_model = tuned_folder if recipe.scored_by == "tuned" else None
     labelled_lists = lister.retrieve_lists(_list_answered(job.examples["train"]), max(shared_recipe.k, settings.lm.k))
     text_lists = lister.retrieve_lists(_draw_texts(job, len(labelled_lists)), shared_recipe.k)
     dev_lists = lister.retrieve_lists(_list_answered(dev.examples), shared_recipe.k)
     shortened_lists = [replace(example, rows=example.rows[: shared_recipe.k]) for example in labelled_lists]
     all_lists = [*shortened_lists, *text_lists, *dev_lists]
-    load_scoring_generator = partial(_load_generator, job, scoring_model)
-    generator_digest = _digest_generator(job, scoring_model)
     all_scores = score_answers(
         job.store,
-        load_scoring_generator,
-        generator_digest,
+        partial(_load_generator, job, scoring_model),
+        _digest_generator(job, scoring_model),
         lister.to_scoring_examples(all_lists),
         job.runner,
         on_progress,
         frozen_dtype,
+        cpu=settings.loop.cpu,
     )
     scored_lists = [replace(example, scores=scores) for example, scores in zip(all_lists, all_scores, strict=True)]
     n_train = len(labelled_lists) + len(text_lists)
@@ -164,7 +162,7 @@ def _build_retriever_task(job: Job[RaDitTraining], tuned_folder: Path | None, on
     data_identity = {**_build_data_identity(job), "texts": len(text_lists), "scores": scores_digest}
     return RetrieverTask(
         encoder,
-        load_answering_generator,
+        partial(_load_generator, job, tuned_folder, frozen_dtype),
         lister.memory,
         train,
         (dev, scored_lists[n_train:]),
@@ -187,7 +185,7 @@ def _draw_texts(job: Job[RaDitTraining], n_labelled: int) -> list[PassageList]:
 def _digest_generator(job: Job[RaDitTraining], tuned_folder: Path | None) -> str:
     """Return the digest of the tuned generator; of the initial one if `tuned_folder` is None."""
     if tuned_folder is not None:
-        return digest_folder(tuned_folder)
+        return digest_model_folder(tuned_folder)
     return job.digests.get("generator") or job.origins.digests()["generator"]
 
 

@@ -103,9 +103,10 @@ def test_given_scorer_computes_the_blocks(store: Store, llama: Path) -> None:
         return [compute_once(task, store) for task in tasks]
 
     expected = [score_example(generator, READING), score_example(generator, PLAIN)]
-    assert score_answers(store, lambda: generator, "a", [READING, PLAIN], scorer) == expected
+    assert score_answers(store, lambda: generator, "a", [READING, PLAIN], scorer, cpu=True) == expected
     (task,) = calls
     assert task.contexts == 6
+    assert not task.uses_gpu
     assert task.weight_bytes > 4 * sum(weights.numel() for weights in generator.module.parameters())
     assert set(task.inputs()) == {"content", "model", "code", "libraries"}
     assert len(json.dumps(task.inputs())) < 2_000, "the inputs name files and do not contain them"

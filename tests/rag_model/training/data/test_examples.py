@@ -22,7 +22,7 @@ DPR: list[dict[str, Any]] = [
             {"title": "Orwell", "text": "Wrote Animal Farm.", "passage_id": "12"},
         ],
         "negative_ctxs": [{"title": "Far", "text": "Nothing.", "passage_id": "90"}],
-        "hard_negative_ctxs": [{"title": "Farm", "text": f"Animals {n}.", "passage_id": f"2{n}"} for n in range(5)],
+        "hard_negative_ctxs": [{"title": "Farm", "text": f"Animals {n}.", "passage_id": f"2{n}"} for n in range(31)],
     },
     {"question": "wo?  ", "answers": [], "positive_ctxs": [], "negative_ctxs": [], "hard_negative_ctxs": []},
 ]
@@ -53,13 +53,13 @@ def write_text(path: Path, text: str) -> Path:
 @pytest.mark.parametrize("name", ["biencoder-nq.json", "nq.json.gz", "nq.json.xz", "nq.jsonl"])
 def test_reads_dpr_training_files(tmp_path: Path, name: str) -> None:
     text = lines(*DPR) if name.endswith("jsonl") else json.dumps(DPR, indent=4)
-    first, second = read_examples(write_text(tmp_path / name, text), negatives=2)
+    first, second = read_examples(write_text(tmp_path / name, text))
     assert (first.id, first.question, first.answers) == ("0", "who wrote animal farm?", ("George Orwell", "Orwell"))
     assert [(positive.id, positive.title, positive.text) for positive in first.positives] == [
         ("11", "Animal Farm", "By George Orwell."),
         ("12", "Orwell", "Wrote Animal Farm."),
     ]
-    assert [negative.id for negative in first.negatives] == ["20", "21"]
+    assert [negative.id for negative in first.negatives] == [f"2{n}" for n in range(30)]
     assert second == Example("1", "wo?")
 
 

@@ -21,7 +21,7 @@ from rag_model.store.versions.snapshot import Snapshot
 from rag_model.training.data.batches import DprBatch
 from rag_model.training.data.examples import Example
 from rag_model.training.data.judging import ExamplePools, JudgeSettings, PassageJudge, judge_pairs, judge_passages
-from rag_model.training.data.temporary_index import BagMemory
+from rag_model.training.data.temporary_index import BagMemory, find_bag_index
 from rag_model.training.finetuning import Finetuning
 from rag_model.training.loop.checkpoint import read_metrics
 from rag_model.training.loop.loop import train
@@ -90,7 +90,7 @@ def load_judge(folders: dict[str, Path], settings: JudgeSettings = SETTINGS.judg
 
 def test_temporary_bags_score_as_a_dense_product(folders: dict[str, Path], snapshot: Snapshot) -> None:
     memory, pair = BagMemory(snapshot, folders["sidr"]), SidrPair.load(folders["sidr"], folders["sidr"], device="cpu")
-    assert memory.is_temporary
+    assert find_bag_index(snapshot, folders["sidr"]) is None, "the index must be temporary"
     all_passages, questions = snapshot.passages(range(snapshot.n)), [example.question for example in EXAMPLES]
     query_vectors = pair.eval().question.encoder().encode_questions(questions)
     with torch.no_grad():
