@@ -1,11 +1,11 @@
 """Rebuild the index every n steps while its passage encoder is trained, and switch to it.
 
-A task owns a `MovingIndex` and delegates the methods of `SearchingTask` to it. Every n steps, the
-current encoders are saved in the training's folder, and a rebuild encodes the snapshot's passages
-with them. Between two steps, the trainer opens the new snapshot next to the current snapshot and
-switches to it. A service that follows a ref does more: it pulls the snapshot, tests its indexes in
-a child process and warms them up. The trainer does none of this, because the rebuild has just
-measured the indexes, and only one training step has to wait for the switch.
+A `MovingIndexTask` owns a `MovingIndex`. Every n steps, the current encoders are saved in the
+training's folder, and a rebuild encodes the snapshot's passages with them. Between two steps, the
+trainer opens the new snapshot next to the current snapshot and switches to it. A service that
+follows a ref does more: it pulls the snapshot, tests its indexes in a child process and warms them
+up. The trainer does none of this, because the rebuild has just measured the indexes, and only one
+training step has to wait for the switch.
 
 * synchronous: the trainer waits for the rebuild. The searched snapshot depends only on the step, so
   a run that was killed and resumed on the same CPU has the same losses. A rebuild that was killed
@@ -35,6 +35,7 @@ import logging
 import re
 import shutil
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -398,3 +399,34 @@ class MovingIndex:
             self._snapshot_id[:12],
             reason,
         )
+
+
+class MovingIndexTask(ABC):
+    """Base class of tasks that search a snapshot, whose index may be rebuilt by a `MovingIndex`."""
+
+    _snapshot: Snapshot  # a snapshot of the store in which all searched snapshots are
+    _moving_index: MovingIndex | None = None  # None if the index is never rebuilt
+
+    @property
+    @abstractmethod
+    def searched_snapshot(self) -> str:
+        """The id of the snapshot that is searched now."""
+
+    @abstractmethod
+    def switch_to(self, snapshot: Snapshot) -> None:
+        """Search this snapshot from now on; if this fails, the current snapshot is still searched."""
+
+    def move_index(self, step: int) -> Measures:
+        """Switch to a rebuilt snapshot if there is one; see `MovingIndex`."""
+        return {} if self._moving_index is None else self._moving_index.move_index(step)
+
+    def search_snapshot(self, snapshot: str) -> None:
+        """Search the snapshot that was searched when a checkpoint was written.
+
+        Raises:
+            BookwheelError: the snapshot no longer exists, or cannot be searched.
+        """
+        if self._moving_index is not None:
+            self._moving_index.search_snapshot(snapshot)
+        elif snapshot != self.searched_snapshot:
+            self.switch_to(Snapshot.open(str(self._snapshot.location), snapshot))

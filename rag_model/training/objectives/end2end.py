@@ -299,7 +299,7 @@ class End2EndTask(RagTask):
         self._statements = list(statements)
         # (number of the current pass over all statements, order of the statements in this pass)
         self._current_pass = (-1, list[int]())
-        self._moving = create_moving_index(MovingIndexHooks(self.save_encoders, self.switch_to))
+        self._moving_index = create_moving_index(MovingIndexHooks(self.save_encoders, self.switch_to))
 
     def recipe(self) -> Mapping[str, Any]:
         """Return the recipe, and the digests of data and models."""
@@ -311,19 +311,6 @@ class End2EndTask(RagTask):
             "kind": "rag-end2end",
             "statements": digest_statements(self._statements),
         }
-
-    @property
-    def searched_snapshot(self) -> str:
-        """The id of the snapshot that is searched now."""
-        return self._moving.searched_snapshot
-
-    def move_index(self, step: int) -> Measures:
-        """Switch to a rebuilt snapshot if there is one; see `MovingIndex`."""
-        return self._moving.move_index(step)
-
-    def search_snapshot(self, snapshot: str) -> None:
-        """Search the snapshot that was searched when a checkpoint was written."""
-        self._moving.search_snapshot(snapshot)
 
     def save_encoders(self, folder: Path) -> None:
         """Write the current encoders; a rebuild will encode the passages with them."""

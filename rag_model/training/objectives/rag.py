@@ -51,6 +51,7 @@ from rag_model.training.data.examples import Example, deduplicate_passages, dige
 from rag_model.training.data.memory import PassageMemory, RankedRow, RetrievedBatch
 from rag_model.training.loop.loop_settings import LoopSettings, check_bounds
 from rag_model.training.loop.task import Goal, Measures
+from rag_model.training.moving_index import MovingIndexTask
 from rag_model.training.objectives.losses import mean_over_processes
 from rag_model.training.objectives.objective import (
     TRAINED_COPIES,
@@ -203,7 +204,7 @@ class QuestionAnswer:
 RagBatch = tuple[QuestionAnswer, ...]
 
 
-class RagTask:
+class RagTask(MovingIndexTask):
     """Train a `Rag` on questions and answers over a snapshot."""
 
     def __init__(
@@ -255,15 +256,6 @@ class RagTask:
     def searched_snapshot(self) -> str:
         """The id of the snapshot that is searched now."""
         return self._snapshot.id
-
-    def move_index(self, step: int) -> Measures:
-        """Do nothing; tasks with a moving index override this method and call `switch_to`."""
-        return {}
-
-    def search_snapshot(self, snapshot: str) -> None:
-        """Search the snapshot with this id in the same store; see `switch_to`."""
-        if snapshot != self.searched_snapshot:
-            self.switch_to(Snapshot.open(str(self._snapshot.location), snapshot))
 
     def switch_to(self, snapshot: Snapshot) -> None:
         """Search this snapshot from now on; if this fails, the current snapshot is still searched.

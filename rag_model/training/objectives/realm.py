@@ -31,7 +31,7 @@ from rag_model.training.data.batches import split_batches
 from rag_model.training.data.texts import SalientSpans, TextBatch
 from rag_model.training.loop.loop_settings import LoopSettings, check_bounds
 from rag_model.training.loop.task import Goal, Measures, Task
-from rag_model.training.moving_index import MovingIndex, MovingIndexHooks, MovingSettings
+from rag_model.training.moving_index import MovingIndex, MovingIndexHooks, MovingIndexTask, MovingSettings
 from rag_model.training.objectives.objective import (
     TRAINED_COPIES,
     TRAINING_PASSES,
@@ -135,7 +135,7 @@ class BatchLikelihoods(NamedTuple):
     n_masks: int
 
 
-class RealmTask(TextTask):
+class RealmTask(MovingIndexTask, TextTask):
     """Train a `Realm` on the passages of a snapshot."""
 
     kind = "realm"
@@ -178,25 +178,6 @@ class RealmTask(TextTask):
     def searched_snapshot(self) -> str:
         """The id of the snapshot that is searched now."""
         return self._candidate_retriever.snapshot.id
-
-    def move_index(self, step: int) -> Measures:
-        """Switch to a rebuilt snapshot if there is one; see `MovingIndex`."""
-        return {} if self._moving_index is None else self._moving_index.move_index(step)
-
-    def search_snapshot(self, snapshot: str) -> None:
-        """Search the snapshot that was searched when a checkpoint was written.
-
-        Raises:
-            BookwheelError: the snapshot no longer exists.
-            UsageError: the index is never rebuilt, and the snapshot is not the initial snapshot.
-        """
-        if self._moving_index is not None:
-            self._moving_index.search_snapshot(snapshot)
-        elif snapshot != self.searched_snapshot:
-            raise UsageError(
-                f"the checkpoint searched snapshot {snapshot[:12]}, but this training searches "
-                f"{self.searched_snapshot[:12]}: train in another folder"
-            )
 
     def switch_to(self, snapshot: Snapshot) -> None:
         """Retrieve candidates from this snapshot from now on; if this fails, nothing changes.

@@ -14,7 +14,7 @@ from rag_model.encoders.architecture import read_architecture
 from rag_model.encoders.encoder import Encoder
 from rag_model.encoders.masked_lm import TrainableMaskedLM
 from rag_model.encoders.space import check_same_space
-from rag_model.errors import InputError, RefusedError, UsageError
+from rag_model.errors import InputError, RefusedError, StoreError, UsageError
 from rag_model.store.store import Store
 from rag_model.store.versions.snapshot import Snapshot
 from rag_model.training.data.texts import EpochBatches, TextBatch, TextSplit
@@ -259,7 +259,7 @@ def test_held_out_texts_are_never_in_a_batch() -> None:
 def test_invalid_recipe_snapshot_and_model_are_refused(inputs: Path, snapshot: Snapshot, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"candidates of \[realm\] is 1: use 2 or more"):
         RealmRecipe(candidates=1)
-    with pytest.raises(UsageError, match="checkpoint searched snapshot 000000000000"):
+    with pytest.raises(StoreError, match="no snapshot or ref"):
         load_task(inputs, snapshot).search_snapshot("0" * 64)
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(InputError):
