@@ -504,7 +504,7 @@ def _create_neighbor_tasks(
             rows_ref = content.files[content.rows_path(representation, part.name)]
             parent_rows = tuple(
                 parent.files[path]
-                for _, parent_part in page_ranges.find_within(part.first_page, part.last_page)
+                for _, parent_part in page_ranges.find_overlapping(part.first_page, part.last_page)
                 if parent is not None and (path := parent.rows_path(representation, parent_part.name)) in parent.files
             )
             tasks.append(NeighborTask(rows_ref, part.rows, queries, metric, 2 * recipe.k, parent_rows, parent_queries))

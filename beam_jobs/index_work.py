@@ -219,7 +219,7 @@ def _redact_training(
 
     # The ids are recorded without their prefixes, so that `gc` does not take them for references
     # and keep the removed vectors.
-    old_ids = [ref.id.partition(":")[2] for ref in (reused_training.blob, *(part.old for part in parts))]
+    old_ids = [ref.hex_digest for ref in (reused_training.blob, *(part.old for part in parts))]
     inputs = {"vectors": build.rows.id, "redacted": old_ids}
     result = _memoize(store, "redact_training", get_index_inputs(plan), write_file, **inputs)
     reason = result.stats.get("reason")
@@ -328,7 +328,7 @@ def build_shard(task: ShardTask, store: Store) -> Report:
     if task.parent is not None:
         # The id is recorded without its prefix, so that `gc` does not take it for a reference: the
         # shards of earlier builds contain traces of removed vectors.
-        inputs["parent"] = task.parent.id.partition(":")[2]
+        inputs["parent"] = task.parent.hex_digest
     return asdict(_memoize(store, "shard", get_piece_inputs(plan), write_file, **inputs))
 
 

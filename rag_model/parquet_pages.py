@@ -197,14 +197,14 @@ def check_pages(read: ReadAt, chunks: Iterable[pq.ColumnChunkMetaData], max_byte
         ParquetError: The columns decode to more than `max_bytes`, or their pages are invalid.
         OSError: The file cannot be read.
     """
-    total_bytes, dictionary_bytes = 0, []
+    total_bytes, dictionary_sizes = 0, []
     for chunk in chunks:
-        decoded_bytes, text_bytes = _measure_column_chunk(read, chunk)
+        decoded_bytes, dictionary_bytes = _measure_column_chunk(read, chunk)
         total_bytes += decoded_bytes
-        dictionary_bytes.append(text_bytes)
+        dictionary_sizes.append(dictionary_bytes)
         if total_bytes > max_bytes:
             raise ParquetError(f"decodes to more than {max_bytes >> 20:,} MiB, far more than its size")
-    return dictionary_bytes
+    return dictionary_sizes
 
 
 def _measure_column_chunk(read: ReadAt, chunk: pq.ColumnChunkMetaData) -> tuple[int, int]:
@@ -260,9 +260,9 @@ def read_page_header(read: ReadAt, offset: int) -> _PageHeader:
         ParquetError: The header is invalid.
     """
     for read_size in _READ_SIZES:
-        header_bytes = read(offset, read_size)
+        header_data = read(offset, read_size)
         try:
-            return _parse_usual_header(header_bytes) or _build_page(*_parse_struct(header_bytes, 0))
+            return _parse_usual_header(header_data) or _build_page_header(*_parse_struct(header_data, 0))
         except IndexError:  # the header is longer than read_size
             continue
     raise ParquetError("has a page whose header does not end")
@@ -311,7 +311,7 @@ def _decode_unsigned(data: bytes) -> int:
     return decoded_number >> 1
 
 
-def _build_page(fields: dict[int, Any], header_bytes: int) -> _PageHeader:
+def _build_page_header(fields: dict[int, Any], header_bytes: int) -> _PageHeader:
     page_type, decoded_bytes, stored_bytes = (fields.get(number) for number in (1, 2, 3))
     page_fields = fields.get(
         {DATA_PAGE: 5, DICTIONARY_PAGE: 7, _DATA_PAGE_V2: 8}.get(page_type if isinstance(page_type, int) else -1, 0),

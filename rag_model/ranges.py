@@ -98,14 +98,14 @@ class BlockLayout:
         return -(-self.size // self.block_bytes) if self.bounds is None else len(self.bounds) - 1
 
     def locate_offsets(self, offsets: Numbers) -> Numbers:
-        """Return the number of the block that contains each offset."""
+        """Return the block number of each offset."""
         if self.bounds is None:
             return offsets // self.block_bytes
         blocks: Numbers = np.searchsorted(self.bounds, offsets, "right") - 1
         return blocks
 
     def locate_range(self, start: int, end: int) -> slice:
-        """Return the numbers of the blocks of the range [start, end), as a slice."""
+        """Return the block numbers of the range [start, end), as a slice."""
         if self.bounds is None:
             return slice(start // self.block_bytes, -(-end // self.block_bytes))
         first_block, last_block = self.locate_offsets(np.array([start, end - 1])).tolist()
@@ -129,7 +129,7 @@ class BlockLayout:
         return _DISK_PAGE_BYTES * int((end_pages - first_pages).sum())
 
     def locate_ranges(self, starts: Numbers, ends: Numbers) -> Numbers:
-        """Return the numbers of the blocks of each range; a block of several ranges is repeated."""
+        """Return the block numbers of each range; a block of several ranges is repeated."""
         first_blocks, last_blocks = self.locate_offsets(starts), self.locate_offsets(ends - 1)
         # Ranges within one block are frequent, and the steps below would slow them down.
         if ((first_blocks == last_blocks) & (starts < ends)).all():
@@ -465,7 +465,7 @@ class StoredDigests:
     """The location of a file's digests in another file."""
 
     file: "CachedFile"
-    first: int  # number of digests in `file` before the digest of the first block
+    n_preceding: int  # number of digests in `file` before that of the first block
 
 
 @dataclass(frozen=True, slots=True)
@@ -503,7 +503,7 @@ class CachedFile:
             self._is_stored[layout.locate_range(start, end)] = True
 
     def list_stored(self) -> Numbers:
-        """Return the numbers of the blocks that are on the disk."""
+        """Return the block numbers of the blocks on the disk."""
         return np.flatnonzero(self._is_stored)
 
     def load(self, starts: npt.ArrayLike, ends: npt.ArrayLike) -> None:
@@ -578,7 +578,7 @@ class CachedFile:
         """Return the file and ranges that contain blocks' digests; None for digests in memory."""
         if isinstance(self._digests, bytes):
             return None
-        starts = DIGEST_BYTES * (self._digests.first + blocks)
+        starts = DIGEST_BYTES * (self._digests.n_preceding + blocks)
         return self._digests.file, starts, starts + DIGEST_BYTES
 
     def _read_digests(self, first_block: int, n_blocks: int) -> bytes:
@@ -589,7 +589,7 @@ class CachedFile:
         if isinstance(self._digests, bytes):
             return self._digests[DIGEST_BYTES * first_block : DIGEST_BYTES * (first_block + n_blocks)]
         descriptor = self._digests.file._descriptor
-        return os.pread(descriptor, DIGEST_BYTES * n_blocks, DIGEST_BYTES * (self._digests.first + first_block))
+        return os.pread(descriptor, DIGEST_BYTES * n_blocks, DIGEST_BYTES * (self._digests.n_preceding + first_block))
 
     def _verify_stored(self, blocks: Numbers) -> Numbers:
         """Verify stored blocks of an earlier process; return the blocks that must be fetched."""

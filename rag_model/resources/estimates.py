@@ -90,7 +90,7 @@ def estimate_passages(dump: str, max_words: int, limit: int | None = None) -> in
     return max(1, ceil(n_passages * DEFAULT_MAX_WORDS / max_words))
 
 
-def estimate_row_bytes(represents: str, d: int) -> int:
+def estimate_row_bytes(representation_type: str, d: int) -> int:
     """Estimate the bytes of a passage's row in a file.
 
     A row is its text, weighted terms, or vectors of `d` components in float16.
@@ -100,7 +100,7 @@ def estimate_row_bytes(represents: str, d: int) -> int:
         "sparse": ROW_FILE_BYTES,
         "vectors": 2 * d,
         "tokens": 2 * d * TOKENS_PER_PASSAGE,
-    }[represents]
+    }[representation_type]
 
 
 # Largest relative error of an estimated build time (all stages together), by index kind. Measured
@@ -134,7 +134,7 @@ def estimate_query_seconds(tree: Node, n_passages: int, d: int, token_indexes: C
     Raises:
         UsageError: the number of passages of a `maxsim` call is invalid.
     """
-    n_scored = 0
+    n_candidates = 0
     maxsim_operations = QUESTION_TOKENS * TOKENS_PER_PASSAGE * 2.0 * DIM  # per passage
     if isinstance(tree, Word):
         name = tree.split_depth()[0]
@@ -145,9 +145,9 @@ def estimate_query_seconds(tree: Node, n_passages: int, d: int, token_indexes: C
         return 0.0
     child_nodes = tree.arguments
     if tree.name == "maxsim":
-        n_scored = min(n_passages, tree.get_int(2, DEFAULT_MAXSIM_DEPTH, 1, MAX_MAXSIM_DEPTH))
+        n_candidates = min(n_passages, tree.get_int(2, DEFAULT_MAXSIM_DEPTH, 1, MAX_MAXSIM_DEPTH))
         child_nodes = child_nodes[:1]
-    seconds = n_scored * (maxsim_operations / _COMPARE_RATE + _DECODE_SECONDS)
+    seconds = n_candidates * (maxsim_operations / _COMPARE_RATE + _DECODE_SECONDS)
     return seconds + sum(estimate_query_seconds(child_node, n_passages, d, token_indexes) for child_node in child_nodes)
 
 
@@ -184,21 +184,28 @@ def estimate_build_for_architecture(
     Raises:
         ResourceError: An index does not fit into memory; the message proposes one that does.
     """
-    stages = {"chunk": PROCESS_BYTES, "embed": PROCESS_BYTES + 2 * estimate_weight_bytes(architecture)}
-    seconds, disk = n_passages * (CHUNK_SECONDS + STATIC_ENCODE_SECONDS), 0
+    memory_by_stage = {"chunk": PROCESS_BYTES, "embed": PROCESS_BYTES + 2 * estimate_weight_bytes(architecture)}
+    seconds, disk_bytes = n_passages * (CHUNK_SECONDS + STATIC_ENCODE_SECONDS), 0
     # At least PROCESS_BYTES, because the encoder needs that much.
-    index_memory = max(PROCESS_BYTES, int(memory / MEMORY_MARGIN) - PROCESS_BYTES) if memory else None
+    index_memory_bytes = max(PROCESS_BYTES, int(memory / MEMORY_MARGIN) - PROCESS_BYTES) if memory else None
     for recipe in indexes.values():
         kind = get_kind_for_factory(recipe.factory)
         dim = {"vectors": d, "tokens": DIM}.get(kind.represents, 0)
-        plan = kind.plan(recipe, n_passages, dim, memory=index_memory)
-        estimate = kind.estimate(plan)
-        disk += estimate.work_bytes
+        plan = kind.plan(recipe, n_passages, dim, memory=index_memory_bytes)
+        index_estimate = kind.estimate(plan)
+        disk_bytes += index_estimate.work_bytes
         seconds += sum(estimate_stage_seconds(plan, dim).values())
-        stages |= {stage: max(task_bytes, stages.get(stage, 0)) for stage, task_bytes in estimate.stages.items()}
+        memory_by_stage |= {
+            stage: max(task_bytes, memory_by_stage.get(stage, 0)) for stage, task_bytes in index_estimate.stages.items()
+        }
     work_sizes = {"passages, about": f"{n_passages:,}"}
     return WorkEstimate(
-        work_sizes, stages, n_passages * PASSAGE_TOKENS * architecture.operations_per_token, seconds, disk, workers=True
+        work_sizes,
+        memory_by_stage,
+        n_passages * PASSAGE_TOKENS * architecture.operations_per_token,
+        seconds,
+        disk_bytes,
+        workers=True,
     )
 
 
@@ -249,10 +256,11 @@ def estimate_evaluation(
         + n_questions * settings.search_depth(k) * _HIT_BYTES
     )
     decoding_bytes = estimate_decoding_bytes(generator, _BATCH_QUESTIONS * max(passage_counts) * beams, answer_tokens)
-    n_operations = generator.operations_per_token * (PROMPT_TOKENS + answer_tokens * (beams + max(passage_counts)))
+    tokens_per_passage = PROMPT_TOKENS + answer_tokens * (beams + max(passage_counts))
     work_sizes = {"questions": f"{n_questions:,}", "conditions": f"{len(passage_counts):,}"}
-    stages = {"retrieve": retrieval_bytes, "answer": retrieval_bytes + decoding_bytes}
-    return WorkEstimate(work_sizes, stages, n_questions * sum(passage_counts) * n_operations)
+    memory_by_stage = {"retrieve": retrieval_bytes, "answer": retrieval_bytes + decoding_bytes}
+    n_operations = n_questions * sum(passage_counts) * tokens_per_passage * generator.operations_per_token
+    return WorkEstimate(work_sizes, memory_by_stage, n_operations)
 
 
 def _list_architectures(folder: Path | None) -> list[Architecture]:

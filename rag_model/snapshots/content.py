@@ -85,7 +85,7 @@ def assemble_content(
         if result.spans is not None:
             files[spans_path(name)] = result.spans
         parts.append(PartEntry(name, first_page, last_page, result.rows))
-    space_by_representation = {
+    representation_entries = {
         representation: {"kind": encoder.kind, "space": encoder.space.to_json()}
         for representation, encoder in encoders.items()
     }
@@ -95,7 +95,7 @@ def assemble_content(
         tuple(parts),
         files,
         recipe.content(),
-        space_by_representation,
+        representation_entries,
         {},
         recipe.default_retriever,
     )

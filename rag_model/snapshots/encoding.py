@@ -264,10 +264,10 @@ def _find_encoders(
 class RepresentationKind:
     """A kind of representation that a recipe may name."""
 
-    rows: RowFormatName
+    row_format: RowFormatName
     # function that stores the encoder; its arguments are the store, the encoder's name, the
     # settings, the store of models, and the pins
-    store: Callable[[Store, str, RepresentRecipe, Store | None, Pins], StoredEncoder]
+    store_encoder: Callable[[Store, str, RepresentRecipe, Store | None, Pins], StoredEncoder]
 
 
 REPRESENTATION_KINDS = {

@@ -118,7 +118,7 @@ def list_encoded_representations(content: Content) -> dict[str, RepresentationTy
 
 
 def read_dimensions(snapshot: Snapshot) -> dict[str, int]:
-    """Return the dimensions of the vectors of each representation of a snapshot, by name.
+    """Return the vector dimension of each representation of a snapshot, by name.
 
     Raises:
         StoreError: vectors are missing or damaged.
@@ -130,10 +130,10 @@ def _build_embed_result(content: Content, part: PartEntry, representation: str) 
     return EmbedResult(content.files[content.rows_path(representation, part.name)], part.rows)
 
 
-def _read_index_recipe(settings: Any, entry: Mapping[str, Any]) -> IndexRecipe:
+def _read_index_recipe(recipe_table: Any, entry: Mapping[str, Any]) -> IndexRecipe:
     entry_settings = {name: entry[name] for name in ("factory", "metric", "over", "settings") if name in entry}
-    recipe_table = settings if isinstance(settings, Mapping) else entry_settings
-    return from_table(IndexRecipe, drop_none(recipe_table), "an index of the snapshot's recipe")
+    index_settings = recipe_table if isinstance(recipe_table, Mapping) else entry_settings
+    return from_table(IndexRecipe, drop_none(index_settings), "an index of the snapshot's recipe")
 
 
 def read_reencode_recipe(content: Content) -> Recipe:

@@ -81,7 +81,6 @@ class ImportTask:
     # ranges of Parquet files; if there are none, the passages are given to `import_part`
     passages: tuple[FileRange, ...]
     vectors: tuple[FileRange, ...]
-    column: str | None  # vector column of Parquet files; None means their only vector column
     dim: int
     dtype: str  # numpy name of the dtype of the part's vectors
     sources: Any  # JSON values that identify the content of all files
@@ -97,7 +96,8 @@ class ImportTask:
         """Return all inputs that determine the part, as JSON values."""
         ranges = [[first_row, end_row] for _, first_row, end_row in (*self.passages, *self.vectors)]
         inputs = {"sources": self.sources, "first": self.first, "ranges": ranges, "dtype": self.dtype, "code": CODE}
-        return inputs | {"column": self.column, "removed": self.removed_pages, "libraries": get_versions("pyarrow")}
+        # `column` stays in the inputs, so that records of earlier versions are found.
+        return inputs | {"column": None, "removed": self.removed_pages, "libraries": get_versions("pyarrow")}
 
 
 def list_urls(passages: str) -> list[str]:
@@ -110,16 +110,13 @@ def list_urls(passages: str) -> list[str]:
     return [url.removeprefix("file://") for url in expand_pattern(passages)]
 
 
-def plan_import(
-    store: Store, passages: str, vectors: VectorInput, column: str | None = None, part_bytes: int = PART_BYTES
-) -> list[ImportTask]:
+def plan_import(store: Store, passages: str, vectors: VectorInput, part_bytes: int = PART_BYTES) -> list[ImportTask]:
     """Return a task for each part. If the passages are Parquet, their rows are counted first.
 
     Args:
         store: the destination.
         passages: path, URL or glob of passages or documents, in a dump format with records.
         vectors: (n, d) vectors; row i is the vector of passage i.
-        column: vector column of Parquet files; None means their only vector column.
         part_bytes: bytes of float32 vectors per part.
 
     Raises:
@@ -152,7 +149,6 @@ def plan_import(
                 first_row,
                 file_ranges,
                 tuple((str(file.path), start, end) for file, start, end in part_vectors),
-                column,
                 vectors.d,
                 vectors.dtype.name,
                 source_identities,
@@ -180,7 +176,7 @@ def import_part(task: ImportTask, store: Store, passages: Iterator[Record] | Non
     def produce(workdir: Path) -> StageResult:
         nonlocal has_read_passages
         has_read_passages = True
-        vectors = inspect_vectors([Path(path) for path, _, _ in dict.fromkeys(task.vectors)], task.column)
+        vectors = inspect_vectors([Path(path) for path, _, _ in dict.fromkeys(task.vectors)])
         is_live = np.ones(task.rows, np.bool_)
         passages_path, vectors_path = workdir / "passages.parquet", workdir / "embeddings.npy"
         stats = _write_passages(_iter_tables(task, passages), task, vectors, is_live, passages_path)

@@ -195,13 +195,13 @@ def rank_passages(passages: Path, n: int, seed: int) -> tuple[npt.NDArray[np.uin
     return sample_keys[:n], first_rows[:n].astype(np.int64)
 
 
-def count_candidates(n_queries: int, part_rows: int, n: int) -> int:
+def count_candidates(n_queries: int, part_rows: int, n_passages: int) -> int:
     """Return how many passages of a part to rank for a sample of `n_queries` of all `n` passages.
 
     The result is at least four times the part's expected share of the sample, rounded up to a power
     of two, so that it stays the same for most later snapshots.
     """
-    return min(n_queries, 1 << (15 + 4 * n_queries * part_rows // max(1, n)).bit_length())
+    return min(n_queries, 1 << (15 + 4 * n_queries * part_rows // max(1, n_passages)).bit_length())
 
 
 def choose_sample_rows(

@@ -130,7 +130,7 @@ def open_mirror(
 
 
 def redact_mirrors(store: Store) -> None:
-    """Record a state without the pages that were taken down, for each mirror that has such pages.
+    """For each mirror that has pages that were taken down, record a state without them.
 
     `gc` then deletes the blocks that contain these pages.
     """

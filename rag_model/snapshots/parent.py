@@ -108,8 +108,8 @@ class Parent:
         matching_names = [
             name for name in content.representations if (content.space_of(name) or {}).get("digest") == space
         ]
-        code = self.manifest.provenance.get("code")
-        if not matching_names or not isinstance(code, dict) or code.get("embed") != embed.VERSION:
+        code_versions = self.manifest.provenance.get("code")
+        if not matching_names or not isinstance(code_versions, dict) or code_versions.get("embed") != embed.VERSION:
             return ()
         return tuple(
             parent_part
@@ -158,7 +158,7 @@ class Parent:
         if self._content is None:
             return
         files = self._content.files
-        for _, parent_part in self._ranges.find_within(part.first_page, part.last_page):
+        for _, parent_part in self._ranges.find_overlapping(part.first_page, part.last_page):
             passages_blob, rows_blob = files.get(passages_path(parent_part.name)), files.get(get_path(parent_part.name))
             if passages_blob is not None and rows_blob is not None:
                 yield ParentPart(passages_blob, rows_blob, files.get(spans_path(parent_part.name)))
@@ -180,8 +180,8 @@ def fetch_parent_files(store: Store, parent_parts: Sequence[ParentPart]) -> list
 
 
 def fetch_chunked_files(store: Store, parent_parts: Sequence[ParentPart]) -> list[tuple[Path, ...]]:
-    """Return the local paths of the passages and article log of each reused part, and of its
-    salient spans if it has any.
+    """Return, for each reused part, the local paths of its passages, its article log and, if it has
+    any, its salient spans.
 
     Raises:
         StoreError: for the same reasons as `fetch_parent_files`.

@@ -65,7 +65,7 @@ def list_parts(parent_content: Content, content: Content, representation: str = 
                 part_starts[part_number],
                 parent_part.rows,
             )
-            for part_number, parent_part in ranges.find_within(part.first_page, part.last_page)
+            for part_number, parent_part in ranges.find_overlapping(part.first_page, part.last_page)
             if parent_part.rows
         )
         yield PartWithParents(content.files[content.rows_path(representation, part.name)], part.rows, parent_files)
@@ -196,8 +196,9 @@ def _find_equal_terms(parent_vectors: SparseVectors, vectors: SparseVectors) -> 
     """
     positions = match_digests(parent_vectors.compute_digests(), vectors.compute_digests())
     known_rows = np.flatnonzero(positions >= 0)
-    old, new = parent_vectors.take(positions[known_rows]), vectors.take(known_rows)
-    if all(map(np.array_equal, (*old.columns(), old.offsets), (*new.columns(), new.offsets))):
+    old_vectors, new_vectors = parent_vectors.take(positions[known_rows]), vectors.take(known_rows)
+    arrays = [(*sparse_vectors.columns(), sparse_vectors.offsets) for sparse_vectors in (old_vectors, new_vectors)]
+    if all(map(np.array_equal, *arrays)):
         return positions
     raise InputError("two rows of weighted terms have the same digest: build the index again")
 

@@ -299,7 +299,7 @@ def store_encoders(
     stored_encoders = {EMBEDDINGS: store_encoder(store, encoder, recipe.encode, model_store, pins)}
     for name, representation in recipe.represent.items():
         kind = REPRESENTATION_KINDS[representation.kind or recipe.list_representations()[name]]
-        stored_encoders[name] = kind.store(store, representation.encoder, representation, model_store, pins)
+        stored_encoders[name] = kind.store_encoder(store, representation.encoder, representation, model_store, pins)
     return stored_encoders
 
 
@@ -348,7 +348,7 @@ def find_snapshot(store: Store, inputs: Inputs, base_snapshot: str | None) -> st
     Raises:
         StoreError: the store cannot be read.
     """
-    record = store.memo.find(_RELEASE_STAGE, store.memo.compute_key(_add_base_snapshot(inputs, base_snapshot)))
+    record = store.memo.find(_RELEASE_STAGE, store.memo.compute_key({**inputs, "base": base_snapshot}))
     if record is None:
         return None
     try:
@@ -365,11 +365,7 @@ def record_snapshot(store: Store, inputs: Inputs, base_snapshot: str | None, sna
         StoreError: the store cannot be written.
     """
     for parent in (base_snapshot, snapshot):
-        parent_inputs = _add_base_snapshot(inputs, parent)
+        parent_inputs = {**inputs, "base": parent}
         store.memo.write_record(
             _RELEASE_STAGE, store.memo.compute_key(parent_inputs), {}, {"snapshot": snapshot}, parent_inputs
         )
-
-
-def _add_base_snapshot(inputs: Inputs, base_snapshot: str | None) -> dict[str, Any]:
-    return {**inputs, "base": base_snapshot}

@@ -154,12 +154,12 @@ def _publish(
     for _ in range(_MAX_ATTEMPTS):
         current_move, parent_move = store.refs.find_current(ref), store.refs.find_current(base_ref)
         try:
-            parent = summarize_snapshot(store.snapshots.get(parent_move.snapshot)) if parent_move else None
+            parent_summary = summarize_snapshot(store.snapshots.get(parent_move.snapshot)) if parent_move else None
         except StoreError:
             if store.refs.find_current(base_ref) == parent_move:
                 raise
             continue  # the ref has moved, and its earlier snapshot has expired
-        verdict = judge(parent)
+        verdict = judge(parent_summary)
         if not verdict.passed:
             return PublishResult(snapshot, verdict, None)
         if current_move is not None and current_move.snapshot == snapshot:

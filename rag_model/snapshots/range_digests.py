@@ -1,4 +1,4 @@
-"""Write digests of the blocks of a snapshot's large files, with which reads of ranges are verified.
+"""Digest the blocks of a snapshot's large files, so that reads of their ranges can be verified.
 
 One task per file reads the file once, and its result is recorded, so a rebuild reads only new
 files. See `store.versions.ranges` for the format.

@@ -122,7 +122,7 @@ class Recipe:
         kind_by_representation: dict[str, RepresentationType] = {EMBEDDINGS: "vectors"}
         for name, representation in self.represent.items():
             kind_by_representation[name] = (
-                REPRESENTATION_KINDS[representation.kind].rows
+                REPRESENTATION_KINDS[representation.kind].row_format
                 if representation.kind
                 else _DEFAULT_TYPES.get(name, "vectors")
             )
@@ -131,9 +131,9 @@ class Recipe:
     def content(self) -> dict[str, Any]:
         """Return the settings that belong to a snapshot's identity.
 
-        The gate is not part of this identity: it judges a snapshot without changing it. Encoders
-        are among the snapshot's files, the retriever has its own field, and the licence belongs to
-        the corpus. A file that a chunker's setting names is replaced by its digest.
+        The gate is left out, because it judges a snapshot without changing it. The encoders, the
+        retriever and the licence are left out, because the content has them in other fields. A file
+        that a chunker's setting names is replaced by its digest.
         """
         settings = asdict(self)
         del settings["gate"], settings["retriever"], settings["licence"], settings["encode"]["question_encoder"]

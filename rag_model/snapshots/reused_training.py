@@ -260,7 +260,7 @@ def _store_parent_rows(store: Store, content: Content, representation: str, part
     rows_of_parts = [
         [
             asdict(ParentRows(vectors, part_number))
-            for part_number, _ in page_ranges.find_within(part.first_page, part.last_page)
+            for part_number, _ in page_ranges.find_overlapping(part.first_page, part.last_page)
             if (vectors := row_files[part_number]) is not None
         ]
         for part in parts

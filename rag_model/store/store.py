@@ -53,7 +53,7 @@ class RunReports:
         return [json.loads(report) for report in reports if report is not None]
 
     def count_reports(self, run: str, stage: str) -> int:
-        """Return the number of a stage's elements that have reported."""
+        """Return how many of a stage's elements have reported."""
         return len(self.files.list_names(_get_folder_path(run, stage)))
 
     def delete_reports(self, run: str, *stages: str) -> None:

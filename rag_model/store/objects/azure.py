@@ -4,7 +4,6 @@ A file is created exclusively with `If-None-Match: *`.
 """
 
 import os
-import random
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,17 +21,17 @@ from azure.storage.blob import (
 
 from rag_model.errors import UsageError
 from rag_model.store.objects.buckets import (
+    MAX_TRIES,
     Bucket,
     build_file_entry,
     build_folder_entry,
+    choose_pause,
     create_listing_error,
     create_status_error,
 )
 
 # The root element of every listing.
 _LISTING = re.compile(rb"(\xef\xbb\xbf)?\s*(<\?xml[^>]*\?>)?\s*<EnumerationResults\b")
-_MAX_TRIES = 7
-_PAUSE_SECONDS = 0.1  # pause before the first retry; it doubles for each retry, to 6 s in all
 _BLOCK_BYTES = 16 << 20  # bytes of a block; a blob has at most 50,000 blocks, which is 840 GB
 # maximum bytes that one request uploads; larger files are sent in blocks
 _SINGLE_UPLOAD_BYTES = 8 << 20
@@ -125,12 +124,12 @@ class _RetryPolicy(ExponentialRetry):  # type: ignore[misc]
     """Try a request up to seven times within about six seconds if its error is transient."""
 
     def __init__(self) -> None:
-        retries = _MAX_TRIES - 1
+        retries = MAX_TRIES - 1
         super().__init__(retry_total=retries, retry_connect=retries, retry_read=retries, retry_status=retries)
 
     def get_backoff_time(self, settings: dict[str, Any]) -> float:
-        """Return the seconds to wait before the next try, with jitter to spread out clients."""
-        return float(_PAUSE_SECONDS * 2 ** settings["count"] * random.uniform(0.5, 1))
+        """Return the seconds to wait before the next try."""
+        return choose_pause(settings["count"])
 
 
 def _check_listing(response: Any) -> None:

@@ -155,10 +155,14 @@ class BlobRef:
         return cls(id=value["id"], size=value["size"])
 
     @property
+    def hex_digest(self) -> str:
+        """The SHA-256 of the bytes, 64 hex digits."""
+        return self.id.partition(":")[2]
+
+    @property
     def path(self) -> str:
         """The blob's path, relative to the store: `blobs/ab/abcdef…`."""
-        hex_digest = self.id.partition(":")[2]
-        return f"blobs/{hex_digest[:2]}/{hex_digest}"
+        return f"blobs/{self.hex_digest[:2]}/{self.hex_digest}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ prefix of keys up to a slash. `find_cloud` chooses the subclass by the scheme of
 
 import errno
 import os
+import random
 import re
 from abc import abstractmethod
 from collections.abc import Iterator
@@ -21,6 +22,9 @@ from fsspec import AbstractFileSystem
 
 from rag_model.extras import require
 
+MAX_TRIES = 7  # maximum attempts of a request, including the first
+RETRIED_STATUSES = {429, 500, 502, 503, 504}
+_PAUSE_SECONDS = 0.1  # pause before the first retry; it doubles for each retry, to 6 s in all
 _DELETE_THREADS = 8
 # query string of a URL in a message, which may contain a signature
 _QUERY = re.compile(r"\?[^\s)'\"]+")
@@ -154,6 +158,13 @@ def build_file_entry(bucket: str, key: str, size: int, modified_time: datetime |
 def build_folder_entry(bucket: str, prefix: str) -> dict[str, Any]:
     """Return the entry of a folder in the form that fsspec uses."""
     return {"name": f"{bucket}/{prefix.rstrip('/')}", "size": 0, "type": "directory"}
+
+
+def choose_pause(n_retries: int) -> float:
+    """Return the seconds to wait after a failure and `n_retries` failed retries; random, so that
+    clients do not retry at the same time.
+    """
+    return float(_PAUSE_SECONDS * 2**n_retries * random.uniform(0.5, 1))
 
 
 def create_status_error(status: int | None, message: str) -> OSError:

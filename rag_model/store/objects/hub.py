@@ -40,14 +40,19 @@ from huggingface_hub.utils.logging import get_logger
 
 from rag_model.errors import BookwheelError, ReadOnlyError, StoreError, UsageError, format_error
 from rag_model.process import temporary_folder
-from rag_model.store.objects.buckets import Bucket, build_file_entry, build_folder_entry, create_status_error
+from rag_model.store.objects.buckets import (
+    MAX_TRIES,
+    RETRIED_STATUSES,
+    Bucket,
+    build_file_entry,
+    build_folder_entry,
+    choose_pause,
+    create_status_error,
+)
 
 T = TypeVar("T")
 # prefixes of the URLs of repositories, by kind
 URL_PREFIXES = {"dataset": "datasets/", "model": "", "space": "spaces/"}
-_MAX_TRIES = 7
-_PAUSE_SECONDS = 0.1  # pause before the first retry; it doubles for each retry, to 6 s in all
-_RETRIED_STATUSES = {429, 500, 502, 503, 504}
 _LOGGED_SECONDS = 5.0  # a longer wait is logged
 # a child of the logger of huggingface_hub, which writes to standard error
 _LOG = get_logger("huggingface_hub.bookwheel")
@@ -249,19 +254,15 @@ def _retry(request: Callable[[], T]) -> T:
     """Send a request, and repeat it after transient errors; after a rate limit, wait as long as the
     Hub requests.
     """
-    for attempt_number in range(1, _MAX_TRIES):
+    for n_retries in range(MAX_TRIES - 1):
         try:
             return request()
         except HTTPError as error:
             hub_error = error if isinstance(error, HfHubHTTPError) else None
-            if hub_error is not None and hub_error.response.status_code not in _RETRIED_STATUSES:
+            if hub_error is not None and hub_error.response.status_code not in RETRIED_STATUSES:
                 raise
             reset_seconds = None if hub_error is None else _get_seconds_until_reset(hub_error)
-        wait_seconds = (
-            _PAUSE_SECONDS * 2 ** (attempt_number - 1) * random.uniform(0.5, 1)
-            if reset_seconds is None
-            else reset_seconds + random.random()
-        )
+        wait_seconds = choose_pause(n_retries) if reset_seconds is None else reset_seconds + random.random()
         if wait_seconds > _LOGGED_SECONDS:
             _LOG.warning("the Hub's limit of requests is reached: waiting %d s", wait_seconds)
         time.sleep(wait_seconds)

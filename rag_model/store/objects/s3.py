@@ -7,7 +7,6 @@ retries.
 """
 
 import asyncio
-import random
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
@@ -16,12 +15,9 @@ import botocore.exceptions  # type: ignore[import-untyped]
 from botocore.parsers import ResponseParserError  # type: ignore[import-untyped]
 from s3fs import S3FileSystem
 
-from rag_model.store.objects.buckets import create_listing_error
+from rag_model.store.objects.buckets import MAX_TRIES, RETRIED_STATUSES, choose_pause, create_listing_error
 from rag_model.store.objects.files import MAX_REQUESTS
 
-_MAX_TRIES = 7
-_PAUSE_SECONDS = 0.1  # pause before the first retry; it doubles for each retry, to 6 s in all
-_RETRIED_STATUSES = {429, 500, 502, 503, 504}
 _RETRIED_CODES = {
     "ConditionalRequestConflict",  # another conditional write of the same key is in progress
     "RequestTimeout",
@@ -87,14 +83,13 @@ def _check_listing(http_response: Any, parsed: dict[str, Any], **_: Any) -> None
 
 async def _retry(attempt: Callable[[], Awaitable[_Response]]) -> _Response:
     """Retry transient errors, unless an inner call has already retried the error."""
-    for n_failures in range(_MAX_TRIES - 1):
+    for n_retries in range(MAX_TRIES - 1):
         try:
             return await attempt()
         except Exception as error:
             if getattr(error, "given_up", False) or not _is_transient(error):
                 raise
-        # random, so that clients do not retry at the same time
-        await asyncio.sleep(_PAUSE_SECONDS * 2**n_failures * random.uniform(0.5, 1))
+        await asyncio.sleep(choose_pause(n_retries))
     try:
         return await attempt()
     except Exception as error:
@@ -107,5 +102,5 @@ def _is_transient(error: Exception) -> bool:
     response = getattr(error, "response", None) or getattr(error.__cause__, "response", None)
     if isinstance(response, dict):
         status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
-        return status in _RETRIED_STATUSES or response.get("Error", {}).get("Code") in _RETRIED_CODES
+        return status in RETRIED_STATUSES or response.get("Error", {}).get("Code") in _RETRIED_CODES
     return isinstance(error, _CONNECTION_ERRORS) and not isinstance(error, botocore.exceptions.SSLError)

@@ -89,7 +89,7 @@ def list_delta_steps(base: Content, target: Content) -> dict[str, list[DeltaStep
     """Return, for each path, the deltas that can be built from one snapshot to another, in
     ascending order of size.
     """
-    path_steps = {}
+    steps_by_path = {}
     base_files, tables, base_tables = {*base.files.values()}, find_vector_tables(target), find_vector_tables(base)
     passage_paths = {passages_path(part.name) for part in target.parts}
     # BM25 indexes need no deltas, because pullers derive them.
@@ -101,15 +101,15 @@ def list_delta_steps(base: Content, target: Content) -> dict[str, list[DeltaStep
             head_bytes = [table.head_bytes if table else 0 for table in (tables.get(path), base_tables.get(path))]
             representation = representation_by_path.get(path, TEXT)
             if path in passage_paths:
-                path_steps[path] = [DeltaStep(target_file, base_file, is_passages=True)] if base_file else []
+                steps_by_path[path] = [DeltaStep(target_file, base_file, is_passages=True)] if base_file else []
             elif path.endswith(_POSTINGS_SUFFIX) and target.kind_of(representation) == SPARSE:
                 is_comparable = base_file and target.shares_space(base, representation)
-                path_steps[path] = (
+                steps_by_path[path] = (
                     [DeltaStep(target_file, base_file, representation=representation)] if is_comparable else []
                 )
             else:
-                path_steps[path] = [*_iter_index_steps(path, target_file, base_file, *head_bytes)]
-    return path_steps
+                steps_by_path[path] = [*_iter_index_steps(path, target_file, base_file, *head_bytes)]
+    return steps_by_path
 
 
 def _iter_index_steps(
@@ -197,21 +197,18 @@ def _write_row_delta(
     if (base_lists is None) != (target_lists is None):
         return False
     base_rows = mask_unordered(find_base_rows()) if target_lists else np.zeros(0, np.int64)
-    base_end, head_end = (step.base_head_bytes, step.head_bytes) if step.head_bytes else map(_get_size, (base, target))
+    base_end = step.base_head_bytes or base.stat().st_size
+    target_end = step.head_bytes or target.stat().st_size
     try:
         row_delta.write_row_delta(
             row_delta.FileWithLists(base, base_lists or RowLists.empty(), base_end),
-            row_delta.FileWithLists(target, target_lists or RowLists.empty(), head_end),
+            row_delta.FileWithLists(target, target_lists or RowLists.empty(), target_end),
             base_rows,
             out,
         )
     except InputError:
         return False
     return True
-
-
-def _get_size(path: Path) -> int:
-    return path.stat().st_size
 
 
 def find_delta(store: Store, step: DeltaStep) -> BlobRef | None:

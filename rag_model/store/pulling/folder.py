@@ -38,12 +38,12 @@ def blob_copy_path(dest: Path, ref: BlobRef) -> Path:
 
 def mapped_copy_path(dest: Path, ref: BlobRef) -> Path:
     """Return the path of the memory-mapped copy of a passage file."""
-    return dest / ".mapped" / f"{ref.id.partition(':')[2]}.arrow"
+    return dest / ".mapped" / f"{ref.hex_digest}.arrow"
 
 
 def mapped_copy_identity(ref: BlobRef) -> str:
     """Return the identity in the stamp of a memory-mapped copy, whose own digest is not known."""
-    return f"mapped-{ref.id.partition(':')[2]}"
+    return f"mapped-{ref.hex_digest}"
 
 
 def record_ref(dest: Path, store_url: str, name: str, identity: str) -> None:
@@ -180,12 +180,9 @@ def lock_manifest(manifest_path: Path) -> int | None:
 def _list_oldest_folders(dest: Path, keep_snapshots: int) -> list[Path]:
     current_id = (dest / CURRENT).resolve().name
     folders = [folder for folder in dest.iterdir() if _HEX_DIGEST.fullmatch(folder.name) and folder.is_dir()]
-    older_folders = sorted((folder for folder in folders if folder.name != current_id), key=_get_pull_time)
+    older_folders = [folder for folder in folders if folder.name != current_id]
+    older_folders.sort(key=lambda folder: folder.stat().st_mtime_ns)
     return older_folders[: max(0, len(older_folders) + 1 - keep_snapshots)]
-
-
-def _get_pull_time(folder: Path) -> int:
-    return folder.stat().st_mtime_ns
 
 
 def _remove_if_unlocked(folder: Path) -> bool:
@@ -221,4 +218,4 @@ def _delete_unreferenced_copies(dest: Path, parse_manifest: Callable[[bytes], An
 def _read_needed_digests(dest: Path, parse_manifest: Callable[[bytes], Any]) -> set[str]:
     """Return the hex digests of all files of the snapshots in a folder."""
     manifests = [parse_manifest(manifest.read_bytes()) for manifest in dest.glob(f"*/{MANIFEST}")]
-    return {ref.id.partition(":")[2] for manifest in manifests for ref in manifest.content.files.values()}
+    return {ref.hex_digest for manifest in manifests for ref in manifest.content.files.values()}

@@ -7,7 +7,7 @@ result has the wrong digest, the next strategy is tried.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -173,13 +173,13 @@ def materialize_snapshot(
     path_by_blob = {ref: path for path, ref in files.items()}
     passage_blobs = {ref for ref, path in path_by_blob.items() if file_kind(path) == "passages"}
     with _open_previous_snapshot(puller.dest) as previous:
-        phases: list[Iterable[BlobRef]] = [path_by_blob]
+        batches: list[Iterable[BlobRef]] = [path_by_blob]
         update = None
         if previous is not None and previous.id != manifest.id:
             update = _SnapshotUpdate(puller, manifest, path_by_blob, previous, derive_index)
             index_paths = {*map(manifest.content.index_file, manifest.content.indexes)}
             index_blobs = {ref for ref, path in path_by_blob.items() if path in index_paths}
-            phases = [passage_blobs, path_by_blob.keys() - passage_blobs - index_blobs, index_blobs]
+            batches = [passage_blobs, path_by_blob.keys() - passage_blobs - index_blobs, index_blobs]
 
         def materialize(ref: BlobRef) -> int:
             fetched_bytes = puller.materialize(ref, update.list_strategies(ref) if update else [puller.fetch_whole])
@@ -188,7 +188,7 @@ def materialize_snapshot(
                     _write_mapped_copy(ref, puller.dest)
             return fetched_bytes
 
-        return sum(puller.materialize_all(blobs, materialize) for blobs in phases)
+        return sum(puller.materialize_all(blobs, materialize) for blobs in batches)
 
 
 class _SnapshotUpdate:
@@ -267,8 +267,8 @@ class _SnapshotUpdate:
 
     def _apply_delta(self, ref: BlobRef, out: Path) -> int | None:
         path = self._path_by_blob[ref]
-        base, steps = partial(self._previous.path, path), self._steps_by_path.get(path, ())
-        return rebuild_file(self._puller.store, base, steps, self._rows_by_path.get(path, 0), out)
+        get_base, steps = partial(self._previous.path, path), self._steps_by_path.get(path, ())
+        return rebuild_file(self._puller.store, get_base, steps, self._rows_by_path.get(path, 0), out)
 
     def _copy_embeddings(self, ref: BlobRef, copy: Path) -> FetchResult:
         """Copy an index's vectors from the new embeddings, which are materialized before it."""
@@ -328,14 +328,12 @@ class _SnapshotUpdate:
             yield (0, None) if fetched_bytes is None else (fetched_bytes - head_bytes, head_path)
 
 
-@contextmanager
-def _open_previous_snapshot(dest: Path) -> Iterator[Snapshot | None]:
+def _open_previous_snapshot(dest: Path) -> AbstractContextManager[Snapshot | None]:
     """Open the snapshot that was pulled last, if there is one, and keep it from being pruned."""
-    with ExitStack() as stack:
-        previous = None
-        with suppress(StoreError):
-            previous = stack.enter_context(Snapshot.from_folder(dest))
-        yield previous
+    try:
+        return Snapshot.from_folder(dest)
+    except StoreError:
+        return nullcontext()
 
 
 def _open_incomplete_snapshot(manifest: Manifest, dest: Path) -> Snapshot:

@@ -149,8 +149,8 @@ class PulledVectors:
         tables = {
             path: table for path, table in find_vector_tables(content).items() if table.representation == representation
         }
-        embeddings = [embeddings_path(part.name, representation) for part in content.parts if part.rows]
-        for paths in (embeddings, *([content.index_file(name)] for name in content.indexes)):
+        embedding_paths = [embeddings_path(part.name, representation) for part in content.parts if part.rows]
+        for paths in (embedding_paths, *([content.index_file(name)] for name in content.indexes)):
             with suppress(StoreError, OSError):
                 if paths and set(paths) <= set(tables) and len({tables[path].row_bytes for path in paths}) == 1:
                     return cls([_map_table(snapshot, path, tables[path]) for path in paths])
@@ -185,7 +185,7 @@ class PageRanges:
         self._max_last_pages = list(accumulate((part.last_page for part in parts), max))
         self._min_first_pages = list(accumulate((part.first_page for part in reversed(parts)), min))[::-1]
 
-    def find_within(self, first_page: int, last_page: int) -> Iterator[tuple[int, PartEntry]]:
+    def find_overlapping(self, first_page: int, last_page: int) -> Iterator[tuple[int, PartEntry]]:
         """Yield the part number and the entry of each part that overlaps the pages [first_page,
         last_page].
         """
@@ -292,7 +292,7 @@ class RowOverlap:
         ):
             return None
         try:
-            previous_rows = np.concatenate([*self._join_parts(table.parts)])
+            previous_rows = np.concatenate([*self._match_parts(table.parts)])
         except BookwheelError:  # the passages were not pulled, or are damaged
             return None
         return RowPatch(table, previous_rows) if (previous_rows >= 0).any() else None
@@ -303,9 +303,9 @@ class RowOverlap:
         Raises:
             BookwheelError: passages were not pulled, or are damaged.
         """
-        return np.concatenate([np.empty(0, np.int64), *self._join_parts(self._target.parts)])
+        return np.concatenate([np.empty(0, np.int64), *self._match_parts(self._target.parts)])
 
-    def _join_parts(self, parts: Sequence[PartEntry]) -> Iterator[Rows]:
+    def _match_parts(self, parts: Sequence[PartEntry]) -> Iterator[Rows]:
         return read_ahead(
             self._get_previous_rows,
             parts,
@@ -315,23 +315,23 @@ class RowOverlap:
     def _get_previous_rows(self, part: PartEntry) -> Rows:
         with self._lock_by_part[part.name]:
             if part.name not in self._previous_rows:
-                self._previous_rows[part.name] = self._join_part(part).astype(self._row_type)
+                self._previous_rows[part.name] = self._match_part(part).astype(self._row_type)
             return self._previous_rows[part.name]
 
-    def _join_part(self, part: PartEntry) -> Rows:
-        """Match a part's passages with those of the previous parts with the same pages; return each
-        passage's row in the previous snapshot, or -1.
+    def _match_part(self, part: PartEntry) -> Rows:
+        """Match a part's passages with the previous snapshot's parts of the same pages; return each
+        passage's row in that snapshot, or -1.
 
         A part with an unchanged file is not read; in most updates, most parts are unchanged.
         """
-        for part_number, previous_part in self._ranges.find_within(part.first_page, part.last_page):
+        for part_number, previous_part in self._ranges.find_overlapping(part.first_page, part.last_page):
             if previous_part.rows == part.rows and self._get_passage_file(
                 self._previous, previous_part
             ) == self._get_passage_file(self._target, part):
                 return np.arange(part.rows) + self._starts[part_number]
         hashes = self._read_hashes(self._target, part)
         previous_rows = np.full(part.rows, -1, np.int64)
-        for part_number, previous_part in self._ranges.find_within(part.first_page, part.last_page):
+        for part_number, previous_part in self._ranges.find_overlapping(part.first_page, part.last_page):
             positions = (
                 pc.index_in(hashes, value_set=self._read_hashes(self._previous, previous_part)).fill_null(-1).to_numpy()
             )

@@ -95,8 +95,8 @@ class _SlotEdits:
 class _ListBlock:
     """Consecutive lists of the target, and the numbers that are predicted for them."""
 
-    first: int  # number of the block's first list
-    end: int  # number of the list after the block
+    first: int  # list number of the block's first list
+    end: int  # list number after that of the block's last list
     lengths: Rows  # (m,) number of slots of each list
     slot_lists: Numbers  # (s,) list number of each slot, counted from `first`
     predicted_rows: Numbers  # (p,) predicted row numbers, in the order of the lists
@@ -262,7 +262,7 @@ def write_row_delta(base: FileWithLists, target: FileWithLists, base_rows: Rows,
 
 
 def _collect_edits(prediction: _Prediction, blocks: Iterator[tuple[_ListBlock, Numbers, Bytes]]) -> _SlotEdits:
-    edits, slot_offset, number_offset = list[_SlotEdits](), 0, 0
+    edits, slot_offset, prediction_offset = list[_SlotEdits](), 0, 0
     for block, slots, codes in blocks:
         is_inserted, is_removed = _compare_lists(block, slots, codes, prediction.is_new)
         inserted_positions = np.flatnonzero(is_inserted)
@@ -270,11 +270,11 @@ def _collect_edits(prediction: _Prediction, blocks: Iterator[tuple[_ListBlock, N
             _SlotEdits(
                 inserted_positions + slot_offset,
                 slots[inserted_positions].astype(np.int64),
-                np.flatnonzero(is_removed) + number_offset,
+                np.flatnonzero(is_removed) + prediction_offset,
                 codes[inserted_positions],
             )
         )
-        slot_offset, number_offset = slot_offset + len(slots), number_offset + len(block.predicted_rows)
+        slot_offset, prediction_offset = slot_offset + len(slots), prediction_offset + len(block.predicted_rows)
     return _SlotEdits.concatenate(edits, prediction.target.code_bytes)
 
 
@@ -318,7 +318,7 @@ def _find_changed_lists(block: _ListBlock, slots: Numbers, codes: Bytes) -> Bool
 
 
 def _find_edits(block: _ListBlock, slots: Numbers, codes: Bytes, is_new: Bools) -> tuple[Bools, Bools]:
-    """Return masks of the inserted slots and of the removed predicted numbers of changed lists.
+    """Return, for changed lists, masks of the inserted slots and of the removed predicted numbers.
 
     In most changed lists new rows are inserted and none is removed, so this case is tried first.
     """
@@ -494,15 +494,15 @@ def _write_edited(prediction: _Prediction, edits: _SlotEdits, rest: BinaryIO, ou
     """Write the edited lists of the target, and between them the gaps, which are read from
     `rest`.
     """
-    target_lists, slot_offset, number_offset = prediction.target, 0, 0
+    target_lists, slot_offset, prediction_offset = prediction.target, 0, 0
     for block in prediction.iter_blocks():
         n_slots = int(block.lengths.sum())
         is_inserted, is_removed = np.zeros(n_slots, np.bool_), np.zeros(len(block.predicted_rows), np.bool_)
         low, high = np.searchsorted(edits.inserted_positions, (slot_offset, slot_offset + n_slots))
         slot_positions = edits.inserted_positions[low:high] - slot_offset
         is_inserted[slot_positions] = True
-        begin, end = np.searchsorted(edits.removed_positions, (number_offset, number_offset + len(is_removed)))
-        is_removed[edits.removed_positions[begin:end] - number_offset] = True
+        begin, end = np.searchsorted(edits.removed_positions, (prediction_offset, prediction_offset + len(is_removed)))
+        is_removed[edits.removed_positions[begin:end] - prediction_offset] = True
         is_filled_slot, is_placed_number = block.mask_placed_rows(is_inserted, is_removed)
         slots = np.full(n_slots, -1, target_lists.dtype)
         codes = np.zeros((n_slots, target_lists.code_bytes), np.uint8)
@@ -512,7 +512,7 @@ def _write_edited(prediction: _Prediction, edits: _SlotEdits, rest: BinaryIO, ou
             block.predicted_codes[is_placed_number],
         )
         _write_block(target_lists, block, slots, codes, rest, out)
-        slot_offset, number_offset = slot_offset + n_slots, number_offset + len(is_removed)
+        slot_offset, prediction_offset = slot_offset + n_slots, prediction_offset + len(is_removed)
 
 
 def _write_block(

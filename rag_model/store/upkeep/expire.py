@@ -23,6 +23,7 @@ Ages are measured by the store's clock (`rag_model.store.upkeep.roots`). An age 
 """
 
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice, pairwise
 
 from rag_model.errors import UsageError
@@ -79,7 +80,7 @@ def expire_store(store: Store, policy: ExpirePolicy | None = None, *, dry_run: b
         StoreError: a ref's log cannot be read, or a file cannot be deleted; run it again to
             continue.
     """
-    plan = _ExpirePlanner(store, policy or ExpirePolicy())
+    plan = partial(_list_expired_files, store, policy or ExpirePolicy())
     files = preview_sweep(store, plan) if dry_run else sweep(store, plan, threads=1)
     moves = [move for file in files if (move := MOVE_PATH.fullmatch(file.path))]
     snapshots, models, evaluations = (
@@ -90,62 +91,54 @@ def expire_store(store: Store, policy: ExpirePolicy | None = None, *, dry_run: b
     return ExpireReport(move_names, snapshots, models, evaluations, tuple(sorted(trainings)))
 
 
-@dataclass(frozen=True, slots=True)
-class _ExpirePlanner:
-    store: Store
-    policy: ExpirePolicy
-
-    def __call__(self, view: StoreView) -> list[StoredFile]:
-        """Return the files to delete: the old moves of each ref in order, then other files."""
-        cutoff = view.time - self.policy.older_than
-        abandoned_records, training_snapshots = find_abandoned_trainings(self.store, view, cutoff)
-        expired_moves = []
-        needed_paths = {*view.needed_paths, *map(self.store.snapshots.manifest_path, training_snapshots)}
-        for catalog, ref_files in (
-            (self.store.snapshots, view.moves),
-            (self.store.models, view.models),
-        ):
-            moves_by_ref = group_moves_by_ref(ref_files)
-            newest_by_ref = {ref: (ref, max(moves)) for ref, moves in moves_by_ref.items()}
-            id_by_move = read_ids_at_moves(catalog, [*newest_by_ref.values()])
-            n_kept_by_ref = {ref: self.policy.keep if id_by_move[move] else 1 for ref, move in newest_by_ref.items()}
-            expired_numbers_by_ref = {
-                ref: self._find_expired_numbers(moves, cutoff, n_kept_by_ref[ref])
-                for ref, moves in moves_by_ref.items()
-            }
-            expired_moves += [
-                moves[number] for ref, moves in moves_by_ref.items() for number in sorted(expired_numbers_by_ref[ref])
-            ]
-            kept_moves = [
-                (ref, number)
-                for ref, moves in moves_by_ref.items()
-                for number in moves
-                if number not in expired_numbers_by_ref[ref]
-            ]
-            id_by_move |= read_ids_at_moves(catalog, [move for move in kept_moves if move not in id_by_move])
-            needed_paths |= {catalog.manifest_path(identity) for identity in id_by_move.values() if identity}
-        manifests = [file for file in (*view.manifests, *view.models) if MANIFEST_PATH.fullmatch(file.path)]
-        unnamed_manifests = [file for file in manifests if file.path not in needed_paths and file.modified <= cutoff]
-        kept_paths = {file.path for file in manifests} - {file.path for file in unnamed_manifests}
-        return [*expired_moves, *self._find_orphans(view, kept_paths), *unnamed_manifests, *abandoned_records]
-
-    def _find_orphans(self, view: StoreView, kept_paths: set[str]) -> list[StoredFile]:
-        """Return the manifests of evaluations whose snapshot or model is not kept."""
-        kept_ids = {
-            evaluation.id
-            for evaluation in iter_evaluations(self.store)
-            if kept_paths.issuperset(subject_paths(self.store, evaluation.content.subject))
+def _list_expired_files(store: Store, policy: ExpirePolicy, view: StoreView) -> list[StoredFile]:
+    """Return the files to delete: the old moves of each ref in order, then other files."""
+    cutoff = view.time - policy.older_than
+    abandoned_records, training_snapshots = find_abandoned_trainings(store, view, cutoff)
+    expired_moves = []
+    needed_paths = {*view.needed_paths, *map(store.snapshots.manifest_path, training_snapshots)}
+    for catalog, ref_files in ((store.snapshots, view.moves), (store.models, view.models)):
+        moves_by_ref = group_moves_by_ref(ref_files)
+        newest_by_ref = {ref: (ref, max(moves)) for ref, moves in moves_by_ref.items()}
+        id_by_move = read_ids_at_moves(catalog, [*newest_by_ref.values()])
+        n_kept_by_ref = {ref: policy.keep if id_by_move[move] else 1 for ref, move in newest_by_ref.items()}
+        expired_numbers_by_ref = {
+            ref: _find_expired_numbers(moves, cutoff, n_kept_by_ref[ref]) for ref, moves in moves_by_ref.items()
         }
-        candidates = [(file, match) for file in view.evaluations if (match := MANIFEST_PATH.fullmatch(file.path))]
-        return [file for file, match in candidates if match[2] not in kept_ids and file.path not in view.needed_paths]
+        expired_moves += [
+            moves[number] for ref, moves in moves_by_ref.items() for number in sorted(expired_numbers_by_ref[ref])
+        ]
+        kept_moves = [
+            (ref, number)
+            for ref, moves in moves_by_ref.items()
+            for number in moves
+            if number not in expired_numbers_by_ref[ref]
+        ]
+        id_by_move |= read_ids_at_moves(catalog, [move for move in kept_moves if move not in id_by_move])
+        needed_paths |= {catalog.manifest_path(identity) for identity in id_by_move.values() if identity}
+    manifests = [file for file in (*view.manifests, *view.models) if MANIFEST_PATH.fullmatch(file.path)]
+    unnamed_manifests = [file for file in manifests if file.path not in needed_paths and file.modified <= cutoff]
+    kept_paths = {file.path for file in manifests} - {file.path for file in unnamed_manifests}
+    return [*expired_moves, *_find_orphans(store, view, kept_paths), *unnamed_manifests, *abandoned_records]
 
-    @staticmethod
-    def _find_expired_numbers(moves: dict[int, StoredFile], cutoff: float, n_kept: int) -> set[int]:
-        """Return the numbers of moves (log entries) to delete: all before the first kept move."""
-        numbers = sorted(moves)
-        expired_numbers: set[int] = set()
-        for number, next_number in islice(pairwise(numbers), max(0, len(numbers) - n_kept)):
-            if moves[next_number].modified > cutoff:
-                break
-            expired_numbers.add(number)
-        return expired_numbers
+
+def _find_orphans(store: Store, view: StoreView, kept_paths: set[str]) -> list[StoredFile]:
+    """Return the manifests of evaluations whose snapshot or model is not kept."""
+    kept_ids = {
+        evaluation.id
+        for evaluation in iter_evaluations(store)
+        if kept_paths.issuperset(subject_paths(store, evaluation.content.subject))
+    }
+    candidates = [(file, match) for file in view.evaluations if (match := MANIFEST_PATH.fullmatch(file.path))]
+    return [file for file, match in candidates if match[2] not in kept_ids and file.path not in view.needed_paths]
+
+
+def _find_expired_numbers(moves: dict[int, StoredFile], cutoff: float, n_kept: int) -> set[int]:
+    """Return the numbers of moves (log entries) to delete: all before the first kept move."""
+    numbers = sorted(moves)
+    expired_numbers: set[int] = set()
+    for number, next_number in islice(pairwise(numbers), max(0, len(numbers) - n_kept)):
+        if moves[next_number].modified > cutoff:
+            break
+        expired_numbers.add(number)
+    return expired_numbers

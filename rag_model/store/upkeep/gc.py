@@ -35,6 +35,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 from rag_model.atomic_write import TEMPORARY_PREFIX
 from rag_model.errors import StoreError, UsageError
@@ -84,9 +85,9 @@ def collect_garbage(store: Store, grace: float = SAFETY_MARGIN, *, dry_run: bool
     """
     if grace < 0:
         raise UsageError(f"the grace period must be 0 or more, not {grace} s")
-    planner = _GarbagePlanner(store, grace)
+    plan = partial(_list_garbage, store, grace)
     return _count_by_kind(
-        preview_sweep(store, planner) if dry_run else sweep(store, planner, threads=store.files.concurrency)
+        preview_sweep(store, plan) if dry_run else sweep(store, plan, threads=store.files.concurrency)
     )
 
 
@@ -99,70 +100,65 @@ def _count_by_kind(files: Iterable[StoredFile]) -> dict[str, FileTally]:
     return tallies_by_kind
 
 
-@dataclass(frozen=True, slots=True)
-class _GarbagePlanner:
-    store: Store
-    grace: float
-
-    def __call__(self, view: StoreView) -> list[StoredFile]:
-        """Return the files to delete; records of the memo come before the blobs that they name."""
-        if unknown_folders := {*self.store.files.list_names("", kind="directory")} - _FOLDERS:
-            raise StoreError(
-                f"{self.store.url} has a folder {min(unknown_folders)!r} that this version does "
-                "not know, so nothing was deleted: use the bookwheel version that created it, or "
-                "move it elsewhere"
-            )
-        writer_starts = [intent.started for intent in view.intents if not intent.is_lease]
-        cutoff = min([view.time - self.grace, *(start - SAFETY_MARGIN for start in writer_starts)])
-        marked_files = mark_needed_blobs(self.store, view, cutoff)
-        if marked_files.all_blobs and not view.has_root:
-            raise StoreError(
-                f"{self.store.url} lists {len(marked_files.all_blobs):,} blobs but no ref, "
-                "snapshot, model or evaluation. The listing may be wrong, so nothing was deleted: "
-                "check the store, or delete the whole store if it is not needed"
-            )
-        unneeded_files = (file for digest, file in marked_files.all_blobs if digest not in marked_files.needed)
-        other_files = (
-            *self._iter_ended_run_files(cutoff),
-            *self._iter_orphan_reports(view),
-            *iter_unneeded_files(self.store),
-            *self._iter_temporary_files(),
-            *_iter_orphan_signatures(view),
+def _list_garbage(store: Store, grace: float, view: StoreView) -> list[StoredFile]:
+    """Return the files to delete; records of the memo come before the blobs that they name."""
+    if unknown_folders := {*store.files.list_names("", kind="directory")} - _FOLDERS:
+        raise StoreError(
+            f"{store.url} has a folder {min(unknown_folders)!r} that this version does "
+            "not know, so nothing was deleted: use the bookwheel version that created it, or "
+            "move it elsewhere"
         )
-        writer_files = (file for folder in ("intents", "sweeps") for file in self.store.files.iter_tree(folder))
-        return [
-            *marked_files.unneeded_records,
-            *(file for file in (*unneeded_files, *other_files) if file.modified < cutoff),
-            *(file for file in writer_files if file.modified < min(cutoff, view.time - INTENT_VALID_SECONDS)),
-        ]
-
-    def _iter_ended_run_files(self, cutoff: float) -> Iterator[StoredFile]:
-        """Yield the reports of runs whose newest report is old."""
-        files_by_run: dict[str, list[StoredFile]] = defaultdict(list)
-        for file in self.store.files.iter_tree("runs"):
-            if run_match := _RUN_PATH.fullmatch(file.path):
-                files_by_run[run_match[1]].append(file)
-        for files in files_by_run.values():
-            if all(file.modified < cutoff for file in files):
-                yield from files
-
-    def _iter_orphan_reports(self, view: StoreView) -> Iterator[StoredFile]:
-        """Yield the report pages of deleted snapshots, evaluations and models."""
-        manifests = (*view.manifests, *view.evaluations, *view.models)
-        version_ids = {file.path.rpartition("/")[2].removesuffix(".json") for file in manifests}
-        for file in self.store.files.iter_tree("reports"):
-            if (match := _REPORT_PATH.fullmatch(file.path)) and match[1] not in version_ids:
-                yield file
-
-    def _iter_temporary_files(self) -> Iterator[StoredFile]:
-        """Yield temporary files; on a local disk they are next to their final files."""
-        folders = ("",) if self.store.files.is_local else PROBE_FOLDERS
-        return (
-            file
-            for folder in folders
-            for file in self.store.files.iter_tree(folder)
-            if _TEMPORARY_FILE.fullmatch(file.path)
+    writer_starts = [intent.started for intent in view.intents if not intent.is_lease]
+    cutoff = min([view.time - grace, *(start - SAFETY_MARGIN for start in writer_starts)])
+    marked_files = mark_needed_blobs(store, view, cutoff)
+    if marked_files.all_blobs and not view.has_root:
+        raise StoreError(
+            f"{store.url} lists {len(marked_files.all_blobs):,} blobs but no ref, "
+            "snapshot, model or evaluation. The listing may be wrong, so nothing was deleted: "
+            "check the store, or delete the whole store if it is not needed"
         )
+    unneeded_files = (file for digest, file in marked_files.all_blobs if digest not in marked_files.needed_digests)
+    other_files = (
+        *_iter_ended_run_files(store, cutoff),
+        *_iter_orphan_reports(store, view),
+        *iter_unneeded_files(store),
+        *_iter_temporary_files(store),
+        *_iter_orphan_signatures(view),
+    )
+    writer_files = (file for folder in ("intents", "sweeps") for file in store.files.iter_tree(folder))
+    return [
+        *marked_files.unneeded_records,
+        *(file for file in (*unneeded_files, *other_files) if file.modified < cutoff),
+        *(file for file in writer_files if file.modified < min(cutoff, view.time - INTENT_VALID_SECONDS)),
+    ]
+
+
+def _iter_ended_run_files(store: Store, cutoff: float) -> Iterator[StoredFile]:
+    """Yield the reports of runs whose newest report is old."""
+    files_by_run: dict[str, list[StoredFile]] = defaultdict(list)
+    for file in store.files.iter_tree("runs"):
+        if run_match := _RUN_PATH.fullmatch(file.path):
+            files_by_run[run_match[1]].append(file)
+    for files in files_by_run.values():
+        if all(file.modified < cutoff for file in files):
+            yield from files
+
+
+def _iter_orphan_reports(store: Store, view: StoreView) -> Iterator[StoredFile]:
+    """Yield the report pages of deleted snapshots, evaluations and models."""
+    manifests = (*view.manifests, *view.evaluations, *view.models)
+    version_ids = {file.path.rpartition("/")[2].removesuffix(".json") for file in manifests}
+    for file in store.files.iter_tree("reports"):
+        if (match := _REPORT_PATH.fullmatch(file.path)) and match[1] not in version_ids:
+            yield file
+
+
+def _iter_temporary_files(store: Store) -> Iterator[StoredFile]:
+    """Yield temporary files; on a local disk they are next to their final files."""
+    folders = ("",) if store.files.is_local else PROBE_FOLDERS
+    return (
+        file for folder in folders for file in store.files.iter_tree(folder) if _TEMPORARY_FILE.fullmatch(file.path)
+    )
 
 
 def _iter_orphan_signatures(view: StoreView) -> Iterator[StoredFile]:

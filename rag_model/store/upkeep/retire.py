@@ -8,6 +8,7 @@ manifest that a writer needs is kept, and the next run deletes it.
 from collections import Counter
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -43,7 +44,7 @@ def retire_replaced(store: Store) -> RetireReport:
     for evaluation in list_replaced_evaluations(store):
         for ref in evaluation.content.files.values():
             store.blobs.delete_local_copy(ref)
-    deleted_files = sweep(store, _RetirePlanner(store), threads=1)
+    deleted_files = sweep(store, partial(_list_retired_manifests, store), threads=1)
     return RetireReport(list_manifest_ids(deleted_files, "snapshots"), list_manifest_ids(deleted_files, "evaluations"))
 
 
@@ -61,29 +62,26 @@ def list_replaced_evaluations(store: Store) -> list[EvaluationManifest]:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _RetirePlanner:
-    store: Store
+def _list_retired_manifests(store: Store, view: StoreView) -> list[StoredFile]:
+    """Return the manifests to delete: first those of evaluations of replaced snapshots, then
+    those of the replaced snapshots whose replacement exists.
+    """
+    snapshot_paths = {file.path for file in view.manifests}
+    evaluation_paths = {
+        store.evaluations.manifest_path(evaluation.id) for evaluation in list_replaced_evaluations(store)
+    }
+    files_to_delete = [file for file in view.evaluations if file.path in evaluation_paths]
+    files_to_delete += [file for file in view.manifests if _is_replaced(store, file.path, snapshot_paths)]
+    return [file for file in files_to_delete if file.path not in view.needed_paths]
 
-    def __call__(self, view: StoreView) -> list[StoredFile]:
-        """Return the manifests to delete: first those of evaluations of replaced snapshots, then
-        those of the replaced snapshots whose replacement exists.
-        """
-        snapshot_paths = {file.path for file in view.manifests}
-        evaluation_paths = {
-            self.store.evaluations.manifest_path(evaluation.id) for evaluation in list_replaced_evaluations(self.store)
-        }
-        files_to_delete = [file for file in view.evaluations if file.path in evaluation_paths]
-        files_to_delete += [file for file in view.manifests if self._is_replaced(file.path, snapshot_paths)]
-        return [file for file in files_to_delete if file.path not in view.needed_paths]
 
-    def _is_replaced(self, path: str, snapshot_paths: set[str]) -> bool:
-        """Return whether a takedown replaced a snapshot, and the store has the replacement (if any
-        page is left).
-        """
-        match = MANIFEST_PATH.fullmatch(path)
-        replacement = self.store.takedowns.find_replacement(match[2]) if match else None
-        return replacement == "" or (replacement is not None and f"snapshots/{replacement}.json" in snapshot_paths)
+def _is_replaced(store: Store, path: str, snapshot_paths: set[str]) -> bool:
+    """Return whether a takedown replaced a snapshot, and the store has the replacement (if any
+    page is left).
+    """
+    match = MANIFEST_PATH.fullmatch(path)
+    replacement = store.takedowns.find_replacement(match[2]) if match else None
+    return replacement == "" or (replacement is not None and f"snapshots/{replacement}.json" in snapshot_paths)
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,9 +29,6 @@ from rag_model.store.objects.memo import MIRROR_STAGE_PREFIX, RECORD_PATH, TARGE
 from rag_model.store.store import Store
 from rag_model.store.versions.catalog import Catalog
 from rag_model.store.versions.checks import FULL_ID
-from rag_model.store.versions.evaluation_manifest import EvaluationManifest
-from rag_model.store.versions.manifest import Manifest
-from rag_model.store.versions.model_manifest import ModelManifest
 from rag_model.store.versions.signatures import SIGNATURE_PATH
 from rag_model.store.versions.trainings import (
     CHECKPOINT_PATH,
@@ -204,7 +201,7 @@ def _open_sweep(store: Store) -> Iterator[AnnounceBatch]:
 class NeededBlobs:
     """The needed blobs (64 hex digits), all blobs, and the unneeded records of a store."""
 
-    needed: frozenset[str]  # digests of blobs
+    needed_digests: frozenset[str]
     all_blobs: tuple[tuple[str, StoredFile], ...]  # (digest, file) of all blobs
     unneeded_records: tuple[StoredFile, ...]  # records of the memo
 
@@ -218,16 +215,16 @@ def mark_needed_blobs(store: Store, view: StoreView, cutoff: float) -> NeededBlo
     """
     blobs = tuple((match[1], file) for file in store.files.iter_tree("blobs") if (match := _BLOB.fullmatch(file.path)))
     records = _list_records(store)
-    snapshots = _read_catalog_files(store.snapshots, view.manifests, view.moves)
-    models = _read_catalog_files(store.models, view.models, view.models)
-    evaluations = _read_catalog_files(store.evaluations, view.evaluations, ())
-    intent_blobs = {match[1] for path in view.needed_paths if (match := _BLOB.fullmatch(path))}
-    needed_digests, current_digests = snapshots.all | models.all | evaluations.all | intent_blobs, snapshots.current
-    needed_digests |= _find_origin_digests(store, current_digests, records, dict(blobs))
+    snapshot_files = _read_catalog_files(store.snapshots, view.manifests, view.moves)
+    model_files = _read_catalog_files(store.models, view.models, view.models)
+    evaluation_files = _read_catalog_files(store.evaluations, view.evaluations, ())
+    intent_digests = {match[1] for path in view.needed_paths if (match := _BLOB.fullmatch(path))}
+    needed_digests = snapshot_files.digests | model_files.digests | evaluation_files.digests | intent_digests
+    needed_digests |= _find_origin_digests(store, snapshot_files.current_digests, records, dict(blobs))
     needed_digests |= set().union(
-        *(record.outputs for record in records if record.targets and record.targets <= snapshots.all)
+        *(record.outputs for record in records if record.targets and record.targets <= snapshot_files.digests)
     )
-    needed_digests |= _find_mirror_digests(store, records, snapshots.dumps, dict(blobs))
+    needed_digests |= _find_mirror_digests(store, records, snapshot_files.dumps, dict(blobs))
     old_records = [] if view.has_build else [record for record in records if record.newest.modified < cutoff]
     needed_digests |= set().union(
         *(record.digests for record in records if view.has_build or record.newest.modified >= cutoff)
@@ -273,9 +270,10 @@ def _read_record(store: Store, stage_and_key: tuple[str, str], generations: Mapp
     files = tuple(generations[generation] for generation in sorted(generations, reverse=True))
     record_bytes = store.files.read(files[0].path) or b""
     record = parse_record(*stage_and_key, record_bytes)
-    outputs = frozenset(_get_hex_digest(ref.id) for ref in record.outputs.values()) if record else frozenset()
+    outputs = frozenset(ref.hex_digest for ref in record.outputs.values()) if record else frozenset()
     target = record.stats.get(TARGET_KEY) if record else None
-    targets = frozenset(map(_get_hex_digest, [target] if isinstance(target, str) else target or ()))
+    target_ids = [target] if isinstance(target, str) else target or ()
+    targets = frozenset(blob_id.partition(":")[2] for blob_id in target_ids)
     mirrored_dump = str(record.stats.get("dump", "")) if record and record.stage.startswith(MIRROR_STAGE_PREFIX) else ""
     stage, key = stage_and_key
     return _MemoRecord(stage, files, outputs, frozenset(_find_digests(record_bytes)), targets, mirrored_dump, key)
@@ -287,8 +285,8 @@ class _CatalogFiles:
     from.
     """
 
-    all: set[str]  # digests of all versions' files
-    current: set[str]  # digests of the files of current versions
+    digests: set[str]  # digests of all versions' files
+    current_digests: set[str]  # digests of the files of current versions
     dumps: set[str]  # paths and URLs of the dumps that the versions were built from
 
 
@@ -298,12 +296,12 @@ def _read_catalog_files(
     ref_by_current_id, files = _read_ref_by_current_id(catalog, moves), _CatalogFiles(set(), set(), set())
     manifest_ids = set[str]()
     for manifest in _iter_manifests(catalog, manifests):
-        digests = _get_manifest_digests(manifest)
+        digests = {ref.hex_digest for ref in manifest.content.files.values()}
         manifest_ids.add(manifest.id)
-        files.all.update(digests)
+        files.digests.update(digests)
         files.dumps.add(str(getattr(manifest, "provenance", {}).get("dump") or ""))
         if manifest.id in ref_by_current_id:
-            files.current.update(digests)
+            files.current_digests.update(digests)
     for identity, ref in ref_by_current_id.items():
         if identity not in manifest_ids:
             raise _build_missing_error(catalog, identity, ref)
@@ -406,14 +404,6 @@ def _find_digests(record_bytes: bytes) -> list[str]:
     return [digest.decode() for digest in _BLOB_ID.findall(record_bytes)]
 
 
-def _get_manifest_digests(manifest: Manifest | ModelManifest | EvaluationManifest) -> set[str]:
-    return {_get_hex_digest(ref.id) for ref in manifest.content.files.values()}
-
-
-def _get_hex_digest(identity: str) -> str:
-    return identity.partition(":")[2]
-
-
 def iter_unneeded_files(store: Store) -> Iterator[StoredFile]:
     """Yield the unneeded files of trainings: if the model is published, all files of its training.
 
@@ -457,11 +447,11 @@ def find_abandoned_trainings(
 
 
 def _group_by_training(store: Store) -> dict[str, list[StoredFile]]:
-    files: dict[str, list[StoredFile]] = defaultdict(list)
+    files_by_training: dict[str, list[StoredFile]] = defaultdict(list)
     for file in store.files.iter_tree(FOLDER):
         if FULL_ID.fullmatch(training_key := file.path.split("/")[1]):
-            files[training_key].append(file)
-    return files
+            files_by_training[training_key].append(file)
+    return files_by_training
 
 
 def _is_training_published(store: Store, training_key: str) -> bool:

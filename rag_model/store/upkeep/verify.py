@@ -2,8 +2,7 @@
 
 import secrets
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -19,6 +18,7 @@ from rag_model.store.versions.catalog import Catalog
 from rag_model.store.versions.checks import VersionContent
 
 _THREADS = 4  # threads that verify files in parallel: hashing and reading release the GIL
+BlobCheck = Callable[[Store, BlobRef], str | None]  # returns what is wrong with a blob, or None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +78,7 @@ def protect_files(store: Store, version: str, manifest_path: str, content: Versi
         yield
 
 
-def _check_version(
-    store: Store,
-    catalog: Catalog[Any],
-    identity: str,
-    check: Callable[[Store, BlobRef], str | None],
-) -> list[StoreProblem]:
+def _check_version(store: Store, catalog: Catalog[Any], identity: str, check: BlobCheck) -> list[StoreProblem]:
     try:
         manifest = catalog.get(identity)
     except StoreError as error:
@@ -91,24 +86,19 @@ def _check_version(
     return _check_files(store, manifest.content, check)
 
 
-def _check_files(
-    store: Store, content: VersionContent, check: Callable[[Store, BlobRef], str | None]
-) -> list[StoreProblem]:
-    paths_by_blob: dict[BlobRef, list[str]] = defaultdict(list)
-    for path, ref in content.files.items():
-        paths_by_blob[ref].append(path)
-    problems_by_blob = read_ahead(
-        partial(check, store),
-        [*paths_by_blob],
-        _THREADS if check is _check_hash else store.files.concurrency,
-    )
-    blob_problems = list(zip(paths_by_blob, problems_by_blob, strict=True))
+def _check_files(store: Store, content: VersionContent, check: BlobCheck) -> list[StoreProblem]:
+    problem_by_blob = _find_blob_problems(store, dict.fromkeys(content.files.values()), check)
     return [
-        StoreProblem(path, ref.id, problem)
-        for ref, problem in blob_problems
-        if problem is not None
-        for path in paths_by_blob[ref]
+        StoreProblem(path, ref.id, problem_by_blob[ref])
+        for path, ref in content.files.items()
+        if ref in problem_by_blob
     ]
+
+
+def _find_blob_problems(store: Store, blobs: Collection[BlobRef], check: BlobCheck) -> dict[BlobRef, str]:
+    n_ahead = _THREADS if check is _check_hash else store.files.concurrency
+    problems = zip(blobs, read_ahead(partial(check, store), [*blobs], n_ahead), strict=True)
+    return {ref: problem for ref, problem in problems if problem is not None}
 
 
 def _verify_deltas(store: Store, identity: str) -> list[StoreProblem]:
@@ -124,13 +114,10 @@ def _verify_deltas(store: Store, identity: str) -> list[StoreProblem]:
     steps = [(path, step) for items in all_steps for path, steps_of_path in items for step in steps_of_path]
     deltas = store.files.map_concurrently(lambda item: find_delta(store, item[1]), steps)
     delta_path_by_blob = {ref: path for (path, _), ref in zip(steps, deltas, strict=True) if ref}
-    verdicts = zip(
-        delta_path_by_blob,
-        read_ahead(partial(_check_hash, store), [*delta_path_by_blob], _THREADS),
-        strict=True,
-    )
+    problem_by_blob = _find_blob_problems(store, delta_path_by_blob, _check_hash)
     return [
-        StoreProblem(f"the delta of {delta_path_by_blob[ref]}", ref.id, problem) for ref, problem in verdicts if problem
+        StoreProblem(f"the delta of {delta_path_by_blob[ref]}", ref.id, problem)
+        for ref, problem in problem_by_blob.items()
     ]
 
 

@@ -113,7 +113,7 @@ class Catalog(Generic[ManifestT]):
 
     def resolve(self, name: str) -> str:
         """Return the full id of the version that a name means: a ref, `ref@number`, a full id, or
-        a unique prefix of at least 4 digits of an id.
+        a unique prefix of an id, with at least 4 digits.
 
         A ref takes precedence over an equal prefix of an id, but a full id never means a ref.
 

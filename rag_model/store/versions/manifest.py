@@ -30,7 +30,7 @@ SPARSE = "sparse"  # the kind, and the usual name, of a representation of weight
 TEXT = "text"  # the representation that every snapshot has: title and text of its passages
 QUESTION_ENCODER = "encoder/question"  # folder of the query encoder of `embeddings`
 EXACT = "exact"  # index of every snapshot with vectors; if it has no file, all vectors are scanned
-# suffixes of files by kind of representation; the suffix of vectors is .npy
+# suffixes of row files by kind of representation; the suffix of vectors is .npy
 _SUFFIXES = {TOKENS: ".arrow", SPARSE: ".sparse"}
 FORMAT = 2  # format 1 has one space, no named representations, no kinds of indexes, no retriever
 MAX_ROWS = 1 << 40  # more rows than any corpus has, but few enough that sums do not overflow

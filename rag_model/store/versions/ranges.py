@@ -112,12 +112,8 @@ class SnapshotRanges:
 
     def prefetch(self, ranges: Sequence[tuple[str, int, int]]) -> None:
         """Load the ranges (path, start, end) of files in one round of requests."""
-        ranges_by_path: dict[str, list[tuple[int, int]]] = {}
-        for path, start_byte, end_byte in ranges:
-            ranges_by_path.setdefault(path, []).append((start_byte, end_byte))
         with self.cache.hold():
-            file_ranges = [(self.file(path), *np.array(pairs, np.int64).T) for path, pairs in ranges_by_path.items()]
-            self.cache.load(file_ranges)
+            self.cache.load([(self.file(path), np.array([start]), np.array([end])) for path, start, end in ranges])
 
     def read_ranges(self, ranges: Sequence[tuple[str, Numbers, int]]) -> list[Bytes]:
         """Read verified ranges in one round of requests; return an (m, length) array of bytes for
@@ -139,7 +135,8 @@ class SnapshotRanges:
             raise UsageError(f"{path} cannot be read by ranges, because the snapshot has no digests of them: pull it")
         ref = self._files[path]
         if path not in self._entries:
-            return self._open_blob(path, ref, BlockLayout(ref.size, ref.size), _shorten_digest(ref))
+            digest = bytes.fromhex(ref.hex_digest)[:DIGEST_BYTES]
+            return self._open_blob(path, ref, BlockLayout(ref.size, ref.size), digest)
         if RANGE_DIGESTS not in self._file_by_path:
             digests_ref = self._files[RANGE_DIGESTS]
             digest_layout = BlockLayout(digests_ref.size, DIGEST_PAGE_BYTES)
@@ -151,7 +148,7 @@ class SnapshotRanges:
         return self._open_blob(path, ref, get_layout(entry, ref.size), stored_digests)
 
     def _open_blob(self, path: str, ref: BlobRef, layout: BlockLayout, digests: bytes | StoredDigests) -> CachedFile:
-        name, identity = f"{path} (blob {ref.id})", f"{self._id}-{Path(ref.path).name}"
+        name, identity = f"{path} (blob {ref.id})", f"{self._id}-{ref.hex_digest}"
         return self.cache.open(name, identity, layout, digests, partial(self._blobs.read_range, ref))
 
 
@@ -199,10 +196,6 @@ def get_layout(entry: Mapping[str, Any], size: int) -> BlockLayout:
     if bounds is None:
         return BlockLayout(size, entry["block"])
     return BlockLayout.unpack(size, entry["block"], bounds)
-
-
-def _shorten_digest(ref: BlobRef) -> bytes:
-    return bytes.fromhex(ref.id.partition(":")[2])[:DIGEST_BYTES]
 
 
 def _parse_table(table_bytes: bytes, files: Mapping[str, BlobRef], snapshot: str) -> dict[str, Any]:

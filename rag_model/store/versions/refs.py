@@ -113,7 +113,7 @@ class Refs:
         return self._apply_takedowns([self._read_move(name, number)])[0]
 
     def list_refs_to(self, snapshot: str) -> list[tuple[str, int]]:
-        """Return (name, number of the newest move) of each ref whose newest move names this id,
+        """Return the name and the newest move number of each ref whose newest move names this id,
         even if a takedown has replaced the snapshot.
         """
         ref_names = self.list_names(include_deleted=True)

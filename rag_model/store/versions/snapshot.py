@@ -173,7 +173,7 @@ class Snapshot:
             StoreError: there is no pulled snapshot, or the manifest is damaged.
             RefusedError: a trust file is given, and none of its keys signed the pulled snapshot.
         """
-        root, manifest_bytes, lock = _open_pulled(Path(folder))
+        root, manifest_bytes, lock_descriptor = _open_pulled(Path(folder))
         manifest = Manifest.from_bytes(manifest_bytes)
         if trusted_keys := TrustedKeys.from_environment():
             manifest_path = f"snapshots/{manifest.id}.json"
@@ -203,8 +203,8 @@ class Snapshot:
             return copy if copy.is_file() and stamps.has_valid_stamp(copy, mapped_copy_identity(ref)) else None
 
         snapshot = cls(manifest, path, path, root, find_mapped_copy)
-        if lock is not None:
-            snapshot._release = weakref.finalize(snapshot, os.close, lock)
+        if lock_descriptor is not None:
+            snapshot._release = weakref.finalize(snapshot, os.close, lock_descriptor)
         return snapshot
 
     @property
@@ -255,9 +255,9 @@ class Snapshot:
         for name, index_entry in content.indexes.items():
             if content.representation_of(name) == representation and isinstance(index_entry.get("d"), int):
                 return int(index_entry["d"])
-        for part in self.parts:
-            return int(self.embeddings(part.name, representation).shape[1])
-        raise StoreError(f"snapshot {self.id[:12]} has no vectors")
+        if not self.parts:
+            raise StoreError(f"snapshot {self.id[:12]} has no vectors")
+        return int(self.embeddings(self.parts[0].name, representation).shape[1])
 
     def path(self, file: str) -> Path:
         """Return a local path of a file; a remote file is copied and verified first.
@@ -523,12 +523,12 @@ def _open_pulled(folder: Path) -> tuple[Path, bytes, int | None]:
 
 def _open_and_lock(folder: Path) -> tuple[Path, bytes, int | None]:
     root = (folder / CURRENT if (folder / CURRENT).exists() else folder).resolve()
-    lock = lock_manifest(root / MANIFEST)
+    lock_descriptor = lock_manifest(root / MANIFEST)
     try:
-        return root, (root / MANIFEST).read_bytes(), lock
+        return root, (root / MANIFEST).read_bytes(), lock_descriptor
     except OSError:
-        if lock is not None:
-            os.close(lock)
+        if lock_descriptor is not None:
+            os.close(lock_descriptor)
         raise
 
 

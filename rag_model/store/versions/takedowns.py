@@ -194,8 +194,8 @@ class Takedowns:
         path = _get_record_path(f"{number:08d}")
         fields = self._read(path) or {}
         pages = fields.pop("pages", None)
-        text_fields = [field_text for name, field_text in fields.items() if name != "number"]
-        if not isinstance(pages, list) or not all(isinstance(text, str) for text in [*pages, *text_fields]):
+        field_texts = [field_text for name, field_text in fields.items() if name != "number"]
+        if not isinstance(pages, list) or not all(isinstance(text, str) for text in [*pages, *field_texts]):
             raise self._build_damaged_error(path)
         try:
             record = Takedown(pages=tuple(pages), **fields)

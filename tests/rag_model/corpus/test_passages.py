@@ -26,7 +26,7 @@ from rag_model.corpus.records import EARLIEST, LATEST, Passage
 from rag_model.errors import InputError
 from rag_model.parquet_pages import (
     ParquetError,
-    _build_page,
+    _build_page_header,
     _parse_struct,
     _parse_usual_header,
     check_footer,
@@ -333,7 +333,7 @@ _HEADERS = [  # a dictionary page, and data pages with short, long and no statis
 
 @pytest.mark.parametrize("header", _HEADERS)
 def test_fast_header_parser_agrees_with_the_general_one(header: bytes) -> None:
-    assert _parse_usual_header(header + b"\x05") == _build_page(*_parse_struct(header, 0))
+    assert _parse_usual_header(header + b"\x05") == _build_page_header(*_parse_struct(header, 0))
 
 
 @given(st.sampled_from(_HEADERS), st.integers(0, 60), st.binary(max_size=4))
@@ -344,7 +344,7 @@ def test_header_parsers_agree_on_changed_headers(header: bytes, offset: int, dat
     except (IndexError, ParquetError):
         return
     if usual:
-        assert usual == _build_page(*_parse_struct(changed, 0))
+        assert usual == _build_page_header(*_parse_struct(changed, 0))
 
 
 def test_long_texts_are_read_in_small_batches(tmp_path: Path) -> None:

@@ -326,7 +326,7 @@ def test_unreachable_s3_store_is_reported_and_followed_once_it_is_back(
     s3_bucket: Callable[[str], AbstractContextManager[str]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("rag_model.store.objects.s3._PAUSE_SECONDS", 0.001)
+    monkeypatch.setattr("rag_model.store.objects.buckets._PAUSE_SECONDS", 0.001)
     log = EventLog()
     with s3_bucket(faulty_server.url) as url:
         store = Store.open(url, create=True)

@@ -72,8 +72,9 @@ def cloud(service: CloudServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pro
 
         monkeypatch.setattr(gcs, "_RETRY", gcs._RETRY.with_delay(initial=0.01, maximum=0.02))
     else:
-        for name, value in {"_PAUSE_SECONDS": 0.001, "_BLOCK_BYTES": CHUNK, "_SINGLE_UPLOAD_BYTES": CHUNK}.items():
-            monkeypatch.setattr(f"rag_model.store.objects.azure.{name}", value)
+        monkeypatch.setattr("rag_model.store.objects.buckets._PAUSE_SECONDS", 0.001)
+        for name in ("_BLOCK_BYTES", "_SINGLE_UPLOAD_BYTES"):
+            monkeypatch.setattr(f"rag_model.store.objects.azure.{name}", CHUNK)
     with serve_faulty(service.endpoint) as server, service.connect(server.url) as url:
         yield ProxiedCloud(service, server, Store.open(url, create=True))
 
@@ -132,7 +133,7 @@ def test_only_one_layer_retries(cloud: ProxiedCloud, fault: str, monkeypatch: py
     if cloud.service.scheme == "gs":
         monkeypatch.setattr("rag_model.store.objects.gcs._RETRY", None)
     else:
-        monkeypatch.setattr("rag_model.store.objects.azure._MAX_TRIES", 1)
+        monkeypatch.setattr("rag_model.store.objects.azure.MAX_TRIES", 1)
     cloud.service.clear_clients()
     store = Store.open(cloud.store.url)
     cloud.server.requests.clear()

@@ -209,7 +209,7 @@ def test_offline_mode_sends_no_request(hub: Hub, monkeypatch: pytest.MonkeyPatch
 
 def test_missing_network_is_reported(monkeypatch: pytest.MonkeyPatch, hub: Hub) -> None:
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    monkeypatch.setattr("rag_model.store.objects.hub._MAX_TRIES", 2)
+    monkeypatch.setattr("rag_model.store.objects.hub.MAX_TRIES", 2)
     HubFiles.clear_instance_cache()
     with pytest.raises(
         StoreError, match=r"the Hub cannot be reached \(.*refused\); check the network, and HF_ENDPOINT"

@@ -40,7 +40,7 @@ def store(
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Store]:
     """A store behind the proxy, whose client retries soon."""
-    monkeypatch.setattr("rag_model.store.objects.s3._PAUSE_SECONDS", 0.001)
+    monkeypatch.setattr("rag_model.store.objects.buckets._PAUSE_SECONDS", 0.001)
     monkeypatch.setattr("rag_model.store.objects.files._CHUNK_BYTES", CHUNK)
     with s3_bucket(faulty_server.url) as url:
         yield Store.open(url, create=True)

@@ -232,7 +232,7 @@ def test_only_new_rows_are_requested_despite_faults(
     monkeypatch: pytest.MonkeyPatch,
     dest: Path,
 ) -> None:
-    monkeypatch.setattr("rag_model.store.objects.s3._PAUSE_SECONDS", 0.001)
+    monkeypatch.setattr("rag_model.store.objects.buckets._PAUSE_SECONDS", 0.001)
     with s3_bucket(faulty_server.url) as url:
         store = Store.open(url, create=True)
         old_snapshot, new_snapshot = (publish(store, texts, indexes=GRAPH) for texts in (OLD_TEXTS, NEW_TEXTS))
@@ -352,13 +352,14 @@ def test_parts_agree_with_a_linear_search(seed: int) -> None:
     for first in range(-60, 240):
         last = first + rng.randint(0, 20)
         expected = [(n, part) for n, part in enumerate(parts) if part.first_page <= last and first <= part.last_page]
-        assert list(ranges.find_within(first, last)) == expected
+        assert list(ranges.find_overlapping(first, last)) == expected
 
 
 def test_no_parts_have_no_pages() -> None:
-    assert list(PageRanges([]).find_within(0, 9)) == []
+    assert list(PageRanges([]).find_overlapping(0, 9)) == []
 
 
 def test_work_does_not_grow_with_the_number_of_parts() -> None:
     few, many = (PageRanges(make_parts([(10 * n, 10 * n + 9) for n in range(count)])) for count in (100, 1000))
-    assert count_lines(lambda: list(few.find_within(505, 525))) == count_lines(lambda: list(many.find_within(505, 525)))
+    n_lines = count_lines(lambda: list(few.find_overlapping(505, 525)))
+    assert n_lines == count_lines(lambda: list(many.find_overlapping(505, 525)))

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from rag_model.errors import StoreError, UsageError
 from rag_model.store import Store
 from rag_model.store.objects.files import StoredFile
-from rag_model.store.upkeep.expire import ExpirePolicy, _ExpirePlanner, expire_store
+from rag_model.store.upkeep.expire import ExpirePolicy, _find_expired_numbers, expire_store
 from rag_model.store.upkeep.verify import verify_version
 from rag_model.store.versions.moves import rollback, tag
 from tests.fixtures.store_files import age_files, publish_empty
@@ -71,15 +71,15 @@ def test_snapshot_without_ref_expires_by_age(store: Store) -> None:
 
 def test_age_limit_is_inclusive() -> None:
     moves = {number: StoredFile(f"refs/latest/{number:08d}.json", 1, 100.0 * number) for number in (1, 2, 3)}
-    assert _ExpirePlanner._find_expired_numbers(moves, 199.9, 1) == set()
-    assert _ExpirePlanner._find_expired_numbers(moves, 200.0, 1) == {1}
+    assert _find_expired_numbers(moves, 199.9, 1) == set()
+    assert _find_expired_numbers(moves, 200.0, 1) == {1}
 
 
 @given(st.lists(st.integers(0, 5), max_size=8), st.integers(1, 9), st.integers(-1, 6))
 def test_expired_moves_are_the_first_of_the_log(times: list[int], keep: int, bound: int) -> None:
     """This holds for any file times, since copying a store changes them."""
     moves = {number: StoredFile("", 1, float(moment)) for number, moment in enumerate(times, start=3)}
-    expired_numbers = _ExpirePlanner._find_expired_numbers(moves, bound, keep)
+    expired_numbers = _find_expired_numbers(moves, bound, keep)
     assert sorted(expired_numbers) == sorted(moves)[: len(expired_numbers)]
     assert len(moves) - len(expired_numbers) >= min(keep, len(moves))
     assert all(times[number - 2] <= bound for number in expired_numbers)
