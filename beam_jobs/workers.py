@@ -115,7 +115,7 @@ def import_beam(flags: Sequence[str]) -> None:
 
 
 def get_start_seconds(flags: Sequence[str]) -> float:
-    """Return how many core seconds a job must take to be worth starting the workers of its runner.
+    """Return the minimum core seconds of a job for which the workers of its runner are started.
 
     `BOOKWHEEL_START_SECONDS` sets this number for every runner. By default it is 0 for runners that
     were not measured, so that every job goes to workers.

@@ -198,7 +198,7 @@ def insert_name(path: Path, name: str) -> Path:
 
 
 def _build_name_infix(run: ComparisonRun, number: int) -> str:
-    """Return the text to insert into the names of the files of retriever `number` (from 1).
+    """Return the text to insert into a retriever's file names; its `number` counts from 1.
 
     Return an empty string if there is only one retriever.
     """

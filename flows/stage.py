@@ -233,8 +233,9 @@ def run_flow(
 
 
 def find_prefect_server() -> str | None:
-    """Return the address of the Prefect server that the environment, Prefect's profile, or a file
-    of settings in the working folder configures; None if there is none.
+    """Return the address of the configured Prefect server; None if no server is configured.
+
+    The environment, Prefect's profile, or a file of settings in the working folder may configure it.
     """
     if not _may_configure_prefect():
         return None

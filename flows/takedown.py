@@ -22,7 +22,7 @@ period. This machine's cache removes its copies. The store does not know of copi
 machines. A service that follows the ref changes to the new snapshot, or serves nothing if there is
 none, and deletes its files of the old one. In other pulled folders the next `pull` lists versions
 that were taken down, and deletes them with `--keep`. Caches of other machines (`BOOKWHEEL_CACHE`)
-have to be cleared. Files planned from a later dump that contains the page stay in the store until
+have to be cleared. When a later dump with the page is planned, stored files contain the page until
 the next `gc`.
 
 Caching: the store's memo records the new indexes. An interrupted run continues when it is run

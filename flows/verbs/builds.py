@@ -52,8 +52,8 @@ def reindex(
             known without it.
         text: If DUMP is a wiki's address: read the wikitext, which is the default, or HTML as the
             site renders it.
-        structures: Also make passages of a wiki's structures, tables, infobox or lists, instead
-            of the recipe's choice; separate several by commas.
+        structures: Also make passages of a wiki's structures: tables, infobox or lists, separated
+            by commas. By default those of the recipe.
         every: Follow a wiki until interrupted: check for changes after each interval, such as 1m.
         explain: Report what would be reused, what changed, and the expected cost, from past builds;
             the dump is chunked, but nothing is built.
