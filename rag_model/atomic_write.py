@@ -43,7 +43,7 @@ def atomic_write(destination: Path, *, exclusive: bool = False) -> Iterator[Path
 
 
 def write_user_file(path: Path, pieces: Iterable[str]) -> None:
-    """Write the pieces of a text to a file that the user has named, atomically.
+    """Write a text, given in pieces, atomically to a file that the user has named.
 
     Raises:
         InputError: The file cannot be written.

@@ -29,7 +29,7 @@ from rag_model.encoders.weights import WEIGHTS, read_tensor_headers
 from rag_model.errors import InputError
 from rag_model.extras import require
 
-# Config keys by which model families name one size; encoder and decoder layers are added up.
+# Config keys of one size in different model families. Encoder and decoder layers are added up.
 _LAYER_KEYS = ("encoder_layers", "num_layers", "num_hidden_layers", "n_layer", "n_layers")
 _DECODER_LAYER_KEYS = ("decoder_layers", "num_decoder_layers")
 _HIDDEN_KEYS = ("hidden_size", "d_model", "n_embd", "dim")

@@ -43,8 +43,8 @@ _DYNAMIC_QUANTIZATION = re.compile(rb"DynamicQuantize")
 # Operators that run a subgraph in a loop. In the file, each name follows the last byte of its
 # length.
 _LOOP_OPERATORS = re.compile(rb"[\x04\x00](?:Loop|Scan)")
-# Key of a tensor whose values are in another file (TensorProto.external_data); the byte before it
-# is the last byte of its length.
+# Key of a tensor whose values are in another file (TensorProto.external_data). In the graph's file,
+# it follows the last byte of its length.
 _EXTERNAL_DATA = re.compile(rb"[\x08\x00]location")
 _SECONDS = 60.0  # CPU seconds of the child for a small graph
 _BYTES_PER_SECOND = 20e6  # one more CPU second for each 20 MB of a graph
@@ -142,7 +142,7 @@ def has_onnx_gpu() -> bool:
 def _test_in_child(folder: Path, graph: Path, digest: str) -> None:
     """Score two pairs in a child process with limits, once for each graph that this process loads.
 
-    `digest`, of the graph's bytes, is a key of the cache.
+    A changed graph has another `digest`, so it is tested again.
     """
     require("onnxruntime", "onnx")
     # All files are added up, because weights may be outside of the graph.

@@ -145,7 +145,7 @@ class _MaxProducts(torch.autograd.Function):
         # (V, b) -> (V, h)
         words_gradient = _compute_weighted_sums(hidden.flatten(0, 1), token_rows.T, gradient.T)
         token_order = token_rows.flatten().argsort(stable=True)  # (b * V,), sorted by token
-        # words per token
+        # number of words per token
         word_counts = token_rows.flatten().bincount(minlength=n_texts * n_tokens)
         hidden_gradient = _compute_weighted_sums(
             words, token_order % len(words), gradient.flatten()[token_order], word_counts.cumsum(0) - word_counts

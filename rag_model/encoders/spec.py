@@ -59,7 +59,8 @@ PROBES = "probes.npy"  # file with the vectors of the probe texts of a model beh
 Layout = Literal["joined", "pair", "text"]
 JOINED: Layout = "joined"  # the text of a passage is `title text`
 TextInput = str | tuple[str, str]  # tokenizer input: one text, or a pair
-DPR_MAX_LENGTH = 256  # maximum tokens; `sequence_length` in github.com/facebookresearch/DPR
+# maximum tokens of DPR's inputs; `sequence_length` in github.com/facebookresearch/DPR
+DPR_MAX_LENGTH = 256
 _NEWER_FIELDS = ("truncate_dim", "end_token")  # fields that older versions of bookwheel lack
 _MIN_TOKENS = 3  # minimum of max_length: two special tokens and one token of text
 _BGE_QUESTION = "Represent this sentence for searching relevant passages: "
@@ -84,7 +85,8 @@ STANFORD_METADATA = "artifact.metadata"  # file with the settings in Stanford's 
 PYLATE_CONFIG = "config_sentence_transformers.json"
 DIM = 128  # dimension of a token vector: ColBERT, section 4.1
 _MAX_POOL = 8  # maximum tokens per vector; the quality falls beyond 6 (Clavié et al. 2024)
-_MIN_MARKED_TOKENS = 5  # [CLS], the marker token, one token of text, [SEP] and one [MASK]
+# minimum tokens of an input: [CLS], the marker token, one token of text, [SEP] and one [MASK]
+_MIN_MARKED_TOKENS = 5
 # Keys in the settings files of Stanford and PyLate, and the corresponding fields of `TokenSpec`.
 _STANFORD_FIELDS = {
     "query_token_id": "question_mark",

@@ -72,7 +72,8 @@ _UNSUPPORTED_BPE_SETTINGS = ("dropout", "ignore_merges", "continuing_subword_pre
 _ID_BYTES = 4  # bytes per token id
 # words per generation of the cache; each of the two generations takes 25 MB
 _MAX_CACHED_WORDS = 1 << 17
-_MAX_CACHED_LENGTH = 64  # maximum characters of a cached word; some languages have no spaces
+# maximum characters of a cached word, so that texts without spaces are not cached as one word
+_MAX_CACHED_LENGTH = 64
 _WORDS_PER_TEXT = 64  # number of new words that are tokenized as one text
 # Number of texts per batch, for the same reason as `_TEXTS_PER_CALL`.
 _TEXTS_PER_BATCH = 1024

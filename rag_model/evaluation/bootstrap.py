@@ -78,7 +78,7 @@ def estimate_means(
     samples = np.stack([_to_finite_array(column) for column in columns.values()], axis=1)  # (n, m)
     n = len(samples)
     mean_blocks = []
-    for block in _iter_resamples(n, resampling):  # (r, n) question numbers
+    for block in _iter_resamples(n, resampling):  # (r, n) positions of questions
         row_offsets = np.arange(len(block))[:, None] * n
         multiplicities = np.bincount((block + row_offsets).ravel(), minlength=block.size).reshape(block.shape)
         mean_blocks.append(multiplicities @ samples / n)  # (r, n) @ (n, m) -> (r, m)
@@ -141,7 +141,7 @@ def _compute_resampled_means(samples: Numbers, resampling: Resampling) -> Number
 
 
 def _iter_resamples(n: int, resampling: Resampling, n_columns: int = 1) -> Iterator[npt.NDArray[np.int64]]:
-    """Yield blocks of resamples, (r, n); each row has n question numbers, drawn with replacement.
+    """Yield (r, n) blocks of resamples; a row has the positions of n questions, which may repeat.
 
     Equal `n` and seed give equal blocks.
     """

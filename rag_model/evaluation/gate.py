@@ -257,7 +257,7 @@ class ReleaseCriteria:
 
 
 def check_release(
-    acceptance: ReleaseCriteria,
+    criteria: ReleaseCriteria,
     metrics: MetricMap,
     comparisons: Mapping[str, MeasureComparison] | None,
     headline: str,
@@ -267,11 +267,11 @@ def check_release(
     """Decide whether a ref may move to the evaluated candidate.
 
     Args:
-        acceptance: the requirements.
+        criteria: the requirements.
         metrics: the metrics of the candidate.
         comparisons: the comparison with the ref's current snapshot, by measure; None if the ref is
             new or nothing was compared.
-        headline: the measure to compare if `acceptance` names none.
+        headline: the measure to compare if `criteria` names none.
         collapse_reason: the reason why retrieval is considered collapsed; empty if it is not.
         withdrawn_version: the earlier version of the ref, such as latest@3, that named the
             candidate before the ref was moved back; empty if there is none.
@@ -280,16 +280,16 @@ def check_release(
         UsageError: a required measure was not measured.
     """
     checks = [
-        *_check_floors(acceptance, metrics),
-        *_check_no_loss(acceptance, comparisons, headline),
+        *_check_floors(criteria, metrics),
+        *_check_no_loss(criteria, comparisons, headline),
         *_check_collapse(collapse_reason),
         *_check_not_withdrawn(withdrawn_version),
     ]
     return GateVerdict(all(check.passed for check in checks), tuple(checks))
 
 
-def _check_floors(acceptance: ReleaseCriteria, metrics: MetricMap) -> Iterator[GateCheck]:
-    for name, floor in acceptance.floors.items():
+def _check_floors(criteria: ReleaseCriteria, metrics: MetricMap) -> Iterator[GateCheck]:
+    for name, floor in criteria.floors.items():
         metric = _get_measure(metrics, name)
         yield GateCheck(
             name,
@@ -301,19 +301,19 @@ def _check_floors(acceptance: ReleaseCriteria, metrics: MetricMap) -> Iterator[G
 
 
 def _check_no_loss(
-    acceptance: ReleaseCriteria, comparisons: Mapping[str, MeasureComparison] | None, headline: str
+    criteria: ReleaseCriteria, comparisons: Mapping[str, MeasureComparison] | None, headline: str
 ) -> Iterator[GateCheck]:
-    if comparisons is None or acceptance.tolerance is None:
+    if comparisons is None or criteria.tolerance is None:
         return
-    for name in acceptance.measures or (headline,):
+    for name in criteria.measures or (headline,):
         comparison = _get_measure(comparisons, name)
         lower_bound = comparison.difference.value if comparison.difference.low is None else comparison.difference.low
         yield GateCheck(
             f"{name} against the present one",
-            lower_bound >= -acceptance.tolerance,
+            lower_bound >= -criteria.tolerance,
             f"{comparison.difference.value:+.3f}{_format_interval(comparison)}, "
             f"from {comparison.before.value:.3f} to {comparison.after.value:.3f}",
-            f"{'' if comparison.difference.low is None else 'a lower bound of '}{-acceptance.tolerance:+.3f} or more",
+            f"{'' if comparison.difference.low is None else 'a lower bound of '}{-criteria.tolerance:+.3f} or more",
             "The candidate may be worse than the served one: compare the two with `diff`, or add questions.",
         )
 

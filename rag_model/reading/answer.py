@@ -88,7 +88,7 @@ def _extract_citations(text: str, n_entries: int) -> tuple[str, list[_CitationMa
 
 
 def _parse_numbers(bracket: str, n_entries: int) -> Iterator[int]:
-    """Yield the numbers in brackets that can be citations: numbers of entries, or at most 99."""
+    """Yield the numbers of a bracket that can be citations: entry numbers, and others up to 99."""
     for match in _RANGE.finditer(bracket):
         first_number, last_number = (int(match[1]), int(match[2])) if match[1] else (int(match[3]), int(match[3]))
         last_accepted = last_number if last_number <= max(n_entries, _MAX_UNKNOWN_NUMBER) else first_number - 1

@@ -30,7 +30,7 @@ from rag_model.reading.settings import Order
 from rag_model.retrieve.hits import Hit
 
 CountTokens = Callable[[Sequence[str]], list[int]]  # returns the number of tokens of each text
-# An overlap is found by searching for the first characters of the next text in the previous one.
+# An overlap is found by searching the previous text for this many first characters of the next.
 _SEED_LENGTH = 8
 # Numbers in brackets, such as [2], [1, 3] and [1-3].
 _BRACKETED_NUMBERS = re.compile(r"\[([\d\s,;\N{EN DASH}-]{0,40}\d[\d\s,;\N{EN DASH}-]{0,40})\]")

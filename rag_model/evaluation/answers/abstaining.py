@@ -38,7 +38,7 @@ class AbstentionReport:
     curves: Mapping[Signal, Sequence[CoveragePoint]]
     areas: Mapping[Signal, float]  # area under the curve by signal; smaller is better
     threshold: Threshold | None  # chosen threshold; None if every threshold exceeds the risk limit
-    # point of the threshold; None if there is no threshold or it answers no question
+    # curve point at the threshold; None if there is no threshold or it answers no question
     operating_point: CoveragePoint | None
     # maximum risk of the chosen threshold; None if the threshold was given
     risk_limit: float | None

@@ -32,7 +32,8 @@ from rag_model.evaluation.questions import Question, QuestionSet
 from rag_model.retrieve.hits import Hit, Retriever
 from rag_model.retrieve.retriever import SnapshotRetriever
 
-QUERY_BATCH = 256  # enough queries for an encoder's batch, but few enough to keep all their hits
+# enough queries for an encoder's batch, but few enough to keep all their hits in memory
+QUERY_BATCH = 256
 # grade by question and by page or passage; 0 means not relevant
 Qrels = Mapping[str, Mapping[str, int]]
 _ARTICLE_DEPTHS = (1, 10)  # values of k for Article@k, in distinct pages

@@ -11,7 +11,8 @@ from rag_model.endpoint import LLM_PREFIX
 from rag_model.errors import UsageError
 
 CHAT_TEMPLATE_TOKENS = 32  # maximum tokens that a chat template adds around two messages
-_DEFAULT_NEW_TOKENS = 4_096  # some models generate thousands of tokens of reasoning
+# default maximum tokens of an answer; some models generate thousands of tokens of reasoning
+_DEFAULT_NEW_TOKENS = 4_096
 _REPLY_BYTES_PER_TOKEN = 1_024  # maximum bytes of a stream per token; usual events have about 300
 _NUMBER_FIELDS = ("context", "concurrency", "tries", "whole_seconds", "first_seconds", "connect_seconds")
 _BOOLEANS = {"yes": True, "true": True, "1": True, "no": False, "false": False, "0": False}
