@@ -10,17 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import fsspec
-import numpy as np
 import pytest
 from werkzeug.serving import BaseWSGIServer, make_server
 
-from rag_model.corpus.passages import PassageWriter
-from rag_model.corpus.records import Passage
-from rag_model.store import Content, Manifest, PartEntry, Store
+from rag_model.store import Store
 from tests.fixtures.slow_lookup import LookupBarrier
-
-ROWS = (1500, 1, 700)  # rows of the three parts: more than a row group, one row, less than a row group
-DIM = 4
 
 
 @pytest.fixture(autouse=True)
@@ -50,7 +44,7 @@ def moto_server() -> Iterator[Callable[[str], str]]:
 
     def start(conditions: str) -> str:
         if conditions not in servers:
-            servers[conditions] = make_server("127.0.0.1", 0, _with_conditions(app, conditions), threaded=True)
+            servers[conditions] = make_server("127.0.0.1", 0, simulate_conditions(app, conditions), threaded=True)
             threading.Thread(target=servers[conditions].serve_forever, daemon=True).start()
         return f"http://127.0.0.1:{servers[conditions].port}"
 
@@ -60,7 +54,7 @@ def moto_server() -> Iterator[Callable[[str], str]]:
         server.server_close()
 
 
-def _with_conditions(app: Callable[..., Any], conditions: str) -> Callable[..., Any]:
+def simulate_conditions(app: Callable[..., Any], conditions: str) -> Callable[..., Any]:
     request_lock, lookup_gate = threading.Lock(), LookupBarrier()
     refusal = b"<Error><Code>NotImplemented</Code><Message>No such header</Message></Error>"
 
@@ -127,38 +121,3 @@ def temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "temporary").mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
     return tmp_path / "temporary"
-
-
-@pytest.fixture(scope="session")
-def parts_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Files of three parts; row r has the text `text r` and a vector whose values are all r."""
-    folder = tmp_path_factory.mktemp("parts")
-    row = 0
-    for number, rows in enumerate(ROWS):
-        with PassageWriter(folder / f"part-{number:05d}.parquet") as writer:
-            for i in range(row, row + rows):
-                digest = Passage.hash_of("Title", f"text {i}")
-                date = None if number else 1_793_534_400 + i  # only the first part has dates
-                writer.write(Passage(f"{number}:{i}", str(number), 1, "Title", "", f"text {i}", 0, 2, digest, date))
-        values = np.repeat(np.arange(row, row + rows, dtype=np.float32)[:, None], DIM, axis=1)
-        np.save(folder / f"part-{number:05d}.npy", values)
-        row += rows
-    return folder
-
-
-@pytest.fixture
-def publish(parts_folder: Path) -> Callable[..., str]:
-    """Return a function that publishes a snapshot of the three parts with a recipe, and returns its id."""
-
-    def publish(store: Store, **recipe: int) -> str:
-        files = {}
-        for number in range(len(ROWS)):
-            name = f"part-{number:05d}"
-            files[f"passages/{name}.parquet"] = store.blobs.put_file(parts_folder / f"{name}.parquet")
-            files[f"embeddings/{name}.npy"] = store.blobs.put_file(parts_folder / f"{name}.npy")
-        files["encoder/question/config.json"] = store.blobs.put_bytes(b"{}")
-        files["encoder/question/copy/config.json"] = store.blobs.put_bytes(b"{}")
-        parts = tuple(PartEntry(f"part-{i:05d}", i, i, rows) for i, rows in enumerate(ROWS))
-        return store.snapshots.publish(Manifest(Content({"kind": "wiki"}, parts, files, recipe)))
-
-    return publish

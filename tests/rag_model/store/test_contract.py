@@ -2,7 +2,6 @@
 
 import pickle
 import secrets
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from operator import attrgetter
 from pathlib import Path
@@ -18,7 +17,7 @@ from rag_model.store.upkeep.gc import collect_garbage
 from rag_model.store.upkeep.verify import verify_version
 from rag_model.store.versions.moves import rollback, tag
 from tests.fixtures.serving import wait_until
-from tests.fixtures.store_files import publish_articles
+from tests.fixtures.store_files import publish_articles, publish_parts
 
 SNAPSHOT = "ab" * 32
 
@@ -213,10 +212,8 @@ class StoreContract:
         store.runs.delete_reports("run")
         assert store.runs.count_reports("run", "chunk") == 0
 
-    def test_snapshot_is_published_read_verified_and_pulled(
-        self, store: Store, publish: Callable[..., str], tmp_path: Path, cache: Path
-    ) -> None:
-        snapshot = publish(store)
+    def test_snapshot_is_published_read_verified_and_pulled(self, store: Store, tmp_path: Path, cache: Path) -> None:
+        snapshot = publish_parts(store)
         store.refs.move("latest", snapshot, 0)
         assert verify_version(store, snapshot) == []
         with Snapshot.open(store.url) as remote:
@@ -234,8 +231,8 @@ class StoreContract:
             assert pulled.id == report.snapshot == snapshot
             assert pulled.passages([1500])[0].text == "text 1500"
 
-    def test_ref_is_tagged_and_rolled_back(self, store: Store, publish: Callable[..., str]) -> None:
-        first, second = publish(store), publish(store, words=50)
+    def test_ref_is_tagged_and_rolled_back(self, store: Store) -> None:
+        first, second = publish_parts(store), publish_parts(store, words=50)
         assert tag(store, first[:12], "latest", "the first").number == 1
         assert tag(store, second, "latest").number == 2
         move = rollback(store, "latest")
@@ -246,8 +243,8 @@ class StoreContract:
             rollback(store, "latest", 2)
         assert store.refs.list_numbers("latest") == [1, 2, 3]
 
-    def test_expire_and_gc_delete_unused_files(self, store: Store, publish: Callable[..., str]) -> None:
-        first, second = publish(store), publish(store, words=50)
+    def test_expire_and_gc_delete_unused_files(self, store: Store) -> None:
+        first, second = publish_parts(store), publish_parts(store, words=50)
         for snapshot in (first, second):
             tag(store, snapshot, "latest")
         orphan = store.blobs.put_bytes(b"orphan")

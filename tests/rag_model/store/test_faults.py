@@ -17,6 +17,7 @@ from rag_model.store.objects.s3 import S3
 from rag_model.store.pulling.pull import pull
 from rag_model.store.upkeep.verify import verify_version
 from tests.fixtures.crashing_store import fill_disk_at
+from tests.fixtures.store_files import publish_parts
 
 MAX_WRITES = 40
 
@@ -39,9 +40,9 @@ def iter_disk_full_errors(attempt: Callable[[], object]) -> Iterator[StoreError]
     pytest.fail(f"more than {MAX_WRITES} writes")
 
 
-def test_full_disk_publishes_no_part(store: Store, publish: Callable[..., str], tmp_path: Path) -> None:
+def test_full_disk_publishes_no_part(store: Store, tmp_path: Path) -> None:
     def attempt() -> None:
-        store.refs.move("latest", publish(store), 0)
+        store.refs.move("latest", publish_parts(store), 0)
 
     for error in iter_disk_full_errors(attempt):
         assert str(error).startswith("the disk is full: cannot write file://")
@@ -52,8 +53,8 @@ def test_full_disk_publishes_no_part(store: Store, publish: Callable[..., str], 
             return
 
 
-def test_full_disk_keeps_the_old_version_readable(store: Store, publish: Callable[..., str], tmp_path: Path) -> None:
-    first, second = publish(store), publish(store, words=50)
+def test_full_disk_keeps_the_old_version_readable(store: Store, tmp_path: Path) -> None:
+    first, second = publish_parts(store), publish_parts(store, words=50)
     dest = tmp_path / "dest"
     pull(store, first, dest, select=lambda path: path.startswith("passages/"))
     for error in iter_disk_full_errors(lambda: pull(store, second, dest)):

@@ -1,7 +1,6 @@
 """Models are pulled and exported like snapshots: a pull fetches and verifies missing files and moves one link."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ from rag_model.store import Store
 from rag_model.store.pulling.pull import pull
 from rag_model.store.upkeep.verify import verify_version
 from rag_model.store.versions.models import export_model
-from tests.fixtures.store_files import MODEL_FILES, WEIGHTS, put_weights, read_texts
+from tests.fixtures.store_files import MODEL_FILES, WEIGHTS, publish_parts, put_weights, read_texts
 
 
 def test_pull_fetches_missing_files(any_store: Store, tmp_path: Path) -> None:
@@ -66,10 +65,8 @@ def test_export_is_independent_of_the_store(any_store: Store, tmp_path: Path) ->
         export_model(any_store, "reader", out)
 
 
-def test_snapshots_and_models_are_pulled_to_separate_folders(
-    store: Store, publish: Callable[..., str], tmp_path: Path
-) -> None:
-    snapshot = publish(store)
+def test_snapshots_and_models_are_pulled_to_separate_folders(store: Store, tmp_path: Path) -> None:
+    snapshot = publish_parts(store)
     put_weights(store)
     pull(store, snapshot, tmp_path / "snapshots")
     pull(store, "model:reader", tmp_path / "models")

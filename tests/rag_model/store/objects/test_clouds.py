@@ -6,7 +6,7 @@ import secrets
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from rag_model.store.upkeep.gc import collect_garbage
 from rag_model.store.upkeep.verify import probe_store, verify_version
 from tests.fixtures.cloud_servers import CONTAINER, CloudServer
 from tests.fixtures.s3_proxy import FaultyServer, Request, serve_faulty
+from tests.fixtures.store_files import publish_parts
 from tests.rag_model.store.test_races import race
 
 # Google's client does not close a connection whose reply it did not read to the end.
@@ -190,8 +191,8 @@ def test_listing_has_folders_and_several_pages(service: CloudServer, monkeypatch
 
 
 @pytest.mark.parametrize("fault", ["empty", "page", "object"])
-def test_invalid_listing_deletes_nothing(cloud: ProxiedCloud, fault: str, publish: Callable[..., str]) -> None:
-    snapshot = publish(cloud.store)
+def test_invalid_listing_deletes_nothing(cloud: ProxiedCloud, fault: str) -> None:
+    snapshot = publish_parts(cloud.store)
     cloud.server.fault = lambda request: fault if _is_listing(request) else None
     with pytest.raises(StoreError, match="replied to a list request without a listing"):
         collect_garbage(cloud.store, 0.0)

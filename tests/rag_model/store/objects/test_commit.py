@@ -1,6 +1,5 @@
 """Exports to the Hub make one commit or none, and an exported store can be read there."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,14 +12,14 @@ from rag_model.store.versions.models import export_model
 from rag_model.store.versions.signatures import SIGNING_KEY_VARIABLE
 from tests.fixtures.hub import OWNER, READER, Hub, HubError
 from tests.fixtures.publisher import Publisher
-from tests.fixtures.store_files import MODEL_FILES, WEIGHTS, put_weights
+from tests.fixtures.store_files import MODEL_FILES, WEIGHTS, publish_parts, put_weights
 
 DESTINATION = "hf://datasets/me/wiki"
 
 
 @pytest.fixture
-def snapshot(store: Store, publish: Callable[..., str]) -> Snapshot:
-    return Snapshot.from_store(store, publish(store))
+def snapshot(store: Store) -> Snapshot:
+    return Snapshot.from_store(store, publish_parts(store))
 
 
 @pytest.fixture(autouse=True)
@@ -177,10 +176,8 @@ def test_model_is_exported_to_a_model_repository(store: Store, hub: Hub) -> None
         export_model(store, "reader", "hf://datasets/me/reader")
 
 
-def test_exported_store_is_complete(
-    store: Store, snapshot: Snapshot, hub: Hub, tmp_path: Path, publish: Callable[..., str]
-) -> None:
-    publish(store, other=1)
+def test_exported_store_is_complete(store: Store, snapshot: Snapshot, hub: Hub, tmp_path: Path) -> None:
+    publish_parts(store, other=1)
     for destination in (tmp_path / "out", "hf://datasets/me/library/2026-11"):
         report = export_store(store, snapshot.id, destination)
         exported_store = Store.open(str(destination))
@@ -200,7 +197,7 @@ def test_exported_store_is_complete(
         hub.repositories["datasets/me/library"].read_at("main")["2026-11/README.md"].decode()
     )
     local_export = Store.open(str(tmp_path / "out"))  # later builds can publish to it
-    assert local_export.refs.move("latest", publish(local_export, other=1), 1).number == 2
+    assert local_export.refs.move("latest", publish_parts(local_export, other=1), 1).number == 2
 
 
 def test_export_of_an_exported_store_is_equal(snapshot: Snapshot, store: Store, tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from rag_model.store.versions.moves import tag
 from rag_model.training.data.examples import read_examples
 from rag_model.training.objectives.end2end import read_statements
 from tests.fixtures.hub import OWNER, READER, Hub, HubError
+from tests.fixtures.store_files import publish_parts
 
 URL = "hf://datasets/me/library"
 STORE = {"store.json": b'{"format": 1}'}
@@ -47,9 +48,9 @@ def _reply_with(body: bytes) -> Callable[[str], Never]:
 
 
 @pytest.fixture
-def published_id(store: Store, publish: Callable[..., str], tmp_path: Path, hub: Hub) -> str:
+def published_id(store: Store, tmp_path: Path, hub: Hub) -> str:
     """Publish a snapshot as `latest`, and upload its store to a repository."""
-    snapshot_id = publish(store)
+    snapshot_id = publish_parts(store)
     tag(store, snapshot_id, "latest")
     hub.add_folder("datasets/me/library", tmp_path / "store")
     return snapshot_id

@@ -24,6 +24,7 @@ from rag_model.store.pulling.pull import pull
 from rag_model.store.upkeep.gc import collect_garbage
 from rag_model.store.upkeep.verify import verify_version
 from tests.fixtures.s3_proxy import FaultyServer, Request
+from tests.fixtures.store_files import publish_parts
 
 TRIES = 7
 CHUNK = 5 << 20  # smallest part of an upload that S3 accepts; the default is larger
@@ -76,10 +77,8 @@ def test_a_bucket_without_conditional_writes_is_refused_before_a_store_is_create
 
 
 @pytest.mark.parametrize("fault", ["empty", "page"])
-def test_invalid_listing_deletes_nothing(
-    store: Store, faulty_server: FaultyServer, fault: str, publish: Callable[..., str]
-) -> None:
-    snapshot = publish(store)
+def test_invalid_listing_deletes_nothing(store: Store, faulty_server: FaultyServer, fault: str) -> None:
+    snapshot = publish_parts(store)
     faulty_server.fault = lambda request: fault if "list-type=2" in request.path else None
     with pytest.raises(StoreError, match="replied to a list request without a listing"):
         collect_garbage(store, 0.0)
@@ -107,11 +106,9 @@ def test_error_of_server_without_checksums_names_the_variable_to_set(
 
 
 @pytest.mark.parametrize("fault", ["throttle", "error", "refuse", "break"])
-def test_failed_requests_are_retried(
-    store: Store, faulty_server: FaultyServer, fault: str, publish: Callable[..., str], tmp_path: Path
-) -> None:
+def test_failed_requests_are_retried(store: Store, faulty_server: FaultyServer, fault: str, tmp_path: Path) -> None:
     faulty_server.fault = fail_every(3, fault)
-    snapshot = publish(store)
+    snapshot = publish_parts(store)
     store.refs.move("latest", snapshot, 0)
     assert verify_version(store, snapshot) == []
     with Snapshot.open(store.url) as remote:
@@ -282,9 +279,9 @@ pull(Store.open(url), snapshot, Path(dest))
 
 
 def test_killed_pull_keeps_the_old_version_and_is_resumed(
-    store: Store, faulty_server: FaultyServer, large: BlobRef, publish: Callable[..., str], tmp_path: Path
+    store: Store, faulty_server: FaultyServer, large: BlobRef, tmp_path: Path
 ) -> None:
-    first_id, dest = publish(store), tmp_path / "dest"
+    first_id, dest = publish_parts(store), tmp_path / "dest"
     pull(store, first_id, dest)
     content = store.snapshots.get(first_id).content
     second_id = store.snapshots.publish(Manifest(replace(content, files={**content.files, "index/large.faiss": large})))

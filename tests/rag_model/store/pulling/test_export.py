@@ -1,7 +1,6 @@
 """Exports can be read by other programs and contain all passages."""
 
 import json
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -17,15 +16,15 @@ from rag_model.corpus.records import Passage
 from rag_model.errors import StoreError, UsageError
 from rag_model.store import Content, Manifest, PartEntry, Snapshot, Store
 from rag_model.store.pulling.export import Layout, export_snapshot
-from tests.fixtures.store_files import publish_articles, publish_content
+from tests.fixtures.store_files import build_parts, publish_articles, publish_content, publish_parts
 from tests.fixtures.work_counters import measure_peaks
 
 SPECIAL_TEXT = 'a "quoted" word,\ta tab, a \\ and\na second line – Ähärôn 𝔘'
 
 
 @pytest.fixture
-def snapshot(store: Store, publish: Callable[..., str]) -> Snapshot:
-    return Snapshot.from_store(store, publish(store))
+def snapshot(store: Store) -> Snapshot:
+    return Snapshot.from_store(store, publish_parts(store))
 
 
 @pytest.fixture
@@ -119,8 +118,8 @@ def test_existing_export_is_not_overwritten(snapshot: Snapshot, tmp_path: Path) 
         export_snapshot(snapshot, tmp_path / "new", "beir")  # type: ignore[arg-type]
 
 
-def export_parts(store: Store, parts_folder: Path, count: int, out: Path, layout: Layout) -> None:
-    passage, vector = (store.blobs.put_file(parts_folder / f"part-00000.{kind}") for kind in ("parquet", "npy"))
+def export_parts(store: Store, count: int, out: Path, layout: Layout) -> None:
+    passage, vector, *_ = (store.blobs.put_bytes(data) for data in build_parts().values())
     names = [f"p{number}" for number in range(count)]
     files = {f"passages/{name}.parquet": passage for name in names} | {
         f"embeddings/{name}.npy": vector for name in names
@@ -130,10 +129,10 @@ def export_parts(store: Store, parts_folder: Path, count: int, out: Path, layout
         export_snapshot(snapshot, out, layout)
 
 
-def test_memory_does_not_grow_with_the_corpus(store: Store, parts_folder: Path, tmp_path: Path) -> None:
+def test_memory_does_not_grow_with_the_corpus(store: Store, tmp_path: Path) -> None:
     layouts: tuple[Layout, ...] = ("dpr", "jsonl", "datasets")
     peaks = measure_peaks(*(
-        partial(export_parts, store, parts_folder, count, tmp_path / f"{layout}-{turn}", layout)
+        partial(export_parts, store, count, tmp_path / f"{layout}-{turn}", layout)
         for layout in layouts for turn, count in enumerate((2, 2, 8))
     ))  # fmt: skip
     for first in range(0, len(peaks), 3):  # the first export of each layout is a warm-up

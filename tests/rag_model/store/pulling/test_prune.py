@@ -3,7 +3,6 @@
 import gc as garbage
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,12 +11,13 @@ from rag_model.errors import NotFoundError, StoreError, UsageError
 from rag_model.store import Snapshot, Store
 from rag_model.store.pulling.folder import lock_pull_folder, remove_taken_down
 from rag_model.store.pulling.pull import pull
+from tests.fixtures.store_files import publish_parts
 
 
 @pytest.fixture
-def snapshot_ids(store: Store, publish: Callable[..., str]) -> list[str]:
+def snapshot_ids(store: Store) -> list[str]:
     """Publish four snapshots that share files; return their ids, oldest first."""
-    return [publish(store, words=words) for words in (10, 20, 30, 40)]
+    return [publish_parts(store, words=words) for words in (10, 20, 30, 40)]
 
 
 def list_snapshot_ids(dest: Path) -> set[str]:

@@ -6,7 +6,6 @@ import secrets
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +20,7 @@ from rag_model.store.objects.blobs import PARTIAL_SUFFIX, get_partial_size
 from rag_model.store.pulling.folder import blob_copy_path, mapped_copy_path
 from rag_model.store.pulling.pull import pull
 from rag_model.store.versions.mapped import MappedPassages
-from tests.fixtures.store_files import check_pulled_files
+from tests.fixtures.store_files import check_pulled_files, publish_parts
 
 VECTORS = "embeddings/part-00000.npy"
 
@@ -37,10 +36,8 @@ def sum_sizes(store: Store, snapshot: str) -> int:
     return sum(ref.size for ref in set(store.snapshots.get(snapshot).content.files.values()))
 
 
-def test_pulled_folder_is_read_without_store_and_cache(
-    memory_store: Store, publish: Callable[..., str], dest: Path, cache: Path
-) -> None:
-    snapshot = publish(memory_store)
+def test_pulled_folder_is_read_without_store_and_cache(memory_store: Store, dest: Path, cache: Path) -> None:
+    snapshot = publish_parts(memory_store)
     report = pull(memory_store, snapshot[:8], dest)
     memory_store.files.delete_folder("blobs")
     assert (report.snapshot, report.path) == (snapshot, dest / snapshot)
@@ -56,15 +53,15 @@ def test_pulled_folder_is_read_without_store_and_cache(
     check_pulled_files(Snapshot.from_folder(dest), dest / snapshot)
 
 
-def test_second_pull_fetches_nothing(store: Store, publish: Callable[..., str], dest: Path) -> None:
-    snapshot = publish(store)
+def test_second_pull_fetches_nothing(store: Store, dest: Path) -> None:
+    snapshot = publish_parts(store)
     pull(store, snapshot, dest)
     report = pull(store, snapshot, dest)
     assert (report.fetched_bytes, report.reused_bytes) == (0, sum_sizes(store, snapshot))
 
 
-def test_shared_files_are_not_fetched_again(store: Store, publish: Callable[..., str], dest: Path) -> None:
-    first, second = publish(store), publish(store, words=50)
+def test_shared_files_are_not_fetched_again(store: Store, dest: Path) -> None:
+    first, second = publish_parts(store), publish_parts(store, words=50)
     pull(store, first, dest)
     reader = Snapshot.from_folder(dest)
     assert pull(store, second, dest).fetched_bytes == 0
@@ -74,8 +71,8 @@ def test_shared_files_are_not_fetched_again(store: Store, publish: Callable[...,
     reader.close()
 
 
-def test_selected_files_can_be_extended(store: Store, publish: Callable[..., str], dest: Path) -> None:
-    snapshot = publish(store)
+def test_selected_files_can_be_extended(store: Store, dest: Path) -> None:
+    snapshot = publish_parts(store)
     pull(store, snapshot, dest, select=lambda path: not path.startswith("embeddings/"))
     with pytest.raises(StoreError, match=r"part-00000.npy was not pulled"):
         Snapshot.from_folder(dest).embeddings("part-00000")
@@ -87,8 +84,8 @@ def test_selected_files_can_be_extended(store: Store, publish: Callable[..., str
 
 
 @pytest.mark.parametrize("damage", ["flipped", "truncated", "gone"])
-def test_damaged_copy_is_repaired(store: Store, publish: Callable[..., str], dest: Path, damage: str) -> None:
-    snapshot = publish(store)
+def test_damaged_copy_is_repaired(store: Store, dest: Path, damage: str) -> None:
+    snapshot = publish_parts(store)
     pull(store, snapshot, dest)
     file = dest / snapshot / VECTORS
     data = file.read_bytes()
@@ -104,10 +101,8 @@ def test_damaged_copy_is_repaired(store: Store, publish: Callable[..., str], des
 
 
 @pytest.mark.parametrize("damage", [b"short", None])
-def test_damaged_blob_does_not_change_the_current_snapshot(
-    store: Store, publish: Callable[..., str], dest: Path, damage: bytes | None
-) -> None:
-    first, second = publish(store), publish(store, words=50)
+def test_damaged_blob_does_not_change_the_current_snapshot(store: Store, dest: Path, damage: bytes | None) -> None:
+    first, second = publish_parts(store), publish_parts(store, words=50)
     pull(store, first, dest, select=lambda path: path.startswith("passages/"))
     blob = store.snapshots.get(second).content.files[VECTORS]
     store.files.delete_folder(blob.path)
@@ -132,10 +127,8 @@ def test_damaged_blob_does_not_change_the_current_snapshot(
         (b'"size": 2', b'"size": 9999999999999999999', "impossible size"),
     ],
 )
-def test_hostile_manifest_is_refused(
-    store: Store, publish: Callable[..., str], dest: Path, old: bytes, new: bytes, message: str
-) -> None:
-    path = f"snapshots/{publish(store)}.json"
+def test_hostile_manifest_is_refused(store: Store, dest: Path, old: bytes, new: bytes, message: str) -> None:
+    path = f"snapshots/{publish_parts(store)}.json"
     data = store.files.read(path) or b""
     assert old in data
     store.files.write(path, data.replace(old, new))
@@ -144,10 +137,8 @@ def test_hostile_manifest_is_refused(
     assert not [*dest.parent.glob("dest*"), *dest.parent.glob("escaped")]
 
 
-def test_links_in_the_folder_are_replaced_and_not_followed(
-    store: Store, publish: Callable[..., str], dest: Path, tmp_path: Path
-) -> None:
-    snapshot = publish(store)
+def test_links_in_the_folder_are_replaced_and_not_followed(store: Store, dest: Path, tmp_path: Path) -> None:
+    snapshot = publish_parts(store)
     pull(store, snapshot, dest)
     outside = tmp_path / "outside"
     outside.write_bytes(b"outside")
@@ -164,16 +155,16 @@ def test_links_in_the_folder_are_replaced_and_not_followed(
 
 
 def test_missing_disk_space_is_reported_before_fetching(
-    store: Store, publish: Callable[..., str], dest: Path, monkeypatch: pytest.MonkeyPatch
+    store: Store, dest: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(1 << 20, 1 << 20, 1000))  # type: ignore[attr-defined]
     with pytest.raises(ResourceError, match=r"bytes have to be fetched and 1,000 are free"):
-        pull(store, publish(store), dest)
+        pull(store, publish_parts(store), dest)
     assert not dest.exists()
 
 
-def test_pull_resumes_from_any_partial_file(memory_store: Store, publish: Callable[..., str], dest: Path) -> None:
-    snapshot = publish(memory_store)
+def test_pull_resumes_from_any_partial_file(memory_store: Store, dest: Path) -> None:
+    snapshot = publish_parts(memory_store)
     ref = memory_store.snapshots.get(snapshot).content.files[VECTORS]
     data = memory_store.blobs.read(ref)
     partial = make_partial_path(dest, ref)
@@ -185,8 +176,8 @@ def test_pull_resumes_from_any_partial_file(memory_store: Store, publish: Callab
         assert not partial.exists()
 
 
-def test_concurrent_pulls_into_one_folder_succeed(memory_store: Store, publish: Callable[..., str], dest: Path) -> None:
-    snapshot = publish(memory_store)
+def test_concurrent_pulls_into_one_folder_succeed(memory_store: Store, dest: Path) -> None:
+    snapshot = publish_parts(memory_store)
     with ThreadPoolExecutor(4) as pool:
         reports = list(pool.map(lambda _: pull(memory_store, snapshot, dest), range(4)))
     assert {report.path for report in reports} == {dest / snapshot}
@@ -196,8 +187,8 @@ def test_concurrent_pulls_into_one_folder_succeed(memory_store: Store, publish: 
     assert not [*dest.rglob(f"*{PARTIAL_SUFFIX}")]
 
 
-def test_passages_are_mapped(store: Store, publish: Callable[..., str], dest: Path) -> None:
-    snapshot = publish(store)
+def test_passages_are_mapped(store: Store, dest: Path) -> None:
+    snapshot = publish_parts(store)
     pull(store, snapshot, dest)
     rows = [2200, 0, 1500, 0, 1023, 1024]
     with Snapshot.from_folder(dest) as pulled, Snapshot.from_store(store, snapshot) as stored:
@@ -212,8 +203,8 @@ def test_passages_are_mapped(store: Store, publish: Callable[..., str], dest: Pa
     assert b"text X" not in copy.read_bytes()
 
 
-def test_progress_is_reported(memory_store: Store, publish: Callable[..., str], dest: Path) -> None:
-    snapshot = publish(memory_store)
+def test_progress_is_reported(memory_store: Store, dest: Path) -> None:
+    snapshot = publish_parts(memory_store)
     total = sum_sizes(memory_store, snapshot)
     ref = memory_store.snapshots.get(snapshot).content.files[VECTORS]
     partial = make_partial_path(dest, ref)
@@ -225,8 +216,8 @@ def test_progress_is_reported(memory_store: Store, publish: Callable[..., str], 
         assert messages[-1] == (total, total)
 
 
-def test_failure_stops_other_threads(memory_store: Store, publish: Callable[..., str], dest: Path) -> None:
-    snapshot = publish(memory_store)
+def test_failure_stops_other_threads(memory_store: Store, dest: Path) -> None:
+    snapshot = publish_parts(memory_store)
     calls = []
 
     def fail(done: int, total: int) -> None:
@@ -240,8 +231,8 @@ def test_failure_stops_other_threads(memory_store: Store, publish: Callable[...,
     assert pull(memory_store, snapshot, dest).snapshot == snapshot
 
 
-def test_pull_without_mapped_copies(store: Store, publish: Callable[..., str], dest: Path) -> None:
-    pull(store, publish(store), dest, with_mapped_copies=False)
+def test_pull_without_mapped_copies(store: Store, dest: Path) -> None:
+    pull(store, publish_parts(store), dest, with_mapped_copies=False)
     assert not (dest / ".mapped").exists()
     with Snapshot.from_folder(dest) as pulled:
         assert pulled.passages([7])[0].text == "text 7"
@@ -262,10 +253,8 @@ except StoreError as error:
 """
 
 
-def test_partly_written_file_keeps_the_old_version(
-    store: Store, publish: Callable[..., str], dest: Path, tmp_path: Path
-) -> None:
-    first = publish(store)
+def test_partly_written_file_keeps_the_old_version(store: Store, dest: Path, tmp_path: Path) -> None:
+    first = publish_parts(store)
     pull(store, first, dest)
     large = store.blobs.put_bytes(secrets.token_bytes(3 << 20))
     content = store.snapshots.get(first).content
@@ -289,10 +278,10 @@ def test_full_disk_is_reported_for_files_that_pyarrow_writes() -> None:
     assert describe_write_error(Path("pulled"), error.value) == sentence
 
 
-def test_pull_into_a_file_is_reported(store: Store, publish: Callable[..., str], tmp_path: Path) -> None:
+def test_pull_into_a_file_is_reported(store: Store, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(StoreError, match="cannot write"):
-        pull(store, publish(store), tmp_path / "file")
+        pull(store, publish_parts(store), tmp_path / "file")
 
 
 def test_empty_folder_is_not_a_snapshot(tmp_path: Path) -> None:

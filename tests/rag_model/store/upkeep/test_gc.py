@@ -1,7 +1,6 @@
 """Garbage collection deletes unused files, and keeps files that a snapshot or a build may need."""
 
 import json
-from collections.abc import Callable
 
 import pytest
 
@@ -12,7 +11,7 @@ from rag_model.store.upkeep.expire import ExpirePolicy, expire_store
 from rag_model.store.upkeep.gc import collect_garbage
 from rag_model.store.upkeep.verify import verify_version
 from rag_model.store.versions.moves import tag
-from tests.fixtures.store_files import age_files, publish_blobs
+from tests.fixtures.store_files import age_files, publish_blobs, publish_parts
 
 HOUR = 3600.0
 DAY = 24 * HOUR
@@ -28,8 +27,8 @@ def put_blob_list(store: Store, *refs: BlobRef) -> BlobRef:
     return store.blobs.put_bytes(json.dumps([ref.to_json() for ref in refs]).encode())
 
 
-def test_unreferenced_blob_is_deleted(store: Store, publish: Callable[..., str]) -> None:
-    snapshot_id = publish(store)
+def test_unreferenced_blob_is_deleted(store: Store) -> None:
+    snapshot_id = publish_parts(store)
     orphan = store.blobs.put_bytes(b"orphan")
     assert count_deleted(store, dry_run=True) == {"blobs": 1}
     assert store.blobs.exists(orphan)
@@ -40,8 +39,8 @@ def test_unreferenced_blob_is_deleted(store: Store, publish: Callable[..., str])
     assert store.files.list_names("sweeps") == store.files.list_names("intents") == []
 
 
-def test_recent_files_are_kept(store: Store, publish: Callable[..., str]) -> None:
-    publish(store)
+def test_recent_files_are_kept(store: Store) -> None:
+    publish_parts(store)
     orphan = store.blobs.put_bytes(b"orphan")
     store.memo.write_record("train", "k", {"out": orphan}, {})
     age_files(store, 23 * HOUR)
@@ -50,9 +49,9 @@ def test_recent_files_are_kept(store: Store, publish: Callable[..., str]) -> Non
     assert count_deleted(store, DAY) == {"memo": 1, "blobs": 1}
 
 
-def test_recent_record_keeps_blobs(store: Store, publish: Callable[..., str]) -> None:
+def test_recent_record_keeps_blobs(store: Store) -> None:
     """A run may resume the run of last week and reuse its files."""
-    publish(store)
+    publish_parts(store)
     old = store.blobs.put_bytes(b"of last week")
     age_files(store, 7 * DAY)
     store.memo.write_record("merge", "k", {"out": store.blobs.put_bytes(b"new")}, {}, {"of": old.id})
@@ -149,8 +148,8 @@ def test_leftovers_of_dead_writers_are_deleted(store: Store) -> None:
     assert [file.path for file in store.files.iter_tree() if file.path != "store.json"] == ["notes.txt", "blobs/README"]
 
 
-def test_store_with_blobs_and_without_roots_is_not_changed(store: Store, publish: Callable[..., str]) -> None:
-    publish(store)
+def test_store_with_blobs_and_without_roots_is_not_changed(store: Store) -> None:
+    publish_parts(store)
     blobs = sorted(store.files.list_names("blobs"))
     store.files.delete_folder("snapshots")
     store.files.delete_folder("refs")
@@ -176,17 +175,17 @@ def test_unreadable_manifest_stops_gc(store: Store, data: bytes) -> None:
     assert store.blobs.exists(orphan)
 
 
-def test_missing_current_snapshot_stops_gc(store: Store, publish: Callable[..., str]) -> None:
-    tag(store, publish(store), "latest")
+def test_missing_current_snapshot_stops_gc(store: Store) -> None:
+    tag(store, publish_parts(store), "latest")
     store.files.delete_folder("snapshots")
     with pytest.raises(StoreError, match=r"ref latest .* which is missing: restore it .*; nothing was deleted"):
         collect_garbage(store, 0.0)
     assert len(list(store.files.iter_tree("blobs"))) == 7
 
 
-def test_files_of_an_expired_snapshot_are_deleted_unless_shared(store: Store, publish: Callable[..., str]) -> None:
+def test_files_of_an_expired_snapshot_are_deleted_unless_shared(store: Store) -> None:
     tag(store, publish_blobs(store, store.blobs.put_bytes(b"of the first alone")), "latest")
-    snapshot_id = publish(store)
+    snapshot_id = publish_parts(store)
     tag(store, snapshot_id, "latest")
     expire_store(store, IMMEDIATELY)
     assert count_deleted(store) == {"blobs": 1}

@@ -9,13 +9,14 @@ import pytest
 from rag_model.errors import StoreError
 from rag_model.store import Store
 from rag_model.store.upkeep.verify import probe_store, verify_version
+from tests.fixtures.store_files import publish_parts
 
 FILE = "embeddings/part-00000.npy"
 
 
 @pytest.fixture
-def snapshot(store: Store, publish: Callable[..., str]) -> str:
-    snapshot = publish(store)
+def snapshot(store: Store) -> str:
+    snapshot = publish_parts(store)
     store.refs.move("latest", snapshot, 0)
     return snapshot
 

@@ -1,6 +1,5 @@
 """A pull selects kinds of files, and a pulled folder names the kinds that it does not have."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from rag_model.errors import StoreError, UsageError
 from rag_model.store import BlobRef, Content, Manifest, Snapshot, Store
 from rag_model.store.pulling.pull import pull
 from rag_model.store.versions.manifest import file_kind, select_files
+from tests.fixtures.store_files import publish_parts
 
 PATHS = {
     "passages/part-00000.parquet": "passages",
@@ -72,10 +72,8 @@ def test_impossible_selection_is_refused(selection: dict[str, Any], message: str
         select_files(CONTENT, **selection)
 
 
-def test_missing_kind_is_reported_and_can_be_pulled_later(
-    store: Store, publish: Callable[..., str], tmp_path: Path
-) -> None:
-    content = store.snapshots.get(publish(store)).content
+def test_missing_kind_is_reported_and_can_be_pulled_later(store: Store, tmp_path: Path) -> None:
+    content = store.snapshots.get(publish_parts(store)).content
     indexed = Content({}, content.parts, {**content.files, "index/hnsw.faiss": store.blobs.put_bytes(b"graph")})
     snapshot = store.snapshots.publish(Manifest(indexed))
     first = pull(store, snapshot, tmp_path, select=select_files(indexed, passages_only=True))

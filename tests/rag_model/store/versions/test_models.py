@@ -23,6 +23,7 @@ from tests.fixtures.store_files import (
     MODEL_FILES,
     WEIGHTS,
     age_files,
+    publish_parts,
     put_weights,
     read_texts,
     replace_value,
@@ -56,8 +57,8 @@ def test_same_model_is_stored_once(store: Store) -> None:
     assert store.intents.files.list_names("intents") == []
 
 
-def test_models_and_snapshots_have_separate_names(store: Store, publish: Callable[..., str]) -> None:
-    snapshot, stored = publish(store), put_weights(store, "one", "latest")
+def test_models_and_snapshots_have_separate_names(store: Store) -> None:
+    snapshot, stored = publish_parts(store), put_weights(store, "one", "latest")
     tag(store, snapshot, "latest")
     assert store.snapshots.resolve("latest") == snapshot
     assert store.models.resolve("latest") == stored.model

@@ -1,7 +1,5 @@
 """`tag`, `rollback` and `untag` move refs, and refuse incomplete snapshots and invalid names."""
 
-from collections.abc import Callable
-
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -12,7 +10,7 @@ from rag_model.store.upkeep.expire import ExpirePolicy, expire_store
 from rag_model.store.upkeep.gc import collect_garbage
 from rag_model.store.upkeep.verify import verify_version
 from rag_model.store.versions.moves import _move, rollback, tag, untag
-from tests.fixtures.store_files import age_files, publish_empty
+from tests.fixtures.store_files import age_files, publish_empty, publish_parts
 
 FILE = "embeddings/part-00000.npy"
 
@@ -99,8 +97,8 @@ def test_invalid_snapshot_or_ref_name_is_refused(store: Store, snapshot: str, re
 
 
 @pytest.mark.parametrize("damage", ["truncated", "gone", "no manifest"])
-def test_incomplete_snapshot_is_refused(store: Store, publish: Callable[..., str], damage: str) -> None:
-    first, second = publish(store), publish(store, words=50)
+def test_incomplete_snapshot_is_refused(store: Store, damage: str) -> None:
+    first, second = publish_parts(store), publish_parts(store, words=50)
     tag(store, first, "latest")
     tag(store, second, "latest")
     if damage == "no manifest":
@@ -148,8 +146,8 @@ def test_deleted_ref_can_be_created_again(store: Store) -> None:
     assert verify_version(store, publish_empty(store, "A")) == []
 
 
-def test_deleted_ref_keeps_no_snapshot(store: Store, publish: Callable[..., str]) -> None:
-    first, second = publish(store), publish(store, words=50)
+def test_deleted_ref_keeps_no_snapshot(store: Store) -> None:
+    first, second = publish_parts(store), publish_parts(store, words=50)
     tag(store, first, "v1")
     tag(store, second, "latest")
     untag(store, "v1")

@@ -1,6 +1,6 @@
 """A snapshot returns passages, vectors and folders, and detects damage."""
 
-from collections.abc import Callable
+import io
 from pathlib import Path
 
 import numpy as np
@@ -11,15 +11,16 @@ from hypothesis import strategies as st
 
 from rag_model.errors import StoreError
 from rag_model.store import BlobRef, Content, Manifest, PartEntry, Snapshot, Store
-from tests.fixtures.store_files import publish_content, publish_empty
+from tests.fixtures.store_files import build_parts, publish_content, publish_empty, publish_parts
 
 N = 2201
 FIRST = "passages/part-00000.parquet"
+SINGLE_ROW = "passages/part-00001.parquet"
 
 
 @pytest.fixture
-def snapshot(store: Store, publish: Callable[..., str]) -> Snapshot:
-    return Snapshot.from_store(store, publish(store))
+def snapshot(store: Store) -> Snapshot:
+    return Snapshot.from_store(store, publish_parts(store))
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=30)
@@ -40,11 +41,11 @@ def test_rows_outside_are_refused(snapshot: Snapshot, row: int) -> None:
         snapshot.passages([0, row])
 
 
-def test_empty_parts_take_no_rows(store: Store, parts_folder: Path, tmp_path: Path) -> None:
+def test_empty_parts_take_no_rows(store: Store, tmp_path: Path) -> None:
     empty = tmp_path / "empty.parquet"
-    pq.write_table(pq.read_table(parts_folder / "part-00001.parquet").slice(0, 0), empty)
+    pq.write_table(pq.read_table(io.BytesIO(build_parts()[SINGLE_ROW])).slice(0, 0), empty)
     blobs = {"empty": store.blobs.put_file(empty)}
-    blobs["one"] = store.blobs.put_file(parts_folder / "part-00001.parquet")
+    blobs["one"] = store.blobs.put_bytes(build_parts()[SINGLE_ROW])
     names = ["empty", "one", "empty", "one"]
     parts = tuple(PartEntry(f"p{i}", 0, 0, int(name == "one")) for i, name in enumerate(names))
     files = {f"passages/p{i}.parquet": blobs[name] for i, name in enumerate(names)}
@@ -107,10 +108,10 @@ def test_only_needed_row_groups_are_read(store: Store, snapshot: Snapshot) -> No
         snapshot.passages([1024])
 
 
-def test_part_with_a_wrong_row_count_is_refused(store: Store, parts_folder: Path) -> None:
+def test_part_with_a_wrong_row_count_is_refused(store: Store) -> None:
     files = {
-        FIRST: store.blobs.put_file(parts_folder / "part-00001.parquet"),
-        "embeddings/part-00000.npy": store.blobs.put_file(parts_folder / "part-00001.npy"),
+        FIRST: store.blobs.put_bytes(build_parts()[SINGLE_ROW]),
+        "embeddings/part-00000.npy": store.blobs.put_bytes(build_parts()["embeddings/part-00001.npy"]),
     }
     snapshot = publish_content(store, Content({}, (PartEntry("part-00000", 0, 0, 2),), files))
     with pytest.raises(StoreError, match="damaged: 1 rows"):
@@ -150,8 +151,8 @@ def test_ambiguous_prefixes_are_refused(memory_store: Store) -> None:
         memory_store.snapshots.resolve(shared_prefix)
 
 
-def test_files_of_many_parts_are_closed(store: Store, parts_folder: Path) -> None:
-    blob: BlobRef = store.blobs.put_file(parts_folder / "part-00001.parquet")
+def test_files_of_many_parts_are_closed(store: Store) -> None:
+    blob: BlobRef = store.blobs.put_bytes(build_parts()[SINGLE_ROW])
     parts = tuple(PartEntry(f"p{i}", 0, 0, 1) for i in range(100))
     content = Content({}, parts, {f"passages/{part.name}.parquet": blob for part in parts})
     with publish_content(store, content) as snapshot:
@@ -161,8 +162,8 @@ def test_files_of_many_parts_are_closed(store: Store, parts_folder: Path) -> Non
         assert len(list(Path("/proc/self/fd").iterdir())) - open_files < 150  # two files for each part
 
 
-def test_flipped_bit_is_detected(any_store: Store, publish: Callable[..., str], cache: Path) -> None:
-    snapshot_id = publish(any_store)
+def test_flipped_bit_is_detected(any_store: Store, cache: Path) -> None:
+    snapshot_id = publish_parts(any_store)
     ref = any_store.snapshots.get(snapshot_id).content.files["embeddings/part-00000.npy"]
     data = any_store.blobs.read(ref)
     assert Snapshot.from_store(any_store, snapshot_id).embeddings("part-00000").shape == (1500, 4)
@@ -177,8 +178,8 @@ def test_flipped_bit_is_detected(any_store: Store, publish: Callable[..., str], 
     assert Snapshot.from_store(any_store, snapshot_id).embeddings("part-00000").shape == (1500, 4)
 
 
-def test_flipped_bit_in_a_range_is_detected(memory_store: Store, publish: Callable[..., str]) -> None:
-    snapshot_id = publish(memory_store)
+def test_flipped_bit_in_a_range_is_detected(memory_store: Store) -> None:
+    snapshot_id = publish_parts(memory_store)
     ref = memory_store.snapshots.get(snapshot_id).content.files[FIRST]
     data = bytearray(memory_store.blobs.read(ref))
     data[len(data) // 3] ^= 1
