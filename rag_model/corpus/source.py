@@ -15,7 +15,7 @@ import tarfile
 import zlib
 from codecs import BOM_UTF16_BE, BOM_UTF16_LE, BOM_UTF32_BE, BOM_UTF32_LE
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import cache, partial
 from importlib import import_module
 from io import BufferedReader, RawIOBase
@@ -77,14 +77,12 @@ def expand_pattern(pattern: str) -> list[str]:
     check_pattern(pattern)
     if is_wiki_site(pattern):
         return [pattern]
-    try:
+    with _translate_errors(pattern):
         fs, path = _open_filesystem(pattern)
         paths = [path] if fs.isfile(path) else fs.glob(path)
         urls = [fs.unstrip_protocol(file) for file in paths if _is_file(fs, file)]
         if not urls and "http" in fs.protocol and not has_magic(path):
             fs.info(path)  # raises the error of the connection, which `isfile` hides
-    except Exception as error:
-        raise _build_read_error(pattern, error) from error
     if not urls:
         raise InputError(f"no file matches {pattern}: check the path, or give a glob such as 'dumps/*.bz2'")
     return sorted(urls, key=_build_natural_key)
@@ -110,7 +108,7 @@ def list_folder(pattern: str) -> list[FolderEntry] | None:
         UsageError: The pattern is a URL that may contain a secret.
     """
     refuse_secret(pattern)
-    try:
+    with _translate_errors(pattern):
         fs, root = _open_filesystem(pattern)
         if "http" in fs.protocol or fs.isfile(root) or not fs.isdir(root):
             return None
@@ -134,8 +132,6 @@ def list_folder(pattern: str) -> list[FolderEntry] | None:
                 else:
                     n_bytes = int(file_info.get("size") or 0)
                     entries.append(FolderEntry(fs.unstrip_protocol(name), _make_relative(name, root), n_bytes, problem))
-    except Exception as error:
-        raise _build_read_error(pattern, error) from error
     return sorted(entries, key=lambda entry: entry.path)
 
 
@@ -159,11 +155,9 @@ def _find_problem(file_info: Mapping[str, Any], name: str) -> str:
 
 def file_exists(url: str) -> bool:
     """Return whether a file exists."""
-    try:
+    with _translate_errors(url):
         fs, path = _open_filesystem(url)
         return _is_file(fs, path)
-    except Exception as error:
-        raise _build_read_error(url, error) from error
 
 
 def get_size(url: str) -> int:
@@ -172,11 +166,9 @@ def get_size(url: str) -> int:
     Raises:
         InputError: The file cannot be reached, or its server does not report the size.
     """
-    try:
+    with _translate_errors(url):
         fs, path = url_to_fs(url)
         n_bytes = fs.size(path)
-    except Exception as error:
-        raise _build_read_error(url, error) from error
     if n_bytes is None:
         raise InputError(f"the server of {url} does not report the file's size: download the file and give its path")
     return int(n_bytes)
@@ -190,11 +182,9 @@ def get_version_tag(url: str) -> str | None:
     Raises:
         InputError: The file cannot be reached.
     """
-    try:
+    with _translate_errors(url):
         fs, path = _open_filesystem(url)
         file_info = fs.info(path)
-    except Exception as error:
-        raise _build_read_error(url, error) from error
     version_tag = next((str(file_info[name]) for name in _TAG_FIELDS if file_info.get(name) is not None), None)
     return None if version_tag is None else f"{file_info.get('size')} {version_tag}"
 
@@ -206,18 +196,15 @@ def read_bytes(url: str, offset: int = 0, length: int | None = None) -> Iterator
         InputError: The file cannot be read, or ends before `length` bytes.
     """
     remaining = length
-    try:
-        with fsspec.open(url, "rb").open() as file:
-            if offset:
-                file.seek(offset)
-            while remaining is None or remaining > 0:
-                chunk = file.read(CHUNK_BYTES if remaining is None else min(CHUNK_BYTES, remaining))
-                if not chunk:
-                    break
-                remaining = None if remaining is None else remaining - len(chunk)
-                yield chunk
-    except Exception as error:
-        raise _build_read_error(url, error) from error
+    with _translate_errors(url), fsspec.open(url, "rb").open() as file:
+        if offset:
+            file.seek(offset)
+        while remaining is None or remaining > 0:
+            chunk = file.read(CHUNK_BYTES if remaining is None else min(CHUNK_BYTES, remaining))
+            if not chunk:
+                break
+            remaining = None if remaining is None else remaining - len(chunk)
+            yield chunk
     if remaining:
         is_file_empty = not offset and remaining == length
         problem = "is empty" if is_file_empty else f"ends before byte {offset + (length or 0)}"
@@ -225,7 +212,7 @@ def read_bytes(url: str, offset: int = 0, length: int | None = None) -> Iterator
 
 
 def add_client_errors(*expected: type[Exception]) -> tuple[type[Exception], ...]:
-    """Return `expected` and those errors of imported HTTP clients that are not OSErrors."""
+    """Return `expected`, and the errors of imported HTTP clients that are not OSErrors."""
     return (
         *expected,
         *(getattr(sys.modules[name], error_name) for name, error_name in _CLIENT_ERRORS.items() if name in sys.modules),
@@ -259,6 +246,15 @@ def _is_file(fs: Any, path: str) -> bool:
 
 def _build_natural_key(url: str) -> list[tuple[int, str]]:
     return [(int(piece or 0), "") if i % 2 else (0, piece) for i, piece in enumerate(re.split(r"(\d+)", url))]
+
+
+@contextmanager
+def _translate_errors(url: str) -> Iterator[None]:
+    """Turn an exception in the block into an InputError that names `url`."""
+    try:
+        yield
+    except Exception as error:
+        raise _build_read_error(url, error) from error
 
 
 def _build_read_error(url: str, error: Exception) -> InputError:

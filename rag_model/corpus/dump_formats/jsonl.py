@@ -38,24 +38,25 @@ class JsonLines(RecordFormat):
         Raises:
             InputError: A line is not an object with these fields.
         """
-        for line_number, row in iter_objects(url):
-            yield parse_document(row, f"line {line_number} of {basename(url)}")
+        for location, row in iter_objects(url):
+            yield parse_document(row, location)
 
 
-def iter_objects(url: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the number and the JSON object of each line that is not blank.
+def iter_objects(url: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield (location for messages, JSON object) for each line that is not blank.
 
     Raises:
         InputError: The file is unreadable or has too many blank lines, or a line is not a JSON
             object.
     """
-    for line_number, line in enumerate(limit_blank_lines(read_lines(url), basename(url)), start=1):
+    name = basename(url)
+    for line_number, line in enumerate(limit_blank_lines(read_lines(url), name), start=1):
         if line.strip():
-            yield line_number, _parse_line(line, url, line_number)
+            location = f"line {line_number} of {name}"
+            yield location, _parse_line(line, location)
 
 
-def _parse_line(line: bytes, url: str, line_number: int) -> dict[str, Any]:
-    location = f"line {line_number} of {basename(url)}"
+def _parse_line(line: bytes, location: str) -> dict[str, Any]:
     try:
         row = json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -82,8 +83,7 @@ class KiltPages(JsonLines):
         Raises:
             InputError: A line is not a JSON object with these fields.
         """
-        for line_number, row in iter_objects(url):
-            location = f"line {line_number} of {basename(url)}"
+        for location, row in iter_objects(url):
             paragraphs = row.get("text")
             if not isinstance(paragraphs, list) or not all(isinstance(text, str) for text in paragraphs):
                 raise InputError(f"{location} has no list of paragraphs as its `text`: give KILT's pages unchanged")
@@ -124,8 +124,7 @@ class HotpotPages(JsonLines):
         Raises:
             InputError: A line is not a JSON object with these fields.
         """
-        for line_number, row in iter_objects(url):
-            location = f"line {line_number} of {basename(url)}"
+        for location, row in iter_objects(url):
             text = row.get("text")
             paragraphs = [text] if _is_text_list(text) else text
             if not isinstance(paragraphs, list) or not all(map(_is_text_list, paragraphs)):

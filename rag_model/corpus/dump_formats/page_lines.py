@@ -46,7 +46,7 @@ from rag_model.errors import InputError
 MAX_SORTED_BYTES = 64 << 20  # maximum bytes of pages that are sorted in memory
 MAX_MERGED_FILES = 64  # maximum files merged at once; each needs memory for a decoder and a page
 _MAX_NUMBER = (1 << 63) - 1
-_DISAMBIGUATION = "__DISAMBIG__"  # MediaWiki's mark, as the text of a disambiguation page
+_DISAMBIGUATION = "__DISAMBIG__"  # MediaWiki's mark; replaces the text of a disambiguation page
 Row = dict[str, Any]
 # Fields of an article; documents from other sources rarely have several of them.
 _ENTERPRISE_FIELD = re.compile(
@@ -86,8 +86,7 @@ class PageLines(RenderedPages):
 
     def iter_rows(self, url: str) -> Iterator[tuple[str, Row]]:
         """Yield (location for messages, JSON object) for each page."""
-        for line_number, row in iter_objects(url):
-            yield f"line {line_number} of {basename(url)}", row
+        yield from iter_objects(url)
 
     def is_companion(self, name: str) -> bool:
         """Return False: there are no companion files."""
@@ -336,7 +335,7 @@ class _SortedPage(NamedTuple):
     """A page as XML; the sort order is by page id, then from the newest to the oldest revision."""
 
     page_id: int
-    age: tuple[int, int]  # the negated numbers of `get_recency`
+    age: tuple[int, int]  # `get_recency` with both numbers negated: the newest is first
     xml: bytes
 
 

@@ -148,11 +148,8 @@ def _render_flag(call: TemplateCall) -> str:
 
 def _render_ship(call: TemplateCall) -> str:
     """Render `{{USS|Hornet|CV-12|6}}`: prefix, name, hull number, and a code for what is shown."""
-    prefix = "" if call.name == "ship" else call.name.upper()
-    name_parts = call.get_positional()
-    if call.name == "ship":
-        prefix, name_parts = ([*name_parts, ""])[0], name_parts[1:]
-    name, hull_number, display_code = ([*name_parts, "", "", ""])[:3]
+    name_parts = call.get_positional() if call.name == "ship" else [call.name.upper(), *call.get_positional()]
+    prefix, name, hull_number, display_code = ([*name_parts, "", "", "", ""])[:4]
     hull_number = "" if display_code in {"2", "3", "6"} or not hull_number else f" ({hull_number})"
     return f"{'' if display_code in {'3', '5'} else prefix} {name}{hull_number}".strip()
 
@@ -165,18 +162,12 @@ def _render_interlanguage(call: TemplateCall) -> str:
     return parts[-1] if len(parts) >= 2 and parts[0].islower() and len(parts[0]) <= 3 else render_first(call)
 
 
-def _render_russian_interlanguage(call: TemplateCall) -> str:
-    """Render Russian and Ukrainian links to other wikis: `{{нп|target|words|…}}`."""
-    return call.get("2", "text", "1")
-
-
 def _render_chinese_interlanguage(call: TemplateCall) -> str:
     """Render Chinese links to other wikis.
 
     They are `{{le|target|English|words}}` or `{{tsl|en|English|target|words}}`.
     """
-    target_position = 3 if call.name == "tsl" else 1
-    return call.get(str(4 if call.name == "tsl" else 3), str(target_position), "1")
+    return call.get("4", "3", "1") if call.name == "tsl" else call.get("3", "1")
 
 
 def _render_bible(call: TemplateCall) -> str:
@@ -274,7 +265,7 @@ INLINE_RENDERERS: dict[str, Renderer] = (
         ("ship, uss, hms, hmas, hmcs, ss, ms, rms, mv, usns, sms, hmnzs, ins, ijn, uscgc", _render_ship),
         ("ill, interlanguage link, link-interwiki, interlanguage link multi, illm", _render_interlanguage),
         ("нп, нп1, нп2, нп3, нп4, нп5, не переведено, не переведено 1, не переведено 2, не переведено 3, "
-         "не переведено 4, не переведено 5, не перекладено", _render_russian_interlanguage),
+         "не переведено 4, не переведено 5, не перекладено", render_second),
         ("le, tsl, translink", _render_chinese_interlanguage),
         ("bibleverse, bibleref, bibleref2, bibleverse-lb, bibleref2-nb", _render_bible),
         ("flag, flagcountry, flagu, flag+link, flaglink, flagg", _render_flag),
