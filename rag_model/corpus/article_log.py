@@ -51,7 +51,7 @@ _LATER_COLUMNS = [  # columns that may be missing in logs of earlier versions
     ("templates", pa.string()),  # names of the page's unknown templates, joined by `|`
     ("template_digest", pa.binary()),  # digest of the wiki's definitions of these templates
 ]
-# The key contains the first two settings separately, and does not depend on the other two.
+# `compute_key_basis` adds the first two by themselves; the other two do not affect passages.
 _EXCLUDED_SETTINGS = {"chunker", "words", "quarantine_share", "quarantine_floor"}
 ARTICLE_SCHEMA = pa.schema(
     [pa.field(name, kind, nullable=name == "revised") for name, kind in [*_FIRST_COLUMNS, *_LATER_COLUMNS]]
@@ -93,7 +93,7 @@ def compute_key_basis(siteinfo: Siteinfo, recipe_identity: Mapping[str, Any], ve
     because they do not affect passages.
     """
     key_settings = {name: value for name, value in recipe_identity.items() if name not in _EXCLUDED_SETTINGS}
-    # Without further settings the list has no last item, so that keys of earlier logs stay valid.
+    # If there are no other settings, nothing is added for them: keys of earlier logs stay valid.
     extra_settings = [key_settings] if key_settings else []
     return digest_json(
         [asdict(siteinfo), recipe_identity["chunker"], recipe_identity.get("words"), version, *extra_settings]
@@ -170,8 +170,8 @@ def redact_log(log_path: Path, page_ids: Collection[str], out: Path) -> None:
 @dataclass(slots=True)
 class _LoggedArticle:
     page_id: str
-    start: int  # first row of its passages
-    count: int  # number of its passages
+    first_row: int  # of its passages
+    n_rows: int  # number of its passages
     reason: str  # why the page could not be parsed
     digest: bytes  # digest of its passages; empty in logs of earlier versions
     dropped: str  # why the page is not an article
@@ -209,12 +209,12 @@ class ReusableArticles:
         if article is None:
             return None
         names = _split_names(article.templates)
-        end_row = article.start + article.count
-        spans = article.spans.get_range(article.start, end_row) if article.spans else ()
+        end_row = article.first_row + article.n_rows
+        spans = article.spans.get_range(article.first_row, end_row) if article.spans else ()
         if article.digest:
-            stored = StoredArticle(article.file, article.start, article.count, article.digest)
+            stored = StoredArticle(article.file, article.first_row, article.n_rows, article.digest)
             return ArticleResult((), article.reason, article.dropped, spans, stored, names)
-        passages = to_passages(article.file.iter_tables(article.start, end_row))
+        passages = to_passages(article.file.iter_tables(article.first_row, end_row))
         return ArticleResult(passages, article.reason, article.dropped, spans, templates=names)
 
     def find_page(self, key: bytes, *, with_spans: bool = False) -> Page | None:

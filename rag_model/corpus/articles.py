@@ -98,7 +98,7 @@ def _compile_page_patterns(code: str) -> _PagePatterns:
 
 
 def has_disambiguation_template(names: Iterable[str], language: str) -> bool:
-    """Return whether one of a page's template names is that of a disambiguation template.
+    """Return whether a page has a disambiguation template, given the names of its templates.
 
     >>> has_disambiguation_template(["Modèle:Homonymie de personnes"], "fr")
     True

@@ -26,12 +26,12 @@ from rag_model.compiled import compiled
 _BLOCK_MAGIC, _END_MAGIC = 0x314159265359, 0x177245385090
 _MAX_BLOCK = 900_000  # bytes of a block before the run-length decoding
 _MAX_DECODED = 1 << 20  # maximum bytes of a decoded block; more would be a decompression bomb
-_PADDING = bytes(512)  # follows the data, for reads past its end between two position checks
+_PADDING = bytes(512)  # follows the data; reads may pass the end before the position is checked
 _TABLE_BITS = 11  # maximum bits of a code in the look-up table; longer codes are rare
 _MAX_CODE_BITS, _MAX_SYMBOLS, _MAX_TABLES = 20, 258, 6
 _GROUP_SYMBOLS = 50  # number of consecutive symbols with the same Huffman table
 _PARALLEL_SEGMENTS = 8  # number of segments that are followed at the same time
-_BLOCK_SEGMENTS = 512  # number of segments of a block; fewer segments differ more in length
+_BLOCK_SEGMENTS = 512  # segments of a block; fewer, longer ones would end at more different times
 _MIN_SEGMENTED_BYTES = 4_096  # smaller blocks fit in the L1 cache and have one segment
 _STARTS_SEGMENT = np.uint32(1 << 31)  # bit of a chain entry; set if a segment starts there
 _REVERSED_BITS = bytes(int(f"{byte:08b}"[::-1], 2) for byte in range(256))
@@ -111,7 +111,7 @@ def _peek_bits(words: Any, bit_pos: Any, n_bits: Any) -> Any:
 def _decode_block(words: Any, n_bits: Any, bit_pos: Any, max_bytes: Any, workspace: Any) -> Any:
     """Decode a block into the workspace; return the next bit's position and the number of bytes.
 
-    Either is -1 if the block is damaged or unusual.
+    Both are -1 if the block is damaged or unusual.
 
     Args:
         words: (w,) uint32, big-endian, with the padding.
@@ -227,7 +227,7 @@ def _read_code_table(words: Any, n_bits: Any, bit_pos: Any, n_symbols: Any, code
 def _read_symbols(
     words: Any, n_bits: Any, bit_pos: Any, alphabet: Any, code_tables: Any, symbols: Any, symbol_counts: Any
 ) -> Any:
-    """Decode and count symbols; return the next bit's position and their number, or (-1, -1)."""
+    """Decode symbols; return the next bit's position and the number of symbols, or (-1, -1)."""
     failure = (np.int64(-1), np.int64(-1))
     move_to_front_table, end_symbol = alphabet
     table_of_group, lookup_table, code_ends, rank_offsets, symbol_by_rank = code_tables

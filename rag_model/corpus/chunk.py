@@ -174,7 +174,7 @@ class ChunkStats:
     articles: int = 0  # articles with at least one passage
     # Number of dropped pages by reason; quarantined pages have the reason `unparsable`.
     dropped: Mapping[str, int] = field(default_factory=dict)
-    quarantined: tuple[QuarantinedPage, ...] = ()  # at most `MAX_LISTED`, the first
+    quarantined: tuple[QuarantinedPage, ...] = ()  # the first `MAX_LISTED`
     # Latest revision time of the articles, ISO 8601; empty if no article has a revision time.
     newest_revision: str = ""
     words: int = 0  # words in all passages
@@ -332,16 +332,16 @@ class _ChunkContext:
         """
         if not self.page_table:
             return NO_METADATA
-        head = _ELEMENT_HEAD.match(element)
-        if head is None:
+        head_match = _ELEMENT_HEAD.match(element)
+        if head_match is None:
             return None
-        if head[2] != b"0":
+        if head_match[2] != b"0":
             return NO_METADATA
-        return self.page_table.find(int(head[3]), unescape(head[1].decode(errors="replace")))
+        return self.page_table.find(int(head_match[3]), unescape(head_match[1].decode(errors="replace")))
 
     def add_metadata(self, page: Page) -> Page:
         """Return the page, with the metadata that the page table has for an article."""
-        # Pages of the article log have no title.
+        # Pages that are taken from the article log have no title to look up.
         if not self.page_table or page.namespace != 0 or not page.title:
             return page
         metadata = merge_metadata(page.metadata, self.page_table.find(page.page_id, page.title))
@@ -412,7 +412,7 @@ def _chunk_pages(
         page = context.add_metadata(parsed_page)
         key = page.key or compute_article_key(key_basis, page)
         reused_article = reusable.find(key, with_spans=with_spans)
-        if reused_article is None and page.key:  # logs of earlier versions only have keys of pages
+        if reused_article is None and page.key:  # earlier logs have no keys of XML elements
             reused_article = reusable.find(compute_article_key(key_basis, page), with_spans=with_spans)
         result = reused_article or _classify_page(page, page_format, context)
         if not (result and result.dropped) and not tally.accept_page(str(page.page_id)):
@@ -422,13 +422,13 @@ def _chunk_pages(
         if result.dropped:
             tally.dropped[result.dropped] += 1
             if str(page.page_id) in tally.suppressed:
-                continue  # the log holds no page that was taken down
+                continue  # pages that were taken down are not logged
         elif result.reason:
             tally.quarantine(page, result.reason)
         else:
             tally.record_time(page)
             tally.count_article(result, is_reused=reused_article is not None)
-            if result.templates:  # this saves the time of an empty update
+            if result.templates:  # faster than an empty update
                 tally.unknown_templates.update(name for name in result.templates if name not in context.table.entries)
         yield _ArticleEntry(result, str(page.page_id), key, page.revised)
 
@@ -438,12 +438,12 @@ def _skim_outside_page(element: bytes, part: Part) -> Page | None:
 
     The first and the last stream of a part may also contain pages of the neighbouring parts.
     """
-    head = _ELEMENT_HEAD.match(element)
-    if head is None or part.first_page <= int(head[3]) <= part.last_page:
+    head_match = _ELEMENT_HEAD.match(element)
+    if head_match is None or part.first_page <= int(head_match[3]) <= part.last_page:
         return None
     if not element.endswith(b"</page>") or _UNUSUAL_MARKUP.search(element, 1):
         return None
-    return Page(int(head[3]), 0, None, 0, "", False, "", "")
+    return Page(int(head_match[3]), 0, None, 0, "", False, "", "")
 
 
 def _classify_page(page: Page, page_format: PageFormat, context: _ChunkContext) -> ArticleResult | None:

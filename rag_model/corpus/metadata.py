@@ -217,13 +217,13 @@ def write_redirects(pages: Iterable[Page], siteinfo: Siteinfo, path: Path) -> in
 
 def _find_target(page: Page, siteinfo: Siteinfo) -> str:
     """Return the title of a redirect's target; empty if the target is a section or unknown."""
-    link = _REDIRECT_TARGET.match(page.text)
-    if link is not None and link[2]:
+    link_match = _REDIRECT_TARGET.match(page.text)
+    if link_match is not None and link_match[2]:
         return ""
-    if page.target or link is None:
+    if page.target or link_match is None:
         return page.target
     # Exports before 2012 do not name the target.
-    title = " ".join(link[1].replace("_", " ").split())
+    title = " ".join(link_match[1].replace("_", " ").split())
     return title[:1].upper() + title[1:] if siteinfo.case == "first-letter" else title
 
 
@@ -232,7 +232,7 @@ def _hash_title(title: str) -> int:
 
 
 def merge_redirects(paths: Iterable[Path], prefix: int, n_bits: int, out: Path, removed: Collection[int] = ()) -> None:
-    """Merge the redirects of all parts whose keys start with the `n_bits` bits of `prefix`.
+    """Merge the parts' redirects with keys that start with the `n_bits` bits of `prefix`.
 
     `paths` are the files of `write_redirects`. Redirects whose ids are in `removed` are left out,
     because their titles were taken down.
@@ -305,7 +305,7 @@ class PageTable:
         """
         tables = [_map_table(path) for path in redirects]
         self._redirects = [(table, _get_keys(table)) for table in tables]
-        # A title's hash, shifted by this number of bits, is the number of its file.
+        # A title's hash, shifted by this number of bits, is the position of its file.
         self._shift = _KEY_BITS - (len(tables).bit_length() - 1)
         self._items = _read_items(items, first_page, last_page) if items else {}
 

@@ -108,7 +108,7 @@ def select_template_runs(runs: Sequence[PageRun]) -> list[PageRun]:
 def assemble_parts(
     kind: SourceKind, runs: Sequence[PageRun], starts: Sequence[int], last_page: int, part_format: str = ""
 ) -> tuple[Part, ...]:
-    """Return the parts that start at `starts` and end at `last_page`, with their slices.
+    """Return the parts that start at `starts`, with their slices; the last ends at `last_page`.
 
     `runs` are sorted by first page; a start beyond `last_page` gives no part. Adjacent streams of a
     file are joined to one slice. `part_format` is the `Part.format` of the parts.
@@ -118,13 +118,14 @@ def assemble_parts(
     parts = []
     remaining_runs, overlapping_runs = iter(runs), list[PageRun]()
     next_run = next(remaining_runs, None)
-    for i, (first_page, last) in enumerate(zip(starts, last_pages, strict=True)):
+    for i, (first_page, part_last_page) in enumerate(zip(starts, last_pages, strict=True)):
         overlapping_runs = [run for run in overlapping_runs if run.slice.last_page >= first_page]
-        while next_run is not None and next_run.slice.first_page <= last:
+        while next_run is not None and next_run.slice.first_page <= part_last_page:
             overlapping_runs.append(next_run)
             next_run = next(remaining_runs, None)
         slices = tuple(_join_slices(run.slice for run in overlapping_runs))
-        parts.append(Part(f"part-{i:05d}", kind, first_page, last, slices, is_ordered(overlapping_runs), part_format))
+        name, are_ordered = f"part-{i:05d}", is_ordered(overlapping_runs)
+        parts.append(Part(name, kind, first_page, part_last_page, slices, are_ordered, part_format))
     return tuple(parts)
 
 

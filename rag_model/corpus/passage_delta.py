@@ -109,7 +109,7 @@ def compute_base_rows(delta: PassageFile, n_base_rows: int, n_rows: int, *, by_t
         raise InputError(f"the delta does not lead from {n_base_rows} passages to {n_rows}: read the whole file")
     first_rows, run_lengths = np.array(runs, np.int64).reshape(-1, 2).T
     run_starts = np.cumsum(run_lengths) - run_lengths
-    # -2 * n_rows is so low that a new row stays negative when its row number is added.
+    # New rows start from -2 * n_rows, so that they stay negative when the row number is added.
     base_row_of: Rows = np.arange(n_rows) + np.repeat(
         np.where(first_rows == _NEW_ROW, -2 * n_rows, first_rows - run_starts), run_lengths
     )

@@ -103,7 +103,7 @@ class PassageWriter:
         # This takes a tenth of the time of `astuple`, which copies values.
         self._get_values = attrgetter(*self._schema.names)
         self.rows = 0
-        self.lengths = Counter[int]()  # number of passages by number of words
+        self.lengths = Counter[int]()  # passage counts by number of words
         self._hasher = hashlib.sha256()
         self._written_rows = 0
         self._tables: list[pa.Table] = []  # tables of rows that are not written yet
@@ -246,7 +246,7 @@ class PassageFile:
         """
         self._source, self._name = source, getattr(source, "name", source)
         self._group_cache = group_cache
-        # (row group, number of a leaf column) -> maximum bytes of a string in its dictionary
+        # (row group, position of a leaf column) -> maximum bytes of a string in its dictionary
         self._checked_leaves: dict[tuple[int, int], int] = {}
         with self._translate_errors():
             self._file = self._open_parquet()
@@ -256,7 +256,7 @@ class PassageFile:
             column_list = ", ".join(missing_columns)
             raise InputError(f"{self._name} lacks the columns {column_list} of a passage file: build it again")
         schemas = sorted(PASSAGE_SCHEMAS, key=len, reverse=True)
-        # The widest passage schema whose columns the file has.
+        # The largest passage schema whose columns are all in the file.
         self.schema = next(schema for schema in schemas if {*schema.names[len(_REQUIRED) :]} <= {*columns})
         self._last_group: tuple[int, pa.Table] | None = None
         metadata = self._file.metadata
@@ -424,10 +424,10 @@ class PassageFile:
         return [name for name in columns if name not in missing_columns] or ["n_words"]
 
     def _check_pages(self, groups: Sequence[int], leaves: Sequence[int]) -> int:
-        """Check the decoded size of columns before Arrow decodes them, each column chunk once.
+        """Check the decoded size of each column chunk once, before Arrow decodes it.
 
-        `leaves` are the numbers of Parquet's leaf columns. Returns the maximum bytes that one row
-        may take from text dictionaries.
+        `leaves` are the positions of Parquet's leaf columns. Returns the maximum bytes of the texts
+        of one row.
         """
         unchecked_leaves_by_group = {
             group: [leaf for leaf in leaves if (group, leaf) not in self._checked_leaves] for group in groups
@@ -445,7 +445,7 @@ class PassageFile:
         return max((sum(self._checked_leaves[group, leaf] for leaf in leaves) for group in groups), default=0)
 
     def _select_file(self, n_rows: int, max_row_bytes: int, leaves: Sequence[int]) -> pq.ParquetFile:
-        """Return the file opened without dictionaries (faster) if decoded rows fit in memory."""
+        """Choose the file without dictionaries, which is faster, unless the rows may be large."""
         is_small = n_rows * max_row_bytes <= _MAX_GROUP_BYTES and not has_repeated_values(self._file.metadata, leaves)
         return self._file if is_small else self._dictionary_file
 
@@ -577,7 +577,7 @@ def build_passage_table(
 def count_words(texts: pa.Array) -> npt.NDArray[np.int32]:
     """Return (n,) `len(text.split())` of each text, without creating Python strings."""
     data, offsets = _view_strings(texts)
-    is_space = (data == 0x20) | (data - 0x09 < 5) | (data - 0x1C < 4)  # smaller bytes wrap around
+    is_space = (data == 0x20) | (data - 0x09 < 5) | (data - 0x1C < 4)  # unsigned: never below 0
     if data.max(initial=0) > 0x7F:
         byte_pairs = data[:-1].astype(np.uint16) << 8 | data[1:]
         for space_pair, third_bytes in _WIDE_SPACES.items():

@@ -6,7 +6,7 @@ record batch has at most `BATCH_ROWS` rows.
 
 * `TokenFile`: column `tokens`, a list of vectors per passage.
 * `SparseFile`: column `terms`, a list of (term, weight) per passage, terms ascending. A term is a
-  number in the encoder's vocabulary. A weight is a whole number from 1 to 255; `scale` units are a
+  number in the encoder's vocabulary. A weight is stored as 1 to 255 units; `scale` units are a
   weight of 1. The scale belongs to the encoder, not to the corpus, so equal passages have
   equal rows in every part and build. The size of the vocabulary (`dim`) and the scale are stored
   in the metadata of the file.
@@ -162,7 +162,7 @@ class _RemoteBatch(Generic[RowsT]):
         return self._build_rows(*_read_values(batch))
 
     def _map_lists(self) -> tuple[npt.NDArray[np.uint8], pa.ListArray]:
-        """Return the batch as bytes, zero except for its metadata, and the lists in these bytes."""
+        """Return the batch's bytes, which are zero after the metadata, and a view of its lists."""
         batch_bytes = np.zeros(self._size, np.uint8)  # memory is used only where bytes are written
         batch_bytes[: len(self._metadata)] = np.frombuffer(self._metadata, np.uint8)
         message = pa.ipc.read_message(pa.py_buffer(batch_bytes))

@@ -169,7 +169,7 @@ class RangedPassages:
         return decoded_group if decoded_group is not None and row < decoded_group.n_complete_rows else None
 
     def _find_cut(self, group: int, row: int) -> int:
-        """Return the number of the first cut that includes the text of a row."""
+        """Return the position of the first cut that includes the text of a row."""
         return [row < n_rows for n_rows, _ in self._cuts[group]].index(True)
 
     def _list_group_ranges(self, group: int, cut: int) -> list[tuple[int, int]]:
@@ -232,7 +232,7 @@ def _list_group_cuts(data: bytes, columns: Sequence[str]) -> list[Cut]:
 
 
 class _BlockwiseFile(io.BytesIO):
-    """A Zstandard frame of which a read returns at most one block, so that `block_end` is exact."""
+    """A Zstandard frame that is read block by block, so that `block_end` is exact."""
 
     def __init__(self, data: bytes, start: int, block_ends: Sequence[int]) -> None:
         super().__init__(data)
@@ -312,7 +312,7 @@ def _decode_group(
         data: bytes of the row group.
         columns: names of its columns, in order.
         n_complete_rows: number of rows from the start whose texts are in `data`.
-        text_cut: number of the cut, and the end of its texts in `data`; None if all are there.
+        text_cut: position of the cut, and the end of its texts in `data`; None if all are there.
     """
     decoded_columns, nbytes = dict[str, _Column](), 0
     for name, (dictionary_page, data_page) in _find_pages(data, columns).items():

@@ -1,6 +1,6 @@
 """The records of a corpus (page, article, passage), and descriptors of units of work.
 
-A descriptor is a few hundred bytes of JSON that say where the data of a unit of work are. The
+A descriptor is a few hundred bytes of JSON, which locate the data of a unit of work. The
 records are the data itself and never leave the worker that reads them.
 
 Times of revisions are stored as whole seconds since 1970 in UTC and shown as ISO 8601. Days would
@@ -127,7 +127,7 @@ class Passage:
     title: str
     section: str
     text: str
-    # Number of the passage's first word, from 0, in the article, or in the section if no passage
+    # Position of the passage's first word, from 0, in the article, or in the section if no passage
     # crosses a heading.
     start_word: int
     n_words: int

@@ -137,10 +137,11 @@ def _shift_links(section: Section, words: Sequence[str], offset: int) -> Iterato
         word_start += len(word)
         offset += len(word) + 1
     for start, end in section.links:
-        first, last = bisect_right(section_offsets, start) - 1, bisect_right(section_offsets, end - 1) - 1
+        first_word = bisect_right(section_offsets, start) - 1
+        last_word = bisect_right(section_offsets, end - 1) - 1
         yield (
-            line_offsets[first] + start - section_offsets[first],
-            line_offsets[last] + end - section_offsets[last],
+            line_offsets[first_word] + start - section_offsets[first_word],
+            line_offsets[last_word] + end - section_offsets[last_word],
         )
 
 

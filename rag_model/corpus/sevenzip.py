@@ -22,7 +22,7 @@ _BZIP2 = bytes.fromhex("040202")
 _FILTERS = {  # filters of the standard library, by the method ids of 7z
     bytes.fromhex("21"): lzma.FILTER_LZMA2,
     bytes.fromhex("030101"): lzma.FILTER_LZMA1,
-    bytes.fromhex("03030103"): lzma.FILTER_X86,  # py7zr by default adds this filter to LZMA2
+    bytes.fromhex("03030103"): lzma.FILTER_X86,  # py7zr adds it to LZMA2 by default
 }
 
 

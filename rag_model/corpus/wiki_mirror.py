@@ -166,7 +166,7 @@ def apply_changes(mirror: Mirror, state: MirrorState, changes: Mapping[int, Page
 def apply_stream(
     mirror: Mirror, state: MirrorState, changes: Iterable[tuple[int, Page | None]], *, save: bool
 ) -> MirrorState:
-    """Apply a stream of changed pages in batches; if `save`, save all states but the last."""
+    """Apply changed pages in batches; if `save`, save the state after all batches but the last."""
     batch, batch_bytes = dict[int, Page | None](), 0
     for page_id, page in changes:
         if batch_bytes >= FLUSH_BYTES or len(batch) >= FLUSH_PAGES:

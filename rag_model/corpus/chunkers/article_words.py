@@ -38,7 +38,7 @@ _MONTHS_AND_PLACES = "jan feb mar apr jun jul aug sep sept oct okt nov dec dez m
 _ABBREVIATIONS = frozenset(f"{_TITLES} {_IN_REFERENCES} {_MONTHS_AND_PLACES}".split())
 # Strengths of the boundary before a word; a larger number is a better place to split.
 INSIDE, WORD, SENTENCE, LINE, PARAGRAPH, HEADING = range(6)
-Span = tuple[int, int]  # numbers of the first word and of the word after the last
+Span = tuple[int, int]  # positions of the first word and of the word after the last
 _INDENTATION = re.compile(r"[ \t]{0,40}")  # limited, because the length of a passage is limited
 
 
@@ -48,8 +48,8 @@ def split_words(text: str) -> list[str]:
     Words are separated by whitespace. In a script without spaces (Chinese, Japanese, Thai, …), a
     run of a dozen letters or more is split into words of two letters, about the length that
     segmenters find; otherwise each sentence would be a single word, and a passage would have 100
-    sentences. A word longer than `MAX_WORD_LENGTH` is split, so that a maximum of words is also a
-    maximum of characters.
+    sentences. A word longer than `MAX_WORD_LENGTH` is split, so that a limit on words also limits
+    characters.
 
     >>> split_words("One  small\nstep")
     [' One', ' small', ' step']
@@ -123,9 +123,9 @@ class ArticleWords:
 
     words: Sequence[str]  # words of `split_words`, or parts of words
     breaks: Sequence[int]  # strength of the boundary before the word
-    sections: Sequence[int]  # number of the section that contains the word
-    # Number of the word in the article, from 0; parts of a word have the same number.
-    numbers: Sequence[int]
+    section_numbers: Sequence[int]  # position in the article, from 0, of the section with the word
+    # Position of the word in the article, from 0; parts of a split word have the same position.
+    word_numbers: Sequence[int]
 
     def split_at(self, span: Span, strength: int) -> list[Span]:
         """Split a span at its boundaries of at least this strength."""
@@ -171,13 +171,12 @@ def build_passages(article: Article, words: ArticleWords, spans: Iterable[Span])
     section_names = [create_anchor(section.heading, used_names) for section in article.sections]
     passage_counts = Counter[int]()
     for start, end in spans:
-        section_number = words.sections[start]
+        section_number = words.section_numbers[start]
         passage_number, section_name = passage_counts[section_number], section_names[section_number]
         passage_counts[section_number] += 1
         position = f"{section_name}.{passage_number}" if section_name else str(passage_number)
-        yield build_passage(
-            article, position, article.sections[section_number].heading, words.numbers[start], words.words[start:end]
-        )
+        heading, first_word = article.sections[section_number].heading, words.word_numbers[start]
+        yield build_passage(article, position, heading, first_word, words.words[start:end])
 
 
 def _iter_words_and_strengths(text: str) -> Iterator[tuple[str, int]]:
@@ -215,7 +214,7 @@ def _iter_line_words(text: str) -> Iterator[tuple[str, int]]:
 
 
 def _iter_token_words(token: str, boundary: int) -> Iterator[tuple[str, int]]:
-    if len(token) < 12:  # most words are too short for `split_token` to split them
+    if len(token) < 12:  # a shorter word is never split; most words are shorter
         yield " " + token, boundary
         return
     for word in split_token(token):

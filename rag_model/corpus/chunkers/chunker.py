@@ -25,7 +25,7 @@ ChunkFunction = Callable[[Article], Iterator[Passage]]
 MAX_HEADING = 256
 MAX_ANCHOR = 64  # characters of a heading in a passage id
 _DIGEST_PATTERN = re.compile(rf"{ALGORITHM}:[0-9a-f]{{64}}")
-_SINGLE_FILE = ""  # key of the file if a setting names a single file
+_SINGLE_FILE = ""  # key instead of a file name, if a setting names a single file
 
 
 class Chunker(Protocol):
@@ -42,7 +42,7 @@ class Chunker(Protocol):
       sections joined by spaces, or of one section). If the article has `keeps_lines`, the
       passage keeps lines and their indentation. A passage starts and ends between words
       (`article_words.split_words`), unless one word is longer than the limit. `start_word` is the
-      number of the word in which it starts, counted from the start of the article, or of the
+      position of the word in which it starts, counted from the start of the article, or of the
       section if no passage crosses a heading; `n_words` is the number of its words and parts of
       words.
     * *Cover.* Passages are in the order of their first word, and every character except spaces
@@ -75,8 +75,8 @@ class Chunker(Protocol):
 def build_passage(article: Article, position: str, heading: str, start_word: int, words: Sequence[str]) -> Passage:
     """Build a passage from consecutive words of `split_words` in the section with this heading.
 
-    `position` is the part of the passage id after the page id; `start_word` is the number of the
-    passage's first word.
+    `position` is the part of the passage id after the page id; `start_word` is the position of
+    the passage's first word.
     """
     text = "".join(words)
     # Remove only the indentation that all lines share, the first line included.
@@ -134,7 +134,7 @@ def list_setting_files(chunker: Chunker) -> dict[str, dict[str, Path]]:
 
 
 def digest_files(digests: Mapping[str, str]) -> str:
-    """Return the digest of a setting's files, from the digests of their bytes by file name."""
+    """Return one digest for the files of a setting, given the digest of each file by its name."""
     return digests[_SINGLE_FILE] if is_single_file(digests) else digest_json(dict(digests))
 
 

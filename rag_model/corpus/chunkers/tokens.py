@@ -78,7 +78,7 @@ def _iter_windows(
 ) -> Iterator[Span]:
     """Yield windows; `tokens_before` has the number of tokens before each word.
 
-    The numbers are approximate, because each word is tokenized without its neighbours.
+    These counts are approximate, because each word is tokenized without its neighbours.
     """
     start, end, n_words = 0, 0, len(tokens_before) - 1
     while end < n_words:
@@ -129,8 +129,8 @@ def _split_long_words(text: ArticleWords, tokenizer: "Tokenizer", max_tokens: in
                 (
                     part,
                     INSIDE if part_number else text.breaks[word_number],
-                    text.sections[word_number],
-                    text.numbers[word_number],
+                    text.section_numbers[word_number],
+                    text.word_numbers[word_number],
                 )
             )
     words, strengths, sections, numbers = zip(*word_parts, strict=True) if word_parts else ((), (), (), ())

@@ -1,4 +1,4 @@
-"""The built-in chunkers of at most `words` words per passage, without overlap.
+"""The built-in chunkers whose passages have at most `words` words and do not overlap.
 
 `words` is DPR's chunking: disjoint blocks of 100 whitespace words over the article's running text
 (Karpukhin et al. 2020, section 4.1), without headings. The last block of an article may be shorter:

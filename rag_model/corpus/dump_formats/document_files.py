@@ -57,7 +57,7 @@ _CONTROL_CHARACTER = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]")
 MAX_HEADING_PART = 100  # maximum characters of each heading in a path of headings
 # limits of a child process: CPU seconds per file, and bytes of memory
 _MAX_PARSE_SECONDS, _MAX_PARSE_MEMORY = 120, 1 << 30
-_SURROGATE = re.compile("[\ud800-\udfff]")  # in a file name, it represents a byte that is not UTF-8
+_SURROGATE = re.compile("[\ud800-\udfff]")  # represents a byte of a file name that is not UTF-8
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +223,7 @@ class SectionBuilder:
         self.sections: list[tuple[str, str]] = []
         self._headings: list[tuple[int, str]] = []  # (level, text), the outermost first
         self._blocks: list[str] = []
-        self._is_heading_new = False  # whether no section has the last heading yet
+        self._is_heading_new = False  # whether the last heading has no section yet
 
     def start_section(self, level: int, heading: str) -> None:
         """Start a section below the headings of lower levels."""
@@ -238,7 +238,7 @@ class SectionBuilder:
         """Add a paragraph, a table or a block of code; chunkers cut it only if it is too long."""
         lines = [line.rstrip() for line in text.split("\n") if line.strip()]
         if lines and self._blocks and self._blocks[-1].endswith(":"):
-            self._blocks[-1] += "\n" + "\n".join(lines)  # the previous block introduces this one
+            self._blocks[-1] += "\n" + "\n".join(lines)  # the line before introduces the block
         elif lines:
             self._blocks.append("\n".join(lines))
 
@@ -246,7 +246,8 @@ class SectionBuilder:
         """Add a table; a long table becomes several blocks of rows, each below the header."""
         words = " ".join([*headers, *rows]).split()
         if headers and rows and len(words) > DEFAULT_WORDS:
-            # Document chunkers count each `|` between cells as a word, but `group_rows` does not.
+            # Chunkers count each `|` between cells as a word. `group_rows` does not, so its maximum
+            # must be smaller.
             max_words = DEFAULT_WORDS * (len(words) - words.count("|")) // len(words)
             for _, text, _ in group_rows(Structure("table", tuple(rows), tuple(headers)), max(max_words, 1)):
                 self.add_block(text)
@@ -275,7 +276,7 @@ class SectionBuilder:
         return self.sections
 
     def _end_section(self, *, has_subsection: bool) -> None:
-        """Add the current section, unless it has no text and another section has its heading."""
+        """Add the current section, unless it is empty and another path has its heading."""
         if self._blocks or (self._is_heading_new and not has_subsection):
             path = " > ".join(heading for _, heading in self._headings)[:MAX_HEADING]
             text = "\n\n".join(self._blocks)

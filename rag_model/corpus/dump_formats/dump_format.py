@@ -115,7 +115,7 @@ class BuiltInFormat(NamedTuple):
     target: str  # `module:object` in this package
     kind: SourceKind  # value of `DumpFormat.kind`
     summary: str  # for help texts, error messages and the documentation
-    # Whether workers also read the parts with this format; otherwise with the standard one of `kind`.
+    # Whether only this format can read its parts; others use the standard format of `kind`.
     has_own_parts: bool = False
 
 

@@ -83,7 +83,7 @@ def _split_front_matter(text: str) -> tuple[Mapping[str, Any], str]:
 
 
 def _parse_yaml(text: str) -> Any:
-    """Parse YAML. All aliases of a value are one object, so nesting them needs no memory."""
+    """Parse YAML. Aliases share one object, so a file of nested aliases cannot fill the memory."""
     yaml = require("yaml", extra="markdown")
     try:
         return yaml.safe_load(text)
@@ -217,11 +217,11 @@ def _decode_html(html_bytes: bytes) -> str:
     try:
         return decode_text(html_bytes)
     except DroppedFileError:
-        declaration = _CHARSET.search(html_bytes[:_HEAD_BYTES])
-        if declaration is None:
+        charset_match = _CHARSET.search(html_bytes[:_HEAD_BYTES])
+        if charset_match is None:
             raise
         try:
-            return clean_text(html_bytes.decode(declaration[1].decode()))
+            return clean_text(html_bytes.decode(charset_match[1].decode()))
         except (LookupError, ValueError) as error:
             raise DroppedFileError("not_utf8") from error
 

@@ -11,7 +11,7 @@ line `offset:page id:title` per page. Memory holds only one entry per stream, wh
 megabytes for English Wikipedia. A dump without an offset index is read once from start to end. Runs
 of pages are written as gzip members of about 256 KiB of XML, many per file, and `stage` puts each
 file where workers can read it. Plain XML can be read at any offset, so its runs are byte ranges of
-the dump itself. At most one file of runs is on disk at a time, and at most one run in memory.
+the dump itself. At most one gzip file is on disk at a time, and at most one run in memory.
 """
 
 import gzip
@@ -160,7 +160,7 @@ def parse_namespace_pages(
 
     Other pages are not parsed, and damaged pages are left out.
     """
-    # The pages of a mirror have `<redirect/>` without the target.
+    # `<redirect` is not closed, because the pages of a mirror have `<redirect/>` without a target.
     wanted_tags = [b"<ns>%d</ns>" % key for key in namespaces] + [b"<redirect"] * redirects
     for element_bytes in _split_elements(chunks):
         page_start = max(element_bytes.find(b"<page>"), 0)

@@ -83,7 +83,7 @@ def _drop_hidden_runs(path: Path) -> BytesIO:
     parser = etree.XMLParser(resolve_entities=False, no_network=True)
     with ZipFile(path) as archive:
         members = {name: archive.read(name) for name in filter(re.compile(r"\.(xml|rels)$").search, archive.namelist())}
-    # In a member in UTF-16, each of these letters has a zero byte.
+    # Without the zero bytes of UTF-16, the word is found in either encoding.
     if any(b"vanish" in member_bytes.replace(b"\0", b"") for member_bytes in members.values()):
         # Metadata and data of other programs may be damaged, and contain no text of the document.
         names = [name for name in members if not name.startswith(("customXml/", "docProps/"))]

@@ -196,7 +196,7 @@ class PageFormat:
     def _take_first_articles(
         self, runs: Iterable[PageRun], limit: int, siteinfo: Siteinfo
     ) -> tuple[list[PageRun], int | None]:
-        """Return (runs to read, last page id to use), which contain `limit` articles.
+        """Return the runs to read and the last page id to use, which give `limit` articles.
 
         If ids are out of order, whole runs are read, and the articles with the lowest ids are
         used. The last id is None if there are fewer articles.

@@ -110,7 +110,7 @@ class _Grid:
                 last_index is not None
                 and characters[i].top > (characters[last_index].top + characters[last_index].bottom) / 2
             )
-            # A new line below text of another cell begins a subrow.
+            # If the text before a new line is in another cell, the line begins a subrow.
             if is_new_line and last_key != (row, subrow_by_row[row], column):
                 subrow_by_row[row], last_index, is_new_line = subrow_by_row[row] + 1, None, False
             key = last_key = row, subrow_by_row[row], column

@@ -132,7 +132,7 @@ class RecordFormat:
     def plan_records(self, records: Iterator[Record], urls: Sequence[str], request: PlanRequest) -> Plan:
         """Write the records of each part to a file, and return the plan."""
         if request.limit is not None:
-            records = islice(records, min(request.limit, sys.maxsize))  # `islice` accepts no more
+            records = islice(records, min(request.limit, sys.maxsize))  # the maximum of `islice`
         parts = write_bucket_parts(
             self.kind,
             records,
@@ -269,8 +269,11 @@ def write_bucket_parts(
         for next_batch in chain([batch], iter(lambda: _take_batch(encoded_records), [])):
             _append_to_buckets(next_batch, hash_starts, folder)
     hash_ranges = pairwise([*hash_starts, ID_HASHES])
-    parts = tuple(_build_part(kind, i, first, end - 1, folder, stage) for i, (first, end) in enumerate(hash_ranges))
-    with suppress(OSError):  # the folder is not empty if `stage` leaves the files there
+    parts = tuple(
+        _build_part(kind, i, first_hash, end_hash - 1, folder, stage)
+        for i, (first_hash, end_hash) in enumerate(hash_ranges)
+    )
+    with suppress(OSError):  # the folder stays if `stage` left files in it
         folder.rmdir()
     return parts
 

@@ -43,7 +43,7 @@ _CONTAINER_TYPES = re.compile(
     r"(abstract_class|class|enum|impl|interface|mod|namespace|record|struct|trait|type|union)_"
     r"(declaration|definition|item|specifier)|class|module|internal_module"
 )
-# the end of a class stays with its last member
+# Lines with only this text end a class, and stay with its last member.
 _CLOSING_BRACKETS = re.compile(r"(?:[\s(){}\[\];,]|\bend\b)*")
 _MAX_DEPTH = 8  # nested containers
 _MAX_DECLARATORS = 20
@@ -55,8 +55,8 @@ class _Definition(NamedTuple):
 
     node: "Node"
     name: str
-    first_line: int  # number of the line, from 0
-    end_line: int  # number of the line after the last line
+    first_line: int  # position of the line, from 0
+    end_line: int  # position of the line after the last line
 
 
 class SourceCode(DocumentFiles):
@@ -100,7 +100,7 @@ def _split_lines(
     """
     next_line = first_line
     body = node.child_by_field_name("body")
-    # The head of a class is not part of its first member.
+    # Lines of a class's head are not taken for comments of its first member.
     first_member_row = body.start_point.row + (body.text or b"").startswith(b"{") if body else first_line
     for definition in _find_definitions(node):
         start_line = max(definition.first_line, next_line)
@@ -109,7 +109,7 @@ def _split_lines(
         while start_line > max(next_line, first_member_row) and lines[start_line - 1].strip():
             start_line -= 1
         if path and start_line - next_line == 1 and next_line == first_line:
-            start_line = first_line  # a head of one line joins the first member
+            start_line = first_line  # a head of one line is too short for a section
         if next_line < start_line:
             yield path, next_line, start_line
         member_path = (*path, definition.name)

@@ -2,7 +2,7 @@
 
 **The mirror.** The store keeps the pages as elements of an export, in blocks of about a megabyte,
 in the order of page ids. A changed page changes only its block (`corpus.wiki_mirror`). A record
-lists the blocks and the last changes of the site that are in the blocks.
+lists the blocks, and the last changes that were read from the site.
 
 **The first build** lists the pages with their newest revisions, 500 per request, and fetches the
 pages in the order of their ids, 50 per request. The progress is recorded every thousand pages, so
@@ -269,9 +269,7 @@ class SiteFollower:
             if version_by_page.get(page_id, ())[:3] != (page.rev_id, page.revised, page.title)
             or page.touched > rendered_until
         ]
-        deleted_pages = dict.fromkeys(
-            (page_id for page_id in version_by_page if page_id not in listed_page_by_id), None
-        )
+        deleted_pages = dict.fromkeys(version_by_page.keys() - listed_page_by_id.keys())
         # A page can get an item without an edit, and the pages of a dump have no items.
         item_by_changed_page = {
             page_id: page.item

@@ -92,13 +92,13 @@ class _ConvertCall:
     call: TemplateCall
     numbers: list[Quantity]
     separators: list[_Separator]  # separators between the numbers
-    parts: list[tuple[Quantity, Unit]]  # numbers and units of "6 feet 1 inch"; empty for one unit
+    components: list[tuple[Quantity, Unit]]  # numbers and units of "6 feet 1 inch"; empty for one unit
     unit: Unit  # unit of the numbers; the smallest if there are several units
     targets: Sequence[str] = ()
     decimals: int | None = None
-    middle: str = ""  # words after the unit (adj=mid)
+    middle_words: str = ""  # words after the unit (adj=mid)
     before_unit: str = ""  # words before the unit (adj=pre)
-    joins: tuple[str, str, str] = ("", "", "")  # strings before, after and between the conversions
+    delimiters: tuple[str, str, str] = ("", "", "")  # before, after and between the conversions
     abbr: str | None = None
     is_flipped: bool = False
     is_adjective: bool = False
@@ -131,11 +131,11 @@ class _ConvertCall:
         if is_spelled_out and digits.isdecimal() and len(digits) < 10:
             return spell_integer(int(digits), " " if self.call.get("sp") == "us" else " and ")
         whole_digits, point, decimals = digits.partition(".")
-        commas = self.call.get("comma")
-        ungrouped = commas in {"off", "gaps", "gaps3"} or (commas == "5" and len(whole_digits) < 5)
-        return (
-            (whole_digits if ungrouped or not whole_digits.isdecimal() else f"{int(whole_digits):,}") + point + decimals
-        )
+        comma_mode = self.call.get("comma")
+        is_ungrouped = comma_mode in {"off", "gaps", "gaps3"} or (comma_mode == "5" and len(whole_digits) < 5)
+        if not is_ungrouped and whole_digits.isdecimal():
+            whole_digits = f"{int(whole_digits):,}"
+        return whole_digits + point + decimals
 
 
 class _FormattedNumber(NamedTuple):
@@ -148,19 +148,19 @@ class _FormattedNumber(NamedTuple):
 def read_number(text: str) -> Quantity | None:
     """Parse `1,300`, `-4.5`, `2e6`, `1/2` or `1+1/2`; None if the text is not a number."""
     text = text.strip()
-    if fraction := _FRACTION_PATTERN.fullmatch(text):
-        return _read_fraction(fraction)
-    number = _NUMBER_PATTERN.fullmatch(text)
-    if not number:
+    if fraction_match := _FRACTION_PATTERN.fullmatch(text):
+        return _read_fraction(fraction_match)
+    number_match = _NUMBER_PATTERN.fullmatch(text)
+    if not number_match:
         return None
-    digits = number[2].replace(",", "")
+    digits = number_match[2].replace(",", "")
     whole_digits, point, decimals = digits.partition(".")
     precision = len(decimals) if point else len(whole_digits.rstrip("0")) - len(whole_digits)
-    power = int(number[3] or 0)
-    value = float(f"{'-' if number[1] in ('-', '−') else ''}{digits}e{power}")
+    power = int(number_match[3] or 0)
+    value = float(f"{'-' if number_match[1] in ('-', '−') else ''}{digits}e{power}")
     shown_digits = whole_digits + (f".{decimals}" if decimals else "")
-    exponent = power if number[3] else None
-    return Quantity(shown_digits, value, precision - power, number[1].replace("-", "−"), exponent)
+    exponent = power if number_match[3] else None
+    return Quantity(shown_digits, value, precision - power, number_match[1].replace("-", "−"), exponent)
 
 
 def _read_fraction(fraction: re.Match[str]) -> Quantity:
@@ -195,10 +195,10 @@ def render_convert(call: TemplateCall) -> str:
     original = conversions.pop(0) if is_first_input and conversions else _render_original(request)
     if not conversions:
         return original
-    before, after, between = request.joins
+    before, after, between = request.delimiters
     converted = between.join(conversions)
     first_text, second_text = (converted, original) if request.is_flipped else (original, converted)
-    if call.get("abbr") == "~" and not request.is_flipped and not request.parts and before == " (":
+    if call.get("abbr") == "~" and not request.is_flipped and not request.components and before == " (":
         first_text += f" [{get_symbol(request.unit)}]"
     if call.get("spell") in {"In", "On"}:
         first_text = first_text[:1].upper() + first_text[1:]
@@ -243,19 +243,19 @@ def _parse_request(call: TemplateCall) -> _ConvertCall:
     request.is_flipped = "flip" in {disp, call.get("order"), call.get("adj")}
     adjective_mode = call.get("adj", "sing")
     request.is_adjective = adjective_mode in {"on", "mid"} and call.is_english
-    request.joins = _JOINS.get(disp, (" (", ")", "; "))
+    request.delimiters = _JOINS.get(disp, (" (", ")", "; "))
 
     target = arguments.pop(0) if arguments and not _INTEGER.fullmatch(arguments[0]) else ""
     request.decimals = _take_precision(arguments)
     if adjective_mode == "mid" and arguments:
         middle_words = arguments.pop(0)
-        request.middle = middle_words if middle_words[:1] in {"-", ""} else f" {middle_words}"
+        request.middle_words = middle_words if middle_words[:1] in {"-", ""} else f" {middle_words}"
     if adjective_mode == "pre" and arguments:
         request.before_unit = arguments.pop(0)
     if disp == "x":
         before, after = [*arguments[:2], "", ""][:2]
         del arguments[:2]
-        request.joins = (_pad_words(before, " ", " ") or " [", _pad_words(after, " ", "") if before else "]", "; ")
+        request.delimiters = (_pad_words(before, " ", " ") or " [", _pad_words(after, " ", "") if before else "]", "; ")
     if request.decimals is None:
         request.decimals = _take_precision(arguments)
     request.targets = _split_targets(target or _choose_default_target(request))
@@ -361,7 +361,7 @@ def _add_smaller_unit(request: _ConvertCall, arguments: list[str]) -> None:
         raise ValueError(smaller.symbol)
     total = request.numbers[0].value * round(request.unit.factor / smaller.factor) + quantity.value
     decimals = quantity.decimals if "/" in quantity.digits else max(quantity.decimals, 0)
-    request.parts = [*(request.parts or [(request.numbers[0], request.unit)]), (quantity, smaller)]
+    request.components = [*(request.components or [(request.numbers[0], request.unit)]), (quantity, smaller)]
     request.numbers, request.unit = [Quantity(quantity.digits, total, decimals)], smaller
 
 
@@ -378,8 +378,8 @@ def _split_targets(text: str) -> list[str]:
 
 def _choose_default_target(request: _ConvertCall) -> str:
     """Return the default target units; lengths below 3 m are converted to feet and inches."""
-    if request.parts:
-        first_unit = request.parts[0][1]
+    if request.components:
+        first_unit = request.components[0][1]
         return "kg lb" if first_unit.symbol == "st" else first_unit.default
     if request.unit.default == "ftin":
         return "ftin" if 0 < request.numbers[0].value < 3 else "ft"
@@ -388,22 +388,22 @@ def _choose_default_target(request: _ConvertCall) -> str:
 
 def _render_original(request: _ConvertCall) -> str:
     """Render the measure in its own unit: "5 miles", "5-mile", "5 mi", "6 feet 1 inch"."""
-    if request.parts:
-        is_hyphenated = request.is_adjective and request.wants_name(request.parts[0][1], "in")
+    if request.components:
+        is_hyphenated = request.is_adjective and request.wants_name(request.components[0][1], "in")
         separator = "-" if is_hyphenated else " "
         pieces = []
-        for quantity, unit in request.parts:
+        for quantity, unit in request.components:
             formatted_number = _format_input(request, quantity)
             pieces += [formatted_number.text, _name_unit(request, unit, "in", is_singular=formatted_number.is_singular)]
-        return separator.join(pieces) + request.middle * (not request.is_flipped)
+        return separator.join(pieces) + request.middle_words * (not request.is_flipped)
     formatted_numbers = [_format_input(request, quantity) for quantity in request.numbers]
     return _join_numbers(request, formatted_numbers, request.unit, "in")
 
 
 def _format_input(request: _ConvertCall, quantity: Quantity) -> _FormattedNumber:
     digits, magnitude = quantity.digits, abs(quantity.value)
-    if (adjustment := re.fullmatch(r"ri([0-3])", request.call.get("adj"))) and "/" not in digits:
-        digits = f"{magnitude + 2 * _FUDGE:.{adjustment[1]}f}"
+    if (adjustment_match := re.fullmatch(r"ri([0-3])", request.call.get("adj"))) and "/" not in digits:
+        digits = f"{magnitude + 2 * _FUDGE:.{adjustment_match[1]}f}"
         magnitude = float(digits)
     power = "" if quantity.exponent is None else f"×10{format_superscript(str(quantity.exponent))}"
     shown_digits = digits + power if power else request.format_digits(digits, is_output=False)
@@ -451,7 +451,7 @@ def _join_numbers(request: _ConvertCall, formatted_numbers: Sequence[_FormattedN
         return words
     if request.before_unit and side == "in":
         words += f" {request.before_unit}"
-    return words + separator + unit_name + request.middle * (not is_output)
+    return words + separator + unit_name + request.middle_words * (not is_output)
 
 
 def _format_separator(
@@ -504,14 +504,14 @@ def _render_hands(request: _ConvertCall, target: str, side: str) -> str:
 
 def _convert_numbers(request: _ConvertCall, unit: Unit) -> list[_FormattedNumber]:
     """Convert and format the numbers, rounded as the template specifies or by default."""
-    outputs = [_convert_value(request, i, unit) for i in range(len(request.numbers))]
+    values = [_convert_value(request, i, unit) for i in range(len(request.numbers))]
     default_decimals = [
-        compute_default_decimals(quantity, output, request.unit, unit, is_composite=bool(request.parts))
-        for quantity, output in zip(request.numbers, outputs, strict=True)
+        compute_default_decimals(quantity, value, request.unit, unit, is_composite=bool(request.components))
+        for quantity, value in zip(request.numbers, values, strict=True)
     ]
     if request.call.get("round") != "each":
-        default_decimals = [max(default_decimals)] * len(outputs)
-    return [_format_output(request, value, decimals) for value, decimals in zip(outputs, default_decimals, strict=True)]
+        default_decimals = [max(default_decimals)] * len(values)
+    return [_format_output(request, value, decimals) for value, decimals in zip(values, default_decimals, strict=True)]
 
 
 def _convert_value(request: _ConvertCall, i: int, unit: Unit) -> float:

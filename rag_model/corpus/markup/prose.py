@@ -54,7 +54,7 @@ _LIST_MARKS = re.compile(r"^(?:[*#:;]++| ++[*#:;]*+) *+", re.MULTILINE)
 _RULE = re.compile(r"^-{4,}", re.MULTILINE)
 _VARIANT_START = re.compile(r"-\{(?=\w[^{}\n]*\}-)")
 _CELLS = re.compile(r"^[ \t]*(?:\||\{\||!.*(?:\||!!)).*$", re.MULTILINE)
-# Used if there is no unclosed table: other lines that start with `|` are then text.
+# Used if there is no unclosed table, because other lines that start with `|` are then text.
 _STRAY_ROWS = re.compile(r"^[ \t]*\|[-+].*$", re.MULTILINE)
 _LEFTOVER = re.compile(r"\{\{|\}\}|\{\||\|\}|<!--|</?ref\b[^<>\n]{0,80}>?")
 _BRACKET = re.compile(r"[{}<]")  # without these characters there is no unpaired markup
@@ -147,7 +147,7 @@ def _is_sentence(line: str) -> bool:
     """Return whether a line of plain text is a sentence, not a label or a reference."""
     if not _SENTENCE_END.search(line) or _REFERENCE_MARK.search(line):
         return False
-    if (citation := _CITATION.match(line)) and _is_author_list(citation[1]):
+    if (citation_match := _CITATION.match(line)) and _is_author_list(citation_match[1]):
         return False
     words = [word for word in _WORD.findall(line) if word.lower() != word.upper()]
     return not words or sum(map(str.islower, words)) >= _MIN_LOWER_SHARE * len(words)

@@ -368,7 +368,7 @@ def find_boxes(text: str, templates: Templates) -> Iterator[str]:
         box = text[call_match.start(1) - 2 : box_end]
         if is_named_box or len(_NAMED_PARAMETER.findall(box)) >= _MIN_FIELDS:
             yield box
-        i = box_end - 2  # its closing braces may start the match of the next call
+        i = box_end - 2  # `_CALL` may need its closing braces to match the next call
 
 
 class BoxRenderer:
@@ -471,10 +471,10 @@ def _render_fields(arguments: Sequence[str]) -> Iterator[str]:
     """Yield the visible fields of a box between `_TEXT_MARK` and `_FIELD_MARK`."""
     parts_by_axis: dict[str, dict[str, str]] = {}
     for key, value in parse_call("", arguments).params.items():
-        if angle := _ANGLE.match(key):
-            part = angle[2].lower()[0] if angle[2] else "direction"
+        if angle_match := _ANGLE.match(key):
+            part = angle_match[2].lower()[0] if angle_match[2] else "direction"
             if value:
-                parts_by_axis.setdefault(angle[1].lower()[:3], {})[part] = value
+                parts_by_axis.setdefault(angle_match[1].lower()[:3], {})[part] = value
         elif value and len(key) <= _MAX_KEY and not _HIDDEN_FIELD.match(key) and not key.isdecimal():
             label = _TRAILING_NUMBER.sub("", key).replace("_", " ").strip() or key
             yield f"{_TEXT_MARK}\n{protect(label[:1].upper() + label[1:])}{_FIELD_MARK}\n{value}\n"

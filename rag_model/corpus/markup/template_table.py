@@ -135,8 +135,8 @@ def _classify_template(text: str) -> TemplateEntry | list[str] | None:
     if lua_match := _LUA.search(body):
         module_name = normalize_name(lua_match[1])
         return TemplateEntry("alias", module_name) if is_known(module_name) else None
-    first_call = _FIRST_CALL.match(body)
-    if not body.strip(GAP) or (first_call and is_dropped(first_call[1])):
+    call_match = _FIRST_CALL.match(body)
+    if not body.strip(GAP) or (call_match and is_dropped(call_match[1])):
         return _BOX_ENTRY
     return None if len(body) > MAX_BODY or _UNSUPPORTED.search(body) else TemplateEntry("body", body)
 

@@ -44,7 +44,7 @@ def test_words_of_an_article_are_those_of_its_sections(article: Article) -> None
     article_words = split_article(article)
     split = [split_words(section.text) for section in article.sections]
     assert list(article_words.words) == [word for words in split for word in words]
-    assert list(article_words.sections) == [number for number, words in enumerate(split) for _ in words]
+    assert list(article_words.section_numbers) == [number for number, words in enumerate(split) for _ in words]
     assert len(article_words.breaks) == len(article_words.words)
 
 
