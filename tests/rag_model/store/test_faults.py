@@ -17,7 +17,7 @@ from rag_model.store.objects.s3 import S3
 from rag_model.store.pulling.pull import pull
 from rag_model.store.upkeep.verify import verify_version
 from tests.fixtures.crashing_store import fill_disk_at
-from tests.fixtures.store_files import publish_parts
+from tests.fixtures.store_files import build_parts, publish_parts
 
 MAX_WRITES = 40
 
@@ -44,6 +44,7 @@ def test_full_disk_publishes_no_part(store: Store, tmp_path: Path) -> None:
     def attempt() -> None:
         store.refs.move("latest", publish_parts(store), 0)
 
+    build_parts()  # before the disk is full
     for error in iter_disk_full_errors(attempt):
         assert str(error).startswith("the disk is full: cannot write file://")
         assert list_temporary_files(tmp_path) == []
