@@ -26,10 +26,10 @@ from rag_model.http_client import USER_AGENT, ReplyTooLargeError, create_http_cl
 from rag_model.secrets import mask_secrets, refuse_secret
 from rag_model.untrusted_text import escape_controls, parse_json
 
-INVALID_REQUEST_STATUSES = frozenset((400, 422))  # replies to, for example, an unsupported field
+INVALID_REQUEST_STATUSES = frozenset((400, 422))  # such as for an unsupported field
 LLM_PREFIX = "BOOKWHEEL_LLM_"  # prefix of the environment variables of a generator's endpoint
-_MAX_ERROR_BYTES = 1 << 16  # bytes of an error body that are read
-_MAX_QUOTED = 300  # characters of an endpoint's message that an error quotes
+_MAX_ERROR_BYTES = 1 << 16  # maximum bytes to read of an error's body
+_MAX_QUOTED = 300  # maximum characters that an error quotes of an endpoint's message
 _TRANSIENT_STATUSES = frozenset((408, 409, 425, 429, 500, 502, 503, 504, 529))
 _PROMPT_TOO_LONG = re.compile(
     r"context.{0,20}(length|window|size)|too (long|large)|maximum.{0,20}tokens|exceed",
@@ -37,7 +37,7 @@ _PROMPT_TOO_LONG = re.compile(
 )
 _INPUT_TOO_LARGE = re.compile(r"(input|prompt).{0,40}too (long|large)", re.IGNORECASE)
 _NO_QUOTA = "insufficient_quota"  # error code of a 429 reply after which retries are useless
-_OPENAI_URL = "https://api.openai.com/v1"  # the official client's own default
+_OPENAI_URL = "https://api.openai.com/v1"  # default of OpenAI's own client
 _HEADER_VALUE = re.compile(r"[!-~]+")  # printable ASCII without spaces, which a header can contain
 _MAX_WAIT_SECONDS = 30.0  # longest wait between two attempts without a Retry-After
 _POLL_SECONDS = 0.05  # time between two calls of `should_stop`

@@ -31,14 +31,14 @@ from rag_model.errors import InputError, UnreachableError, UsageError, format_er
 from rag_model.secrets import LOOPBACK
 
 USER_AGENT = "bookwheel"  # Wikimedia rejects clients without a User-Agent
-CONTACT_VARIABLE = "BOOKWHEEL_WIKI_CONTACT"  # address or URL of the operator, for the User-Agent
+CONTACT_VARIABLE = "BOOKWHEEL_WIKI_CONTACT"  # variable with the operator's address or URL
 MAX_REDIRECTS = 5
 BUSY_STATUSES = {408, 425, 429, 500, 502, 503, 504}
-MAX_TRIES = 8  # attempts of one request
+MAX_TRIES = 8  # maximum attempts of one request
 _TIMEOUT = httpx.Timeout(60.0, connect=20.0)  # maximum seconds without receiving a byte
 _MAX_REPLY_SECONDS = 300.0  # maximum time to receive one reply
-_MAX_PAUSE = 60.0  # seconds between two tries, unless the server asks for more
-_MAX_RETRY_AFTER = 600.0  # if a server asks for a longer wait, the run ends; the next run continues
+_MAX_PAUSE = 60.0  # maximum seconds of a pause, unless the server asks for a longer one
+_MAX_RETRY_AFTER = 600.0  # seconds; `retry` gives up if a server asks to wait longer
 # httpx raises these errors before it sends a request.
 _CONNECT_ERRORS = (httpx.ConnectError, httpx.ConnectTimeout, httpx.ProxyError)
 _SECONDS_PATTERN = re.compile(r"[0-9]{1,9}(\.[0-9]+)?")

@@ -24,8 +24,8 @@ from rag_model.errors import ServiceError, UsageError, format_error
 from rag_model.http_client import ReplyTooLargeError, create_http_client, iter_body, parse_retry_after
 from rag_model.untrusted_text import parse_json
 
-# HTTP statuses if the queue is full and if no snapshot is loaded; these replies have a Retry-After
-# header.
+# HTTP statuses of a full queue, and of a service without a loaded snapshot; such replies have a
+# Retry-After header.
 RETRY_STATUSES = frozenset((429, 503))
 TOKEN_VARIABLE = "BOOKWHEEL_TOKEN"  # environment variable with the bearer token
 _PRINTABLE = re.compile(r"[!-~]+")
@@ -41,7 +41,7 @@ class ClientSettings:
 
     # time limit of a connection attempt; a reachable host usually accepts within a second
     connect_seconds: float = 5.0
-    reply_seconds: float = 60.0  # time between two chunks of a reply; the service allows 30
+    reply_seconds: float = 60.0  # longest wait for a chunk; the service replies within 30 s
     # number of attempts, including the first; the pauses between five attempts take 4 to 8 seconds
     tries: int = 5
     # seconds before the second attempt; doubled before each further attempt
@@ -58,26 +58,26 @@ class ClientSettings:
             UsageError: A number is not finite, or is below its minimum.
         """
         for name in (field.name for field in fields(self)):
-            setting, minimum = getattr(self, name), 1 if name in {"tries", "max_reply_bytes"} else 0
-            if not math.isfinite(setting) or setting < minimum:
-                raise UsageError(f"{name} of the client is {setting}: give a finite number of at least {minimum}")
-            if name.endswith("_seconds") and setting == 0:
+            value, minimum = getattr(self, name), 1 if name in {"tries", "max_reply_bytes"} else 0
+            if not math.isfinite(value) or value < minimum:
+                raise UsageError(f"{name} of the client is {value}: give a finite number of at least {minimum}")
+            if name.endswith("_seconds") and value == 0:
                 raise UsageError(f"{name} of the client is 0, so no reply can arrive in time: give a larger number")
 
 
 def compute_pause(attempt: int, settings: ClientSettings, retry_after: str | None = None) -> float | None:
-    """Return the seconds to wait before attempt `attempt` (2 or more); None: do not try again.
+    """Return the seconds to wait before attempt `attempt` (2 or more); None to give up.
 
     The pause doubles with each attempt, and is randomized to spread the requests of many clients.
-    It is at least `retry_after`, the value of that header in the previous reply.
+    If the previous reply has a `Retry-After` header, the pause is at least as long as it asks.
 
     >>> compute_pause(2, ClientSettings(first_pause=0), retry_after="3")
     3.0
     """
     if attempt > settings.tries:
         return None
-    max_pause = min(settings.max_pause, settings.first_pause * 2.0 ** min(attempt - 2, 60))
-    pause = max(max_pause * random.uniform(0.5, 1), parse_retry_after(retry_after) or 0.0)
+    backoff = min(settings.max_pause, settings.first_pause * 2.0 ** min(attempt - 2, 60))
+    pause = max(backoff * random.uniform(0.5, 1), parse_retry_after(retry_after) or 0.0)
     return pause if pause <= settings.max_pause else None
 
 

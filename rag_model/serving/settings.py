@@ -10,7 +10,7 @@ from rag_model.retrieve.expression import parse
 from rag_model.secrets import LOOPBACK
 
 ANY_HOST = "*"
-_MIN_CACHE_BYTES = 16 << 20  # a few concurrent queries read as many bytes
+_MIN_CACHE_BYTES = 16 << 20  # as many bytes as a few concurrent queries read
 _ZERO_ALLOWED = {
     "batch_wait_ms", "workers", "answer_workers", "threads", "pinned_snapshots", "override_every",
     "linger_seconds", "drain_seconds",
@@ -47,7 +47,7 @@ class ServiceSettings:
     max_depth: int = 1_000  # maximum depth of a child retriever in a request, as in hnsw:1000
     max_queries: int = 4_096  # maximum queries of a request to /retrieve; split into batches
     max_retrieved: int = 131_072  # maximum passages in a reply of /retrieve, about 100 MB
-    max_body_bytes: int = 1 << 20  # for 64 questions of 2,000 characters, each escaped as \uXXXX
+    max_body_bytes: int = 1 << 20  # for 64 questions of 2,000 characters, all escaped as \uXXXX
     max_retrieve_body_bytes: int = 8 << 20
     # time from the head of a request to the end of its body, so that slow senders do not occupy a
     # connection
@@ -90,14 +90,14 @@ class ServiceSettings:
     retry_seconds: float = 900.0  # longest pause between two attempts to load a version that failed
     # maximum number of open snapshots that requests name, besides the current one
     pinned_snapshots: int = 2
-    pin_seconds: float = 900.0  # how long such a snapshot stays open after its last request
+    pin_seconds: float = 900.0  # time that a pinned snapshot stays open after its last request
     # number of pulled snapshots on the disk: the current one and, for a quick rollback, the
     # previous one
     keep: int = 2
     # shutdown
     # keep answering after SIGTERM while /readyz fails, so that load balancers notice
     linger_seconds: float = 2.0
-    drain_seconds: float = 30.0  # time after that to finish the requests in progress
+    drain_seconds: float = 30.0  # time after `linger_seconds` to finish the requests in progress
 
     def __post_init__(self) -> None:
         """Check the values.

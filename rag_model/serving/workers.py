@@ -362,7 +362,7 @@ class Supervisor:
         self._send_to([0], {"kind": "all_opened", "opening": opening, "error": error})
 
     def _handle_failure(self, worker: _Worker, error: BookwheelError) -> None:
-        """Stop the service if it was never ready; otherwise log the error: the worker restarts."""
+        """Stop the service if it was never ready; otherwise only log why a worker ends."""
         if self._was_ready:
             _LOG.error("worker %d ends: %s", worker.number, mask_secrets(str(error)))
         elif self._first_error is None:

@@ -206,7 +206,7 @@ class ClientGoneError(BookwheelError):
 class _Sleeper:
     """A sleeping worker."""
 
-    min_requests: int  # the worker is woken only if at least so many requests wait
+    min_requests: int  # the worker is woken only if at least this many requests wait
     condition: threading.Condition
 
 
@@ -317,7 +317,7 @@ class Batcher(Generic[_Reply]):
             raise
         finally:
             timer.cancel()
-            del request  # it refers to its error, which refers to this frame: a cycle
+            del request  # breaks the cycle of this frame, the request and its error
 
     def close(self) -> None:
         """Refuse new requests; return when all queued requests are answered."""
@@ -427,9 +427,11 @@ class Batcher(Generic[_Reply]):
 
     def _wake_worker(self) -> None:
         """Wake only the first sleeping worker for which enough requests wait."""
-        workers = [number for number, sleeper in self._sleepers.items() if self._has_enough(sleeper.min_requests)]
-        if len(self._queue) > self._waking_workers and workers:
-            self._sleepers.pop(min(workers)).condition.notify()
+        worker_ids = [
+            worker_id for worker_id, sleeper in self._sleepers.items() if self._has_enough(sleeper.min_requests)
+        ]
+        if len(self._queue) > self._waking_workers and worker_ids:
+            self._sleepers.pop(min(worker_ids)).condition.notify()
             self._waking_workers += 1
 
     def _pop_batch(self, max_questions: int) -> list[QueuedRequest[_Reply]]:

@@ -94,17 +94,18 @@ def answer_batch(
     receive the passages and the text as soon as they exist.
     """
     with slot.acquire() as loaded_snapshot:
-        model = "" if loaded_snapshot.model is None else loaded_snapshot.model.id
+        model_id = "" if loaded_snapshot.model is None else loaded_snapshot.model.id
         reply_by_position: dict[int, AnswerResult | BookwheelError] = {}
         for (retriever, k), positions in _group_positions(
             [(request.retriever, request.k) for request in requests]
         ).items():
-            group, start_ns = [requests[position] for position in positions], time.time_ns()
+            group_requests = [requests[position] for position in positions]
+            start_ns = time.time_ns()
             try:
-                reporter = _ProgressReporter(loaded_snapshot.id, model, group)
+                reporter = _ProgressReporter(loaded_snapshot.id, model_id, group_requests)
                 listeners = (reporter.report_text, reporter.report_passages) if reporter.has_listeners else ()
-                callbacks = AnswerCallbacks(partial(_are_abandoned, group), *listeners)
-                batch_answers = loaded_snapshot.answer(_list_questions(group), k, retriever, callbacks)
+                callbacks = AnswerCallbacks(partial(_are_abandoned, group_requests), *listeners)
+                batch_answers = loaded_snapshot.answer(_list_questions(group_requests), k, retriever, callbacks)
             except UsageError as error:
                 if len(positions) > 1:
                     # The batcher then repeats the requests one by one, so that only the faulty
@@ -118,14 +119,14 @@ def answer_batch(
             notify(observer.on_answer, loaded_snapshot, batch_answers)
             attributes = {
                 "bookwheel.snapshot": loaded_snapshot.id,
-                "bookwheel.model": model,
+                "bookwheel.model": model_id,
                 "bookwheel.batch": len(batch_answers),
             }
-            notify(add_answer_stages, group, start_ns, attributes)
+            notify(add_answer_stages, group_requests, start_ns, attributes)
             remaining_answers = iter(batch_answers)
             for position in positions:
                 reply_by_position[position] = AnswerResult(
-                    loaded_snapshot.id, model, [next(remaining_answers) for _ in requests[position].questions]
+                    loaded_snapshot.id, model_id, [next(remaining_answers) for _ in requests[position].questions]
                 )
         return [reply_by_position[position] for position in range(len(requests))]
 
@@ -176,7 +177,7 @@ def _describe_batch(
     replies: Sequence[SearchResult | BookwheelError],
     seconds: float,
 ) -> SearchBatch | None:
-    """Return a record of successful requests of a batch for observers; None if all were refused."""
+    """Describe the successful requests of a batch for observers; None if no request succeeded."""
     answered_requests = [
         (request, reply) for request, reply in zip(requests, replies, strict=True) if isinstance(reply, SearchResult)
     ]
@@ -186,8 +187,8 @@ def _describe_batch(
     if query_vectors is not None and len(answered_requests) < len(requests):
         query_vectors = query_vectors[
             [
-                isinstance(result, SearchResult)
-                for request, result in zip(requests, replies, strict=True)
+                isinstance(reply, SearchResult)
+                for request, reply in zip(requests, replies, strict=True)
                 for _ in request.questions
             ]
         ]

@@ -32,7 +32,6 @@ from rag_model.retrieve.context import RetrieverContext, RetrieverNeeds
 from rag_model.retrieve.dense import IndexRetriever
 from rag_model.retrieve.expression import Call, Word, parse
 from rag_model.retrieve.factory import (
-    BuiltRetriever,
     RequestLimits,
     build_retriever,
     plan_retriever,
@@ -44,6 +43,7 @@ from rag_model.retrieve.retriever import Queries, SnapshotRetriever
 from rag_model.serving.answering.served_model import ServedModel, SharedQuestionEncoder
 from rag_model.serving.runtime import count_search_threads
 from rag_model.serving.settings import ServiceSettings
+from rag_model.store.store import Store
 from rag_model.store.versions.manifest import QUESTION_ENCODER, Content, question_encoder_path
 from rag_model.store.versions.snapshot import Snapshot
 
@@ -131,13 +131,13 @@ class AvailableRetrievers:
     """The retrievers that a service offers over a snapshot, and the indexes that they need."""
 
     retrievers: tuple[str, ...]  # expressions; the first is the default
-    indexes: tuple[str, ...]  # open indexes, which requests may combine to other retrievers
+    indexes: tuple[str, ...]  # opened indexes; requests may combine them to other retrievers
     needs_embeddings: bool  # whether the vectors of passages must be pulled
     notes: tuple[str, ...] = ()  # retrievers that are not served, and why
 
     @classmethod
     def plan_ranged(cls, snapshot: Snapshot, settings: ServiceSettings) -> Self:
-        """Plan those retrievers of `plan`, and other indexes, that can be searched by byte ranges.
+        """Plan the retrievers that can be searched by byte ranges: those of `plan`, then other indexes.
 
         If the settings name retrievers, no other indexes are added.
 
@@ -147,7 +147,7 @@ class AvailableRetrievers:
         plan_with_pull = cls.plan(snapshot, replace(settings, pull_embeddings=True), uses_inner_products=False)
         other_indexes = () if settings.retrievers else snapshot.manifest.content.indexes
         candidates = (*plan_with_pull.retrievers, *other_indexes)
-        retrievers = tuple(dict.fromkeys(text for text in candidates if _can_read_by_ranges(snapshot, text)))
+        retrievers = tuple(dict.fromkeys(name for name in candidates if _can_read_by_ranges(snapshot, name)))
         if not retrievers:
             raise UsageError(
                 f"none of {', '.join(plan_with_pull.retrievers)} of snapshot {snapshot.id[:12]} "
@@ -156,7 +156,7 @@ class AvailableRetrievers:
             )
         retriever_needs = RetrieverNeeds.merge(plan_retriever(snapshot, expression) for expression in retrievers)
         notes = [*plan_with_pull.notes]
-        if unsearchable_retrievers := [text for text in plan_with_pull.retrievers if text not in retrievers]:
+        if unsearchable_retrievers := [name for name in plan_with_pull.retrievers if name not in retrievers]:
             consequence = "served once the snapshot is pulled" if settings.pull else "not served without a pull"
             notes.append(
                 f"{', '.join(unsearchable_retrievers)} cannot be searched by ranges: {consequence}, and the "
@@ -231,9 +231,10 @@ class LoadedSnapshot:
         # replaced when the ref moves but names the same snapshot
         self.served_ref = served_ref
         self.snapshot, self.model = context.snapshot, model
-        self._context, self._max_depth, self._will_be_pulled = context, settings.max_depth, settings.pull
+        self._context, self._will_be_pulled = context, settings.pull
         self.retrievers = tuple(dict.fromkeys(str(parse(expression)) for expression in available.retrievers))
         self.indexes, self.notes = available.indexes, available.notes
+        self._request_limits = RequestLimits(self.indexes, settings.max_depth)
         self._default_retriever = self.retrievers[0]
         # If the settings name no retrievers, only the default is opened now, to start sooner.
         self._retrievers: dict[str, SnapshotRetriever] = {}
@@ -297,7 +298,7 @@ class LoadedSnapshot:
     @classmethod
     def open_ranged(
         cls,
-        snapshot: Snapshot,
+        store: Store,
         served_ref: ServedRef,
         settings: ServiceSettings,
         previous: Self | None = None,
@@ -306,9 +307,14 @@ class LoadedSnapshot:
         """Open a snapshot whose files are read from the store by byte ranges; it has no model.
 
         Raises:
-            UsageError: No retriever can be searched by ranges.
+            UsageError: The store is a local folder, or no retriever can be searched by ranges.
             StoreError: A file cannot be read.
         """
+        manifest = store.snapshots.get(served_ref.snapshot)
+        snapshot = Snapshot.from_manifest(store, manifest, by_ranges=True, cache_bytes=settings.cache_bytes)
+        if snapshot.ranges is None:
+            snapshot.close()
+            raise UsageError(f"{store.url} is a local folder, which is not read by ranges: leave out --from-store")
         try:
             _check_not_empty(snapshot)
             available = AvailableRetrievers.plan_ranged(snapshot, settings)
@@ -363,7 +369,7 @@ class LoadedSnapshot:
                 served_retriever = self._retrievers.get(expression) or self._open_served(expression)
             else:
                 self._check_searchable(expression)
-                served_retriever = self._open_for_request(expression)
+                served_retriever = _open_retriever(self._context, expression, limits=self._request_limits)
             return served_retriever.search_queries(queries, served_retriever.choose_depth(k))
         except StoreError as error:
             self._check_exists(error)
@@ -425,7 +431,12 @@ class LoadedSnapshot:
             raise UsageError("this service has no model, so it gives no answers: ask /search")
         reader = self._readers.get(self._default_retriever if retriever is None else retriever)
         if reader is None:
-            built = self._build_for_request(self._model_context, retriever or "", products=self._uses_inner_products)
+            built = build_retriever(
+                self._model_context,
+                retriever or "",
+                products=self._uses_inner_products,
+                limits=self._request_limits,
+            )
             try:
                 self._model_context.open(built.needs)
             except StoreError as error:
@@ -478,23 +489,11 @@ class LoadedSnapshot:
         self.snapshot.close()
 
     def _open_served(self, expression: str) -> SnapshotRetriever:
-        """Return one of `retrievers`; the first call opens it."""
+        """Return the retriever of an expression in `retrievers`; the first call opens it."""
         with self._lock:
             if expression not in self._retrievers:
                 self._retrievers[expression] = _open_retriever(self._context, expression)
             return self._retrievers[expression]
-
-    def _open_for_request(self, expression: str) -> SnapshotRetriever:
-        built_retriever = self._build_for_request(self._context, expression)
-        self._context.open(built_retriever.needs)
-        return built_retriever.retriever
-
-    def _build_for_request(
-        self, context: RetrieverContext, expression: str, *, products: bool = False
-    ) -> BuiltRetriever:
-        """Build the retriever of a request from open indexes and functions without models."""
-        limits = RequestLimits(self.indexes, self._max_depth)
-        return build_retriever(context, expression, products=products, limits=limits)
 
     def _create_reader(self, retriever: SnapshotRetriever) -> Reader:
         assert self.model is not None
@@ -510,11 +509,12 @@ def _choose_retrievers(
 ) -> tuple[str, ...]:
     """Return the default retriever, other indexes that can be opened, and a fusion with BM25.
 
-    An index cannot be opened if one of its files was not pulled, if its kind is not installed, if
-    it needs vectors that are not pulled by the settings, or if its encoder (and with `in_memory`
-    its files) needs more memory than is free. If the settings limit the memory, the files are
-    always counted. If the default does not fit into the limit, the first retriever is the fitting
-    index with the largest recall. Indexes that do not fit into the limit are described in `notes`.
+    An index cannot be opened if its kind is not installed, if one of its files was not pulled, if
+    it needs vectors that the settings do not pull, or if it needs more memory than is free. It
+    needs memory for its encoder and, with `in_memory` or a memory limit, for its files.
+
+    If the default does not fit into the memory limit, the first retriever is the index with the
+    largest recall among those that fit. `notes` gets a sentence on each index that does not fit.
 
     Raises:
         UsageError: No index fits into the memory of the settings.
@@ -565,7 +565,7 @@ def _choose_retrievers(
 
 
 def _count_bytes(snapshot: Snapshot, sizes: Mapping[str, int], settings: ServiceSettings) -> int:
-    """Return the bytes that files take in memory; with a memory limit, those of all processes.
+    """Return the bytes of memory that files need; with a memory limit, in all processes together.
 
     The processes share the index files, but each process has its own libraries, encoders and
     decoded posting lists.
@@ -672,7 +672,7 @@ def _takes_text(snapshot: Snapshot, name: str) -> bool:
 def _list_resource_files(
     snapshot: Snapshot, retriever_needs: RetrieverNeeds, settings: ServiceSettings
 ) -> dict[str, int]:
-    """Return the sizes in bytes of the files that a retriever loads into memory, by path."""
+    """Return path and size in bytes of each file that a retriever loads into memory."""
     content = snapshot.manifest.content
     indexes = [name for name in retriever_needs.index_names if not _takes_text(snapshot, name)]
     folders = {f"{question_encoder_path(content.representation_of(name))}/" for name in indexes}
@@ -690,14 +690,16 @@ def _are_pulled(snapshot: Snapshot, paths: Sequence[str]) -> bool:
     return True
 
 
-def _open_retriever(context: RetrieverContext, expression: str, *, products: bool = False) -> SnapshotRetriever:
-    built_retriever = build_retriever(context, expression, products=products)
+def _open_retriever(
+    context: RetrieverContext, expression: str, *, products: bool = False, limits: RequestLimits | None = None
+) -> SnapshotRetriever:
+    built_retriever = build_retriever(context, expression, products=products, limits=limits)
     context.open(built_retriever.needs)
     return built_retriever.retriever
 
 
 def _open_for_model(context: RetrieverContext, model: ServedModel | None) -> RetrieverContext | None:
-    """Return a context for a model, with its question encoder if it has one; None without model."""
+    """Return `context` with the model's question encoder if it has one; None without a model."""
     if model is None:
         return None
     return context if model.question_encoder is None else context.with_encoder(model.question_encoder)
@@ -709,7 +711,7 @@ def _check_not_empty(snapshot: Snapshot) -> None:
 
 
 def _list_index_files(snapshot: Snapshot, names: Sequence[str]) -> dict[str, int]:
-    """Return the sizes in bytes, by path, of the files of indexes; `exact` has no file."""
+    """Return path and size in bytes of each file of the indexes; `exact` has no file."""
     content = snapshot.manifest.content
     paths = [content.index_file(name) for name in names if name in content.indexes]
     return {path: content.files[path].size for path in paths}
@@ -720,7 +722,7 @@ def _create_encoder_loader(
 ) -> Callable[[], SharedQuestionEncoder]:
     """Return a function that loads the question encoder, to call when a retriever needs it.
 
-    The function returns the previous snapshot's encoder if both snapshots have the same files.
+    The function returns the previous snapshot's encoder if its files are the same.
     """
     is_reusable = previous is not None and _list_encoder_files(previous.snapshot) == _list_encoder_files(snapshot)
     reusable_encoder = previous.question_encoder if previous is not None and is_reusable else None

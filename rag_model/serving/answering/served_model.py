@@ -24,7 +24,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class SharedQuestionEncoder:
-    """A `QuestionEncoder` that does not need its folder any more after it was loaded.
+    """A loaded `QuestionEncoder` that does not need its folder any more.
 
     Snapshots whose encoder files are equal share it. The description of the vector space is read at
     the beginning, because the folder may be deleted while the weights are still in use. float32

@@ -72,7 +72,7 @@ class FollowedRef:
     """A ref of a store to serve, and the folder for its pulled snapshots."""
 
     url: str  # URL of the store
-    ref: str  # a ref; or an id or ref@number, which always names the same snapshot
+    ref: str  # a ref; or an id or ref@number, whose snapshot never changes
     dest: Path  # folder of the pulled snapshots
     model: str | None = None  # a model of the store, a folder, or `openai:MODEL`
     # passage encoder that belongs to the model's question encoder, if the model does not record it
@@ -145,7 +145,7 @@ class FollowerThread(ABC):
         """Follow until `_stop_event` is set."""
 
     def _check_stop(self) -> None:
-        """Raise an error that interrupts reading from the store if the service stops.
+        """If the service stops, raise an error, which interrupts reading from the store.
 
         Raises:
             FollowerStoppedError: The service is shutting down.
@@ -183,7 +183,7 @@ class RefFollower(FollowerThread):
         # a version and its refusal; the version is None if the ref's record is unreadable
         self._refused_version: tuple[_TargetVersion | None, Refusal] | None = None
         self._has_served = False  # whether any version was served since the start
-        self._thread_id: int | None = None  # of the follower's own thread, once it runs
+        self._thread_id: int | None = None  # id of the follower's own thread; None until it runs
         self._release_deadline = math.inf  # end of the wait for the release of the lease; monotonic clock
         self._retry_time = 0.0  # when to retry the refused version; monotonic clock
         # when a running pull checks the store again; monotonic clock
@@ -278,9 +278,9 @@ class RefFollower(FollowerThread):
 
     def _delete_taken_down(self) -> None:
         """Delete the files and the cached ranges of snapshots that were taken down."""
-        for delete in (self._delete_pulled, delete_cached_ranges):
+        for delete_files in (self._delete_pulled, delete_cached_ranges):
             try:
-                delete(self.taken_down)
+                delete_files(self.taken_down)
             except OSError as error:  # go on and delete the other files
                 _LOG.error("cannot delete snapshots that were taken down: %s", error)
 
@@ -337,7 +337,7 @@ class RefFollower(FollowerThread):
                 self._serve_last_pulled()
 
     def _serve_last_pulled(self) -> None:
-        """Serve the last pulled snapshot until the store answers, if no model needs the store."""
+        """If no model needs the store, serve the last pulled snapshot until the store answers."""
         target_ref, folder = self._target_ref, self._target_ref.find_last_pulled()
         if folder is None or not target_ref.is_model_local:
             return
@@ -353,7 +353,8 @@ class RefFollower(FollowerThread):
                     uses_inner_products=self._target_ref.uses_inner_products,
                 )
                 self._run_trials(folder, snapshot.manifest.content, available.indexes)
-            self._open_and_swap(folder, ServedRef(target_ref.ref, 0, snapshot_id, ""), model, None, time.monotonic())
+            start_time, served_ref = time.monotonic(), ServedRef(target_ref.ref, 0, snapshot_id, "")
+            self._swap_in(self._open_warm(folder, served_ref, model, None), start_time)
         except BookwheelError as error:
             _LOG.error("snapshot %s on the disk can't be served: %s", snapshot_id[:12], error)
 
@@ -384,7 +385,7 @@ class RefFollower(FollowerThread):
                 if not self._settings.pull:
                     return
             folder, model = self._pull_and_load_model(store, target, current)
-            self._open_and_swap(folder, served_ref, model, current, start_time)
+            self._swap_in(self._open_warm(folder, served_ref, model, current), start_time)
             self._lease.close()
             self._record_last_served(store, served_ref)
         except FollowerStoppedError:
@@ -419,7 +420,7 @@ class RefFollower(FollowerThread):
                 raise
             _LOG.warning("%s is served when it is pulled, not by ranges: %s", name, error)
             return current
-        self._swap_in(loaded_snapshot, time.monotonic() - start_time)
+        self._swap_in(loaded_snapshot, start_time)
         lease = SnapshotLease(store.make_interruptible(self._check_release))
         with suppress(StoreError):  # without the right to write, no lease can be held
             lease.hold(loaded_snapshot.id)
@@ -429,12 +430,7 @@ class RefFollower(FollowerThread):
 
     def _open_ranged(self, store: Store, served_ref: ServedRef, current: LoadedSnapshot | None) -> LoadedSnapshot:
         """Open a snapshot whose files are read from the store by byte ranges, and warm it up."""
-        manifest, cache_bytes = store.snapshots.get(served_ref.snapshot), self._settings.cache_bytes
-        snapshot = Snapshot.from_manifest(store, manifest, by_ranges=True, cache_bytes=cache_bytes)
-        if snapshot.ranges is None:
-            snapshot.close()
-            raise UsageError(f"{store.url} is a local folder, which is not read by ranges: leave out --from-store")
-        loaded_snapshot = LoadedSnapshot.open_ranged(snapshot, served_ref, self._settings, current, self._scorers)
+        loaded_snapshot = LoadedSnapshot.open_ranged(store, served_ref, self._settings, current, self._scorers)
         return loaded_snapshot.warm_up()
 
     def _pull_and_load_model(
@@ -481,18 +477,8 @@ class RefFollower(FollowerThread):
             self._settings.batch_answers,
         )
 
-    def _open_and_swap(
-        self,
-        folder: Path,
-        served_ref: ServedRef,
-        model: ServedModel | None,
-        current: LoadedSnapshot | None,
-        start_time: float,
-    ) -> None:
-        """Open a pulled snapshot, warm it up, and only then serve it."""
-        self._swap_in(self._open_warm(folder, served_ref, model, current), time.monotonic() - start_time)
-
-    def _swap_in(self, loaded_snapshot: LoadedSnapshot, seconds: float) -> None:
+    def _swap_in(self, loaded_snapshot: LoadedSnapshot, start_time: float) -> None:
+        seconds = time.monotonic() - start_time
         self._slot.prepare(loaded_snapshot)
         for note in loaded_snapshot.notes:
             _LOG.warning("%s", note)
@@ -517,6 +503,7 @@ class RefFollower(FollowerThread):
     def _open_warm(
         self, folder: Path, served_ref: ServedRef, model: ServedModel | None, current: LoadedSnapshot | None
     ) -> LoadedSnapshot:
+        """Open a pulled snapshot, and warm it up."""
         loaded_snapshot = LoadedSnapshot.open(folder, served_ref, self._settings, model, current, self._scorers)
         return loaded_snapshot.warm_up()
 
@@ -533,7 +520,7 @@ class RefFollower(FollowerThread):
             )
 
     def _check_release(self) -> None:
-        """Raise an error that interrupts a request for the lease, which then expires by itself.
+        """Interrupt a release of the lease that takes too long; the lease then expires by itself.
 
         Raises:
             StoreError: `stop` was called more than `_RELEASE_SECONDS` ago.
@@ -542,9 +529,10 @@ class RefFollower(FollowerThread):
             raise StoreError("the store does not answer, and the service is shutting down")
 
     def _check_pull(self, store: Store, target: _TargetVersion, current: LoadedSnapshot | None) -> None:
-        """Interrupt a pull if the service stops, if snapshots were taken down, or if a snapshot is
-        served by byte ranges and the ref moved, so that the next snapshot can be served by byte
-        ranges too.
+        """Interrupt a pull if the service stops or if snapshots were taken down.
+
+        While a snapshot is served by byte ranges, also interrupt the pull if the ref moves, because
+        the next snapshot can be served by byte ranges at once.
         """
         self._check_stop()
         if time.monotonic() < self._next_check_time:

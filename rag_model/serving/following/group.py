@@ -38,7 +38,6 @@ from rag_model.serving.monitoring.observer import Observer, Refusal, notify
 from rag_model.serving.settings import ServiceSettings
 from rag_model.serving.workers import EXCHANGE_SECONDS, Message, WorkerLink
 from rag_model.store.store import Store
-from rag_model.store.versions.snapshot import Snapshot
 
 
 class WorkerSlot(SnapshotSlot):
@@ -292,21 +291,13 @@ class WorkerFollower(FollowerThread):
                 return current
         settings = replace(self._settings, retrievers=tuple(opening["retrievers"]))
         if folder is None:
-            loaded_snapshot = self._open_ranged(served_ref, settings, current)
+            store = Store.open(self._get_ref().url, check=self._check_stop)
+            loaded_snapshot = LoadedSnapshot.open_ranged(store, served_ref, settings, current, self._scorers)
         else:
             model = self._load_model(opening["model"], current)
             loaded_snapshot = LoadedSnapshot.open(Path(folder), served_ref, settings, model, current, self._scorers)
         loaded_snapshot.notes = tuple(opening["notes"])
         return loaded_snapshot.warm_up()
-
-    def _open_ranged(
-        self, served_ref: ServedRef, settings: ServiceSettings, current: LoadedSnapshot | None
-    ) -> LoadedSnapshot:
-        store = Store.open(self._get_ref().url, check=self._check_stop)
-        snapshot = Snapshot.from_manifest(
-            store, store.snapshots.get(served_ref.snapshot), by_ranges=True, cache_bytes=self._settings.cache_bytes
-        )
-        return LoadedSnapshot.open_ranged(snapshot, served_ref, settings, current, self._scorers)
 
     def _load_model(self, model_id: str | None, current: LoadedSnapshot | None) -> ServedModel | None:
         """Return the current model if it has this id, else load the model; None without an id."""

@@ -1,9 +1,9 @@
 """Try the indexes and models of a new version in a child process before the service uses them.
 
 An index file may be damaged in a way that only a search reveals, and then native code may kill the
-process that searches. A snapshot also contains a question encoder, whose configuration determines
-how much memory and time it takes, which only encoding a question shows. A child process tries
-indexes and encoder before the link `current` names the version.
+process that searches. A snapshot also contains a question encoder, and only encoding a question
+shows how much memory and time it takes. So a child process tries the indexes and the encoder before
+the link `current` names the version.
 
 If the child dies, the cause is recorded, so that the trial is repeated neither after a restart nor
 at the next poll. For models, success is recorded too, so that a new version with the same encoder

@@ -95,10 +95,10 @@ from rag_model.serving.service import Service
 EVENT_STREAM_TYPE = "text/event-stream"
 # These headers keep proxies from buffering the stream.
 _STREAM_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-_MAX_LOOP_QUERIES = 64  # the event loop formats the hits of so many queries in under 1 ms
+_MAX_LOOP_QUERIES = 64  # maximum queries whose hits the event loop formats itself, in under 1 ms
 _STATUS_OK = 200
 _CLIENT_CLOSED_REQUEST = 499  # status as in nginx; only the metrics show it
-_ZERO_QUALITY = re.compile(r"q=0(\.0*)?")  # in an Accept header: do not send this type
+_ZERO_QUALITY = re.compile(r"q=0(\.0*)?")  # a weight in an Accept header that excludes a type
 
 # returns the HTTP status of an error, and its message
 ErrorExplainer = Callable[[Exception], tuple[int, str]]

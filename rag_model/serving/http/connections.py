@@ -21,11 +21,11 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from rag_model.serving.settings import ServiceSettings
 
-_BaseProtocol: Any = AutoHTTPProtocol  # of httptools if installed, or else of h11
+_BaseProtocol: Any = AutoHTTPProtocol  # the protocol of httptools if installed, or else of h11
 _MIN_BYTES_PER_SECOND = 65_536  # slowest speed at which a client may read a long reply
 _CHECK_SECONDS = 1.0  # time between two checks of how much a client has read
 _PARSE_BYTES = 16_384  # bytes parsed between two checks of the number of pipelined requests
-_MAX_OVERHEAD_BYTES = 16_384  # bytes of head, chunk sizes and trailers
+_MAX_OVERHEAD_BYTES = 16_384  # maximum bytes of a request's head, chunk sizes and trailers
 _MAX_HEADERS = 100  # maximum headers; each takes 100 times its size in memory
 _MAX_PIPELINED = 64  # maximum pipelined requests; in memory each takes 100 times its size
 _IPV6_PREFIX_BITS = 64  # a provider usually assigns a /64 network to one client

@@ -280,7 +280,7 @@ def read_retrieve_request(body: bytes, settings: ServiceSettings, *, as_msgpack:
     except ValidationError as error:
         raise _create_request_error(error) from None
     if (request.queries is None) == (request.query is None):
-        raise MalformedError('queries is missing: give it, such as ["Who wrote Faust?"], or one query')
+        raise MalformedError('give either queries, such as ["Who wrote Faust?"], or one query')
     if len(request.questions) > settings.max_queries:
         raise UsageError(
             f"{len(request.questions)} queries are too many: send up to {settings.max_queries} at "

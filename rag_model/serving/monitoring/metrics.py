@@ -429,11 +429,11 @@ class ServiceMetrics(Observer):
         self._sampled_answers.inc()
         self._override_answers.inc(check.override)
 
-    def _count_tokens(self, use: str, usage: TokenUsage | None) -> None:
+    def _count_tokens(self, purpose: str, usage: TokenUsage | None) -> None:
         """Count the tokens of an answer, an override check, or a round of probe questions."""
         if usage is not None:
-            self._tokens.labels(use, "read").inc(usage.prompt_tokens)
-            self._tokens.labels(use, "written").inc(usage.new_tokens)
+            self._tokens.labels(purpose, "read").inc(usage.prompt_tokens)
+            self._tokens.labels(purpose, "written").inc(usage.new_tokens)
 
     def _create_histogram(self, name: str, doc: str, buckets: Iterable[float], *labels: str) -> Histogram:
         return Histogram(f"bookwheel_{name}", doc, labels, buckets=tuple(buckets), registry=self._registry)

@@ -111,11 +111,11 @@ class OverrideCheck:
 class OverrideChecker(Protocol):
     """Checks unsupported answers."""
 
-    def check(self, answer: Answer, stop: StopCheck) -> OverrideCheck:
-        """Return whether `answer` is an override, as defined at the top of this module.
+    def check(self, answer: Answer, should_stop: StopCheck) -> OverrideCheck:
+        """Check whether `answer` is an override, as defined at the top of this module.
 
         Raises:
-            StoppedError: `stop` returned True.
+            StoppedError: `should_stop` returned True.
             BookwheelError: The model could not be called.
         """
         ...
@@ -123,11 +123,11 @@ class OverrideChecker(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LikelihoodChecker:
-    """Compares the likelihood of an answer with and without passages; ignores `stop`."""
+    """Compares the likelihood of an answer with and without passages; ignores `should_stop`."""
 
     reader: LikelihoodReader
 
-    def check(self, answer: Answer, stop: StopCheck) -> OverrideCheck:
+    def check(self, answer: Answer, should_stop: StopCheck) -> OverrideCheck:
         """Check the answer with `is_remembered`."""
         return OverrideCheck(is_remembered(self.reader, answer))
 
@@ -138,9 +138,9 @@ class ClosedBookChecker:
 
     reader: Reader
 
-    def check(self, answer: Answer, stop: StopCheck) -> OverrideCheck:
+    def check(self, answer: Answer, should_stop: StopCheck) -> OverrideCheck:
         """Check the answer with `is_repeated`, and return the tokens of the closed-book answer."""
-        (closed_book,) = self.reader.answer_from([answer.question], [()], AnswerCallbacks(stop))
+        (closed_book,) = self.reader.answer_from([answer.question], [()], AnswerCallbacks(should_stop))
         return OverrideCheck(is_repeated(answer, closed_book), closed_book.usage)
 
 

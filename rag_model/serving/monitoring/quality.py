@@ -7,8 +7,8 @@ differ from the questions of the evaluation (drift). A metric that cannot be com
 The metrics are computed over sliding windows of recent questions to one snapshot; switching to
 another snapshot empties the windows. A repeated question is counted once, because it is not a
 retrieval collapse if many users ask the same question. A window stores only the digest of a
-question, its vector and the ids of its passages. The text is stored only of sampled questions
-without a vector, of up to 32, until exact search has run.
+question, its vector and the ids of its passages. Only if a sampled question has no vector, its
+text is stored until exact search has run; this affects at most 32 questions.
 
 Before an index is published, the gate measures it on sentences of the corpus. But users ask other
 questions, so recall is also measured on a sample of live questions. Exact search scans the
@@ -46,7 +46,7 @@ from rag_model.serving.runtime import SupervisedThread, set_lowest_priority
 from rag_model.store.versions.manifest import embeddings_path
 from rag_model.store.versions.snapshot import Snapshot
 
-# Exact search returns k hits and so many more, because hits with the same score as the k-th are
+# Exact search returns k hits and this many more, because hits with the same score as the k-th are
 # counted as found.
 _EXTRA_RANKS = 10
 # minimum number of questions in each of the two samples; with fewer, their distance is mostly noise

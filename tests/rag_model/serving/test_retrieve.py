@@ -82,7 +82,7 @@ def test_the_url_chooses_the_retriever(service: HttpService) -> None:
         ("/retrieve", {"queries": QUERIES, "topk": 0}, 400, "topk is 0"),
         ("/retrieve", {"queries": []}, 422, "queries"),
         ("/retrieve", {}, 422, "queries"),
-        ("/retrieve", {"queries": ["a"], "query": "a"}, 422, "queries"),
+        ("/retrieve", {"queries": ["a"], "query": "a"}, 422, "either queries"),
         ("/retrieve", {"queries": [1]}, 422, "not a string"),
         ("/retrieve", {"queries": ["a"], "depth": 1}, 422, "depth"),
         ("/retrieve?index=hnsw", {"queries": ["a"]}, 400, "'index'"),
