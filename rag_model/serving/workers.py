@@ -187,7 +187,7 @@ def _run_worker(serve: Callable[[WorkerLink], None], link: WorkerLink, cores: in
 class _Worker:
     """A worker as the supervisor sees it: process, connection, and monotonic start time."""
 
-    number: int
+    worker_id: int
     process: BaseProcess
     connection: Connection
     start_time: float = field(default_factory=time.monotonic)
@@ -254,25 +254,32 @@ class Supervisor:
         finally:
             for worker in self._workers.values():
                 worker.process.kill()
-            for number, handler in handler_by_signal.items():
-                signal.signal(number, handler)
+            for signal_number, handler in handler_by_signal.items():
+                signal.signal(signal_number, handler)
         if self._first_error is not None:
             raise self._first_error
 
-    def _start(self, number: int, *, is_restarted: bool) -> None:
+    def _start(self, worker_id: int, *, is_restarted: bool) -> None:
         supervisor_end, worker_end = _SPAWN_CONTEXT.Pipe()
-        self._shared_numbers[1 + number] = 0
+        self._shared_numbers[1 + worker_id] = 0
         link = WorkerLink(
-            number, worker_end, self._listeners, self._shared_numbers, self._metrics_folder, is_restarted=is_restarted
+            worker_id,
+            worker_end,
+            self._listeners,
+            self._shared_numbers,
+            self._metrics_folder,
+            is_restarted=is_restarted,
         )
         cores = max(1, count_cores() // self._n_workers)
-        process = _SPAWN_CONTEXT.Process(target=_run_worker, args=(self._serve, link, cores), name=f"worker {number}")
+        process = _SPAWN_CONTEXT.Process(
+            target=_run_worker, args=(self._serve, link, cores), name=f"worker {worker_id}"
+        )
         process.start()
         worker_end.close()
-        worker = self._workers[number] = _Worker(number, process, supervisor_end)
-        if number and self._current is not None:
+        worker = self._workers[worker_id] = _Worker(worker_id, process, supervisor_end)
+        if worker_id and self._current is not None:
             worker.send({**self._current, "is_served": True})
-        if number and self._state is not None:
+        if worker_id and self._state is not None:
             worker.send(self._state)
         process_ids = [os.getpid(), *(worker.process.pid for worker in self._workers.values())]
         self._send_to(self._workers, {"kind": "processes", "ids": process_ids})
@@ -296,7 +303,9 @@ class Supervisor:
                 for worker in self._workers.values():
                     worker.process.kill()
             return
-        due_restarts = [number for number, restart_time in self._restart_times.items() if current_time >= restart_time]
+        due_restarts = [
+            worker_id for worker_id, restart_time in self._restart_times.items() if current_time >= restart_time
+        ]
         for worker_id in due_restarts:
             del self._restart_times[worker_id]
             self._start(worker_id, is_restarted=self._was_ready)
@@ -334,7 +343,7 @@ class Supervisor:
             case "opened":
                 self._handle_opened(sender, message)
             case "pin":
-                self._send_to([message.pop("to", 0)], {**message, "sender": sender.number})
+                self._send_to([message.pop("to", 0)], {**message, "sender": sender.worker_id})
             case kind:
                 if kind == "switch":
                     self._current = message["opening"]
@@ -349,7 +358,7 @@ class Supervisor:
     def _handle_opened(self, sender: _Worker, message: Message) -> None:
         if self._opening is None or self._opening[0]["number"] != message["number"]:
             return
-        self._opening[1].discard(sender.number)
+        self._opening[1].discard(sender.worker_id)
         self._finish_opening(message.get("error"))
 
     def _finish_opening(self, error: dict[str, str] | None = None) -> None:
@@ -364,13 +373,13 @@ class Supervisor:
     def _handle_failure(self, worker: _Worker, error: BookwheelError) -> None:
         """Stop the service if it was never ready; otherwise only log why a worker ends."""
         if self._was_ready:
-            _LOG.error("worker %d ends: %s", worker.number, mask_secrets(str(error)))
+            _LOG.error("worker %d ends: %s", worker.worker_id, mask_secrets(str(error)))
         elif self._first_error is None:
             self._first_error = error
             self._stop(signal.SIGINT)
 
     def _handle_death(self, worker: _Worker) -> None:
-        worker_id, exit_code = worker.number, worker.process.exitcode or 0
+        worker_id, exit_code = worker.worker_id, worker.process.exitcode or 0
         del self._workers[worker_id]
         self._shared_numbers[1 + worker_id] = 2**63  # so that no worker waits for this one
         for file in self._metrics_folder.glob(f"gauge_live*_{worker.process.pid}.db"):

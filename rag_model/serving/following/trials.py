@@ -142,10 +142,10 @@ def try_indexes(folder: Path, content: Content, names: Sequence[str]) -> None:
     if not names:
         return
     index_paths = [content.index_file(name) for name in names]
-    index_bytes = sum(content.files[index_path].size for index_path in index_paths)
+    index_bytes = sum(content.files[path].size for path in index_paths)
     trial_inputs = [
-        [dict(content.indexes[name]), content.files[file].to_json()]
-        for name, file in zip(names, index_paths, strict=True)
+        [dict(content.indexes[name]), content.files[path].to_json()]
+        for name, path in zip(names, index_paths, strict=True)
     ]
     child_arguments = {"folder": str(folder), "indexes": names}
     run_trial(

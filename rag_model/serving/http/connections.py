@@ -82,10 +82,10 @@ class _BufferedTransport:
 
     def flush(self) -> None:
         """Send the joined writes now."""
-        pending_chunks, self._pending_writes = self._pending_writes, []
-        if not pending_chunks or self._transport.is_closing():
+        pending_writes, self._pending_writes = self._pending_writes, []
+        if not pending_writes or self._transport.is_closing():
             return
-        reply_bytes = b"".join(pending_chunks)
+        reply_bytes = b"".join(pending_writes)
         self._transport.write(reply_bytes)
         self._total_written += len(reply_bytes)
         if self._timer is None and (unsent_bytes := self._transport.get_write_buffer_size()):

@@ -101,19 +101,22 @@ def _read_token_digests(path: Path) -> tuple[bytes, ...]:
         lines = path.read_bytes().splitlines()
     except OSError as error:
         raise UsageError(f"the tokens' file {path} cannot be read ({error.strerror}): give a readable file") from error
-    line_by_number = {number: line.strip() for number, line in enumerate(lines, start=1)}
-    token_by_line = {number: token for number, token in line_by_number.items() if token and not token.startswith(b"#")}
-    if wrong_line := next((number for number, token in token_by_line.items() if not _PRINTABLE.fullmatch(token)), None):
-        raise UsageError(
-            f"the token in line {wrong_line} of {path} holds a space or a character other than "
-            "printable ASCII: use `openssl rand -hex 32`"
-        )
-    if short_line := next((number for number, token in token_by_line.items() if len(token) < _MIN_TOKEN_LENGTH), None):
-        raise UsageError(
-            f"the token in line {short_line} of {path} has less than {_MIN_TOKEN_LENGTH} "
-            "characters, so it can be guessed: use `openssl rand -hex 32`"
-        )
-    return tuple(hashlib.sha256(token).digest() for token in token_by_line.values())
+    digests: list[bytes] = []
+    for line_number, token in enumerate(map(bytes.strip, lines), start=1):
+        if not token or token.startswith(b"#"):
+            continue
+        if not _PRINTABLE.fullmatch(token):
+            raise UsageError(
+                f"the token in line {line_number} of {path} holds a space or a character other than "
+                "printable ASCII: use `openssl rand -hex 32`"
+            )
+        if len(token) < _MIN_TOKEN_LENGTH:
+            raise UsageError(
+                f"the token in line {line_number} of {path} has less than {_MIN_TOKEN_LENGTH} "
+                "characters, so it can be guessed: use `openssl rand -hex 32`"
+            )
+        digests.append(hashlib.sha256(token).digest())
+    return tuple(digests)
 
 
 @dataclass(frozen=True, slots=True)

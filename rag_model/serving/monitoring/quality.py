@@ -327,9 +327,10 @@ class SlidingWindows:
             hit_rows[: len(hits)] = [hit.row for hit in hits]
             self._samples.append(SampledQuery(question if vector is None else vector, hit_rows))
 
-    def has_new_vectors(self, times: int) -> bool:
-        """Return whether at least 1 / `times` of a full window was added since `take_vectors`."""
-        return len(self._vectors) >= self.settings.min_samples and self._new_count * times >= self.settings.window
+    def has_new_vectors(self, updates_per_window: int) -> bool:
+        """Return whether 1 / `updates_per_window` of a full window was added since `take_vectors`."""
+        is_due = self._new_count * updates_per_window >= self.settings.window
+        return is_due and len(self._vectors) >= self.settings.min_samples
 
     def take_vectors(self) -> Vectors:
         """Return the (n, d) vectors in the window, and restart the count of new vectors."""
