@@ -242,11 +242,14 @@ def try_model(dest: Path, folder: Path, reader: ReaderName) -> None:
     """
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     trial_inputs = {str(path.relative_to(folder)): digest_file(path) for path in files}
-    _run_model_trial(dest, _MODEL_KINDS[reader], folder, trial_inputs, sum(path.stat().st_size for path in files))
+    n_bytes = sum(path.stat().st_size for path in files)
+    _run_model_trial(dest, _MODEL_KINDS[reader], folder, trial_inputs, n_bytes, reader)
 
 
-def _run_model_trial(dest: Path, kind: str, folder: Path, trial_inputs: Any, n_bytes: int) -> None:
-    arguments = {"kind": kind, "folder": str(folder)}
+def _run_model_trial(
+    dest: Path, kind: str, folder: Path, trial_inputs: Any, n_bytes: int, reader: ReaderName | None = None
+) -> None:
+    arguments = {"kind": kind, "folder": str(folder), "reader": reader}
     run_trial(
         dest,
         [kind, trial_inputs],
@@ -263,15 +266,15 @@ def _run_model_trial(dest: Path, kind: str, folder: Path, trial_inputs: Any, n_b
 
 
 def _run_model(arguments: Any) -> None:
-    kind, folder = arguments["kind"], Path(arguments["folder"])
+    kind, folder, reader = arguments["kind"], Path(arguments["folder"]), arguments["reader"]
     try:
-        if kind == "encoder":
+        if reader is None:
             encoder = load_any_encoder(folder)
             # An endpoint may be down, or accept only shorter questions.
             if not is_endpoint_encoder(folder):
                 encoder.encode_questions(_MODEL_QUESTIONS)
         else:
-            _answer_questions(folder, "marginal" if kind == _MODEL_KINDS["marginal"] else "concat")
+            _answer_questions(folder, reader)
     except (BookwheelError, MemoryError):
         raise
     except Exception as error:  # torch and transformers raise errors of any class
@@ -286,6 +289,10 @@ def _answer_questions(folder: Path, reader: ReaderName) -> None:
 
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the service may need the GPU's memory
     model = load_reading_model(None, str(folder), reader)
+    if model.span_model is not None:
+        # The reader would not run the model, because without passages its answer is empty.
+        model.span_model.score(_MODEL_QUESTIONS[0], _MODEL_QUESTIONS)
+        return
     if model.question_encoder is not None:
         model.question_encoder.encode_questions(_MODEL_QUESTIONS)
     # The long question may not fit into a prompt, except for the reader `marginal`, which uses no

@@ -2,13 +2,16 @@
 
 import json
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rag_model.errors import RefusedError
+from rag_model.reading.reader import ReaderName
 from rag_model.serving.following import trials
 from rag_model.serving.following.trials import try_encoders, try_model
 from rag_model.store.pulling.folder import CURRENT
@@ -16,6 +19,7 @@ from rag_model.store.pulling.pull import pull
 from rag_model.store.versions.manifest import Manifest
 from tests.fixtures.serving import QUICK, Library, run_service
 from tests.fixtures.tiny_generators import save_llama
+from tests.fixtures.tiny_spans import save_span_model
 
 TRIAL = "rag_model.serving.following.trials"
 CONFIG = "encoder/question/config.json"
@@ -73,10 +77,17 @@ def test_rag_model_answers_in_a_child_process(model: Path, dest: Path) -> None:
     assert json.loads(record.read_bytes()) == {"died": ""}
 
 
-def test_plain_generator_is_tried(dest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("save_model", "reader"),
+    [(partial(save_llama, chat=True), "concat"), (partial(save_span_model, kind="bert"), "extractive")],
+    ids=["generator", "span model"],
+)
+def test_model_without_a_question_encoder_is_tried(
+    save_model: Callable[[Path], Path], reader: ReaderName, dest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The trial runs in this process, because starting a child takes seconds."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.setattr(trials, "run_in_child", lambda module, value, **limits: trials._run_in_this_child(value))
-    try_model(dest, save_llama(tmp_path / "generator", chat=True), "concat")
+    try_model(dest, save_model(tmp_path / "model"), reader)
     (record,) = (dest / ".trials").iterdir()
     assert json.loads(record.read_bytes()) == {"died": ""}
