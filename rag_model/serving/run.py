@@ -106,7 +106,7 @@ def run(
         RefusedError: The vector space of the model's question encoder is not the snapshot's.
     """
     prepare_process("" if link is None else f"worker {link.worker_id}: ")
-    logging.getLogger("uvicorn").setLevel(logging.ERROR)  # uvicorn's warnings are clients' mistakes
+    logging.getLogger("uvicorn").setLevel(logging.ERROR)  # uvicorn only warns of clients' mistakes
     _raise_file_limit()
     if ANY_HOST in settings.allowed_hosts and (link is None or link.is_leader):
         _LOG.warning(
@@ -164,7 +164,7 @@ def run(
         service.start()
         try:
             while link is not None and link.is_restarted and not (service.is_ready or link.stop_signals):
-                time.sleep(_START_POLL_SECONDS)  # the other workers already answer
+                time.sleep(_START_POLL_SECONDS)  # other workers accept requests meanwhile
             server.run(sockets=[listener])
         finally:
             service.close()

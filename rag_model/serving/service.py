@@ -247,7 +247,8 @@ class Service:
         self.slot.close()
         if self.tracer is not None:
             notify(self.tracer.close)
-        notify(self.observer.close)  # before the model, because an override check may still call it
+        # The model is closed last, because an override check of the observer may still call it.
+        notify(self.observer.close)
         if current is not None and current.model is not None:
             current.model.close()
 
@@ -289,7 +290,7 @@ class Service:
             }
 
     def explain_unready(self) -> str:
-        """Return why the service cannot answer now, as one sentence."""
+        """Explain in one sentence why the service cannot answer now."""
         if self.is_draining:
             return "the service is shutting down"
         if self.slot.served_ref is not None and self.thread_problem:

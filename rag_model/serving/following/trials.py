@@ -51,8 +51,8 @@ _INDEX_SECONDS = 120.0  # CPU seconds of the child, in addition to the time to r
 _INDEX_BYTES_PER_SECOND = 50e6  # slowest acceptable speed of reading
 _QUERY_COUNT = 3  # number of queries that each index must answer
 _QUERY_K = 5  # hits per query
-_QUERY_TOKENS = 4  # token vectors of a query
-_QUERY_TERMS = 64  # weighted terms of a sparse query
+_QUERY_TOKENS = 4  # token vectors per query
+_QUERY_TERMS = 64  # weighted terms per query
 _MODEL_MEMORY = 4 << 30  # bytes for torch, transformers and a batch of questions
 # memory as a multiple of the weights, because float16 is converted to float32, and to another
 # layout for the CPU

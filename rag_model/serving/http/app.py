@@ -544,7 +544,7 @@ def _explain_error(error: Exception) -> tuple[int, str]:
 async def _read_body(request: Request, max_bytes: int, seconds: float) -> bytes:
     """Read a request's body within the limits of size and time."""
     size_error = _BodyError(413, f"the body is larger than {max_bytes} bytes: ask fewer questions at once")
-    if request.scope["state"].get("is_body_complete"):  # try without a timer first
+    if request.scope["state"].get("is_body_complete"):  # a complete body needs no timer
         first_message = await request.receive()
         if first_message["type"] != "http.request":
             raise ClientDisconnect

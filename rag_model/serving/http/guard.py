@@ -31,7 +31,7 @@ _MIN_TOKEN_LENGTH = 16  # characters; shorter tokens can be guessed
 _RELOAD_SECONDS = 1.0  # seconds between two checks whether the file has changed
 _BEARER = b"bearer "
 _PRINTABLE = re.compile(rb"[!-~]+")  # ASCII without spaces, as a header requires
-_PROBE_PATHS = frozenset(("/healthz", "/readyz"))  # probes may use any host name
+_HEALTH_PATHS = frozenset(("/healthz", "/readyz"))  # health checks may use any host name
 _BODY_PATHS = frozenset(("/search", "/answer"))  # endpoints with a JSON body
 _RETRIEVE_PATH = "/retrieve"
 _READ_METHODS = frozenset(("GET", "HEAD"))
@@ -163,7 +163,7 @@ class RequestGuard:
 
     def find_rejection(self, scope: Mapping[str, Any]) -> Rejection | None:
         """Return the rejection of a request; None if it is accepted."""
-        if scope["path"] in _PROBE_PATHS:
+        if scope["path"] in _HEALTH_PATHS:
             return None
         host = origin = authorization = content_type = None
         host_count = 0

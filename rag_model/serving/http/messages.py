@@ -60,7 +60,7 @@ _DESCRIPTIONS: dict[type, dict[str, str]] = {
     replies.ReadHit: _HIT_DESCRIPTIONS,
     LegHit: {"rank": "Position in its list, from 1.", "score": "The child retriever's score."},
 }
-_SCHEMA_NAME_BY_RECORD: dict[type, str] = {  # schemas that are not named like the record
+_SCHEMA_NAME_BY_RECORD: dict[type, str] = {  # schemas with another name than the record
     replies.QueryResult: "Result",
     replies.ReadHit: "ReadPassage",
     replies.AnswerToken: "Token",

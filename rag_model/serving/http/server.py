@@ -33,7 +33,7 @@ _LOG = logging.getLogger(__name__)
 _YIELD_SECONDS = 0.01  # maximum seconds to wait for another worker to accept a connection
 _YIELD_CHECK_SECONDS = 0.0005
 _FAILED_ACCEPT_SECONDS = 1.0  # pause after an error, such as too many open files
-_HEALTH_CONNECTIONS = 64  # maximum connections of the health port, for probes and Prometheus
+_HEALTH_CONNECTIONS = 64  # maximum connections of the health port
 
 
 @dataclass(frozen=True, slots=True)
