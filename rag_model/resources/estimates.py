@@ -256,10 +256,10 @@ def estimate_evaluation(
         + n_questions * settings.search_depth(k) * _HIT_BYTES
     )
     decoding_bytes = estimate_decoding_bytes(generator, _BATCH_QUESTIONS * max(passage_counts) * beams, answer_tokens)
-    tokens_per_passage = PROMPT_TOKENS + answer_tokens * (beams + max(passage_counts))
+    n_tokens = PROMPT_TOKENS + answer_tokens * (beams + max(passage_counts))  # per passage
     work_sizes = {"questions": f"{n_questions:,}", "conditions": f"{len(passage_counts):,}"}
     memory_by_stage = {"retrieve": retrieval_bytes, "answer": retrieval_bytes + decoding_bytes}
-    n_operations = n_questions * sum(passage_counts) * tokens_per_passage * generator.operations_per_token
+    n_operations = n_questions * sum(passage_counts) * n_tokens * generator.operations_per_token
     return WorkEstimate(work_sizes, memory_by_stage, n_operations)
 
 

@@ -234,7 +234,7 @@ def _find_sparse_pair(
     model_store: Store, name: str, recipe: RepresentRecipe, pins: Pins
 ) -> tuple[Path, Path, tuple[tuple[str, str], ...]]:
     if recipe.muvera:
-        raise UsageError(f"{name} makes weighted terms: leave muvera out")
+        raise UsageError(f"muvera settings do not apply to the terms of {name}: leave them out")
     return _find_encoders(
         model_store, name, recipe.question_encoder, "sidr", lambda encoder: _resolve_folder(encoder, pins)
     )

@@ -456,7 +456,7 @@ def check_encoder(store: Store, imported_parts: ImportedParts, encoder: StoredEn
     )
     if first_vectors.shape[1] != encoder.space.dim:
         raise _create_encoder_error(
-            encoder, f"they have {first_vectors.shape[1]} dimensions, and the encoder's {encoder.space.dim}"
+            encoder, f"they have {first_vectors.shape[1]} dimensions instead of {encoder.space.dim}"
         )
     checked_rows = np.unique(np.linspace(0, len(first_vectors) - 1, _CHECKED_PASSAGES, dtype=np.int64)).tolist()
     with PassageFile(store.blobs.get_local_path(imported_parts.passages[0].passages)) as file:

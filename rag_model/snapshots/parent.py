@@ -65,7 +65,7 @@ class Parent:
 
         Raises:
             StoreError: the ref's log or the snapshot is damaged.
-            RefusedError: a trust file is given, and none of its keys signed the snapshot.
+            RefusedError: a trust file is given, and no key in it signed the snapshot.
         """
         ref_name = next((name for name in (ref, LATEST) if store.refs.find_current(name)), None)
         if ref_name is None:

@@ -113,7 +113,7 @@ def _describe_growth(training_entry: Mapping[str, Any], plan: IndexPlan) -> str:
     if not isinstance(kind, ShardUpdatingKind) or not kind.can_follow(plan, training_entry["plan"]):
         return ""
     differences = iter_differences(training_entry["plan"], plan.piece_inputs())
-    changes = [f"{new} {name} instead of {old}" for name, (old, new) in differences]
+    changes = [f"{size} {name} instead of {old_size}" for name, (old_size, size) in differences]
     return f"there are {', '.join(changes)}"
 
 

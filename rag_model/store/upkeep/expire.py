@@ -82,12 +82,12 @@ def expire_store(store: Store, policy: ExpirePolicy | None = None, *, dry_run: b
     """
     plan = partial(_list_expired_files, store, policy or ExpirePolicy())
     files = preview_sweep(store, plan) if dry_run else sweep(store, plan, threads=1)
-    moves = [move for file in files if (move := MOVE_PATH.fullmatch(file.path))]
+    move_matches = [match for file in files if (match := MOVE_PATH.fullmatch(file.path))]
     snapshots, models, evaluations = (
         list_manifest_ids(files, folder) for folder in ("snapshots", "models", "evaluations")
     )
     trainings = {match[1] for file in files if (match := CHECKPOINT_PATH.fullmatch(file.path))}
-    move_names = tuple(f"{MODEL_PREFIX if move[1] else ''}{move[2]}@{int(move[3])}" for move in moves)
+    move_names = tuple(f"{MODEL_PREFIX if match[1] else ''}{match[2]}@{int(match[3])}" for match in move_matches)
     return ExpireReport(move_names, snapshots, models, evaluations, tuple(sorted(trainings)))
 
 

@@ -117,7 +117,7 @@ def _list_garbage(store: Store, grace: float, view: StoreView) -> list[StoredFil
             "snapshot, model or evaluation. The listing may be wrong, so nothing was deleted: "
             "check the store, or delete the whole store if it is not needed"
         )
-    unneeded_files = (file for digest, file in marked_files.all_blobs if digest not in marked_files.needed_digests)
+    unneeded_blobs = (file for digest, file in marked_files.all_blobs if digest not in marked_files.needed_digests)
     other_files = (
         *_iter_ended_run_files(store, cutoff),
         *_iter_orphan_reports(store, view),
@@ -128,7 +128,7 @@ def _list_garbage(store: Store, grace: float, view: StoreView) -> list[StoredFil
     writer_files = (file for folder in ("intents", "sweeps") for file in store.files.iter_tree(folder))
     return [
         *marked_files.unneeded_records,
-        *(file for file in (*unneeded_files, *other_files) if file.modified < cutoff),
+        *(file for file in (*unneeded_blobs, *other_files) if file.modified < cutoff),
         *(file for file in writer_files if file.modified < min(cutoff, view.time - INTENT_VALID_SECONDS)),
     ]
 

@@ -38,7 +38,7 @@ def tag(store: Store, snapshot: str, ref: str, note: str = "") -> RefMove:
     Raises:
         StoreError: there is no such snapshot.
         RefusedError: a file of the snapshot is missing or has the wrong size; the snapshot contains
-            a page that was taken down; or a trust file is given, and none of its keys signed the
+            a page that was taken down; or a trust file is given, and no key in it signed the
             snapshot or the move that names it. The ref did not move.
         RefConflictError: another writer moved the ref in the meantime; its move is kept.
     """

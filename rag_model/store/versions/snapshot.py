@@ -171,7 +171,7 @@ class Snapshot:
 
         Raises:
             StoreError: there is no pulled snapshot, or the manifest is damaged.
-            RefusedError: a trust file is given, and none of its keys signed the pulled snapshot.
+            RefusedError: a trust file is given, and no key in it signed the pulled snapshot.
         """
         root, manifest_bytes, lock_descriptor = _open_pulled(Path(folder))
         manifest = Manifest.from_bytes(manifest_bytes)

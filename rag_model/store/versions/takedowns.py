@@ -148,8 +148,8 @@ class Takedowns:
 
         Raises:
             StoreError: the store cannot be written.
-            RefusedError: a trust file is given, and none of its keys signed the existing record, or
-                the environment has no private key for one of its keys to sign a new record.
+            RefusedError: a trust file is given, and no key in it signed the existing record, or the
+                environment has no private key for one of its keys to sign a new record.
         """
         path = _get_record_path(snapshot)
         if self._files.find(path) is None:
