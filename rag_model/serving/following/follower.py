@@ -126,8 +126,12 @@ class _PullInterruptedError(BookwheelError):
 class FollowerThread(ABC):
     """Base class of followers; its thread runs `_run` until it is stopped."""
 
-    def __init__(self, observer: Observer) -> None:
+    def __init__(
+        self, slot: SnapshotSlot, settings: ServiceSettings, observer: Observer, pins: PinnedSnapshots | None
+    ) -> None:
         """Prepare the thread; `observer.on_thread_death` is called if the thread dies."""
+        self._slot, self._settings, self._observer = slot, settings, observer
+        self._pins = pins or PinnedSnapshots(slot, settings)
         self._stop_event = threading.Event()
         self.thread = SupervisedThread("follower", self._run, partial(notify, observer.on_thread_death))
 
@@ -167,13 +171,10 @@ class RefFollower(FollowerThread):
         pins: PinnedSnapshots | None = None,
     ) -> None:
         """Prepare to follow; `on_fatal` gets the error if the first version cannot be served."""
-        super().__init__(observer)
-        self._pins = pins or PinnedSnapshots(slot, settings)
+        super().__init__(slot, settings, observer, pins)
         self._pins.on_request = self._wake
         self._wake_event = threading.Event()  # set to poll before the interval has passed
-        self._target_ref, self._slot, self._settings = target_ref, slot, settings
-        self._observer = observer
-        self._on_fatal = on_fatal
+        self._target_ref, self._on_fatal = target_ref, on_fatal
         self._scorers = PairScorerCache(target_ref.url)
         self._store: Store | None = None
         # keeps the store from deleting files of the snapshot that is served from it
@@ -616,11 +617,8 @@ class FolderFollower(FollowerThread):
         pins: PinnedSnapshots | None = None,
     ) -> None:
         """Prepare to follow; `on_fatal` gets the error if the first snapshot cannot be served."""
-        super().__init__(observer)
-        self._pins = pins or PinnedSnapshots(slot, settings)
-        self._folder, self._slot, self._settings = target.folder, slot, settings
-        self._observer = observer
-        self._on_fatal = on_fatal
+        super().__init__(slot, settings, observer, pins)
+        self._folder, self._on_fatal = target.folder, on_fatal
         self._rejected_folder: Path | None = None  # folder of the snapshot that was refused last
         self.problem = ""  # why the folder's snapshot is not served; empty: it is served
 

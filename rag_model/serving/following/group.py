@@ -214,6 +214,8 @@ class LeaderStatePublisher:
 class WorkerFollower(FollowerThread):
     """Follows the leader: opens, in a separate thread, the snapshots that the leader announces."""
 
+    _slot: WorkerSlot
+
     def __init__(
         self,
         followed_source: FollowedRef | PulledFolder,
@@ -224,9 +226,8 @@ class WorkerFollower(FollowerThread):
         link: WorkerLink,
     ) -> None:
         """Store the arguments; `start` begins to follow."""
-        super().__init__(observer)
-        self._followed_source, self._slot, self._settings, self._observer = followed_source, slot, settings, observer
-        self._pins, self._link = pins, link
+        super().__init__(slot, settings, observer, pins)
+        self._followed_source, self._link = followed_source, link
         self._scorers = PairScorerCache(followed_source.url) if isinstance(followed_source, FollowedRef) else None
         self._reported_snapshot: LoadedSnapshot | None = None  # last reported to the observer
         # names of snapshots that the leader was asked to pin, and its replies by name
