@@ -138,13 +138,14 @@ def upkeep(
     """
     opened_store, clock = Store.open(store), StageClock()
     with clock("expire"):
-        expire_report = expire_versions(opened_store, ExpirePolicy(keep, parse_age(older_than)), dry_run)
+        expire_report = expire_versions(opened_store, ExpirePolicy(keep, parse_age(older_than)), dry_run=dry_run)
     with clock("gc"):
         return UpkeepOutcome(dry_run, expire_report, delete_unneeded_files(opened_store, parse_age(grace), dry_run))
 
 
 find_new_dump = stage(find_newest_dump, "find_new_dump")
 download_dump = stage(fetch_dump, "download_dump")
+expire_versions = stage(expire_store, "expire_versions")
 
 
 @stage
@@ -161,12 +162,6 @@ def find_site_changes(
         plan = plan_parts(store, wiki, recipe, limit, parent, say=on_progress.say)
     is_site_changed = provenance.get("dump") != wiki or provenance.get("plan") != plan.compute_digest()
     return str(provenance.get("read_at") or ""), plan.read_at if is_site_changed else None
-
-
-@stage
-def expire_versions(store: Store, policy: ExpirePolicy, dry_run: bool) -> ExpireReport:
-    """Delete old entries of the refs' logs, and the versions that no other entry names."""
-    return expire_store(store, policy, dry_run=dry_run)
 
 
 @stage
