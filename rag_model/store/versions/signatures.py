@@ -170,10 +170,14 @@ class Signatures:
 
     def read(self, path: str, value: Any, key: Any) -> Any:
         """Return the signature of file `path` that `key` made, as JSON; None if it cannot be read."""
+        signature_path = _get_signature_path(path, value, key)
+        # Earlier versions wrote signatures of takedowns to a path without a nonce.
+        if "takedowns/" in path and self.files.find(signature_path) is None:
+            signature_path = _get_signature_path(path, None, key)
         try:
-            return self.files.read_json(_get_signature_path(path, value, key))
+            return self.files.read_json(signature_path)
         except StoreError:
-            if self.files.get_size(_get_signature_path(path, value, key)) is None:
+            if self.files.get_size(signature_path) is None:
                 raise
             return None
 
@@ -250,8 +254,12 @@ def _build_signed_message(path: str, signed_value: Any) -> bytes:
 
 
 def _get_signature_path(path: str, value: Any, key: Any) -> str:
-    """Return the path of a key's signature of file `path`; for a move, it contains the nonce."""
-    nonce = value.get("nonce") if isinstance(value, dict) and "refs/" in path else None
+    """Return the path of a key's signature of file `path`.
+
+    For a move or a takedown it contains the nonce, so that writers who race for one file with the
+    same key do not replace or delete each other's signatures.
+    """
+    nonce = value.get("nonce") if isinstance(value, dict) and re.search("refs/|takedowns/", path) else None
     nonce_part = f".{nonce}" if isinstance(nonce, str) and re.fullmatch("[0-9a-f]{32}", nonce) else ""
     return f"{path.removesuffix('.json')}{nonce_part}.{_compute_fingerprint(key)}.sig"
 

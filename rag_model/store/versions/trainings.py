@@ -23,7 +23,7 @@ from typing import Any, Self
 from rag_model.atomic_write import describe_write_error
 from rag_model.errors import NotFoundError, StoreError
 from rag_model.store.objects.blobs import BlobRef, fetch_file
-from rag_model.store.objects.files import Files
+from rag_model.store.objects.files import Files, encode_json
 from rag_model.store.objects.intents import Intents
 from rag_model.store.versions.checks import (
     FULL_ID,
@@ -243,8 +243,12 @@ class Trainings:
 
     def _write_record(self, key: str, checkpoint: StoredCheckpoint, number: int) -> None:
         record, signatures = normalize_json(checkpoint.to_json()), Signatures(self.files)
-        # Another machine that runs the same training may have written this number.
-        while not signatures.create_signed(self.record_path(key, number), record):
+        while True:
+            # Another machine that runs the same training may write this number first. The signature
+            # is not removed then, because it is also the other machine's if both records are equal.
+            signatures.sign(self.record_path(key, number), record)
+            if self.files.create(self.record_path(key, number), encode_json(record)):
+                break
             number += 1
         for older_number in self._list_numbers(key):
             if older_number < number:

@@ -14,6 +14,8 @@ import pytest
 from rag_model.digest import digest_file
 from rag_model.errors import RefConflictError
 from rag_model.store import StageResult, Store
+from rag_model.store.versions.signatures import SIGNING_KEY_VARIABLE, TRUST_VARIABLE
+from tests.fixtures.publisher import Publisher
 
 processes = multiprocessing.get_context("fork")
 
@@ -96,6 +98,17 @@ def test_one_of_many_concurrent_moves_and_deletions_wins(store: Store) -> None:
         "f" * 64,
         "" if winner % 2 else f"{winner:064x}",
     ]
+
+
+def test_racing_takedowns_with_one_key_keep_their_signatures(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publisher = Publisher("alice")
+    (tmp_path / "trusted").write_text(publisher.trust_line)
+    monkeypatch.setenv(SIGNING_KEY_VARIABLE, publisher.pem)
+    monkeypatch.setenv(TRUST_VARIABLE, str(tmp_path / "trusted"))
+    race(8, lambda i: store.takedowns.add("", [str(i)], "asked to", "alice").number)
+    assert store.takedowns.list_pages("", trusted_only=True) == {str(i) for i in range(8)}
 
 
 @pytest.mark.parametrize("finished", [0, 1, 5])

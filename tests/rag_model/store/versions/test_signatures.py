@@ -348,6 +348,16 @@ def test_models_are_signed(store: Store, sign_as, trust, tmp_path: Path) -> None
             read_model()
 
 
+def test_signature_of_a_takedown_from_an_earlier_version_is_read(store: Store, sign_as, trust) -> None:
+    """Its path has no nonce."""
+    sign_as(ALICE)
+    trust(ALICE)
+    nonce = store.takedowns.add("wiki", ["7"], "asked to", "alice").nonce
+    (path,) = (store.files.local_path("takedowns")).glob("*.sig")
+    path.rename(path.with_name(path.name.replace(f".{nonce}", "")))
+    assert store.takedowns.list_pages("wiki", trusted_only=True) == {"7"}
+
+
 def test_keys_of_openssl_are_read(store: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     if shutil.which("openssl") is None:
         skip_or_fail("openssl", "openssl is not installed: it makes the keys")
