@@ -12,6 +12,7 @@ and `train`.
 import secrets
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -29,7 +30,7 @@ from rag_model.evaluation.gate import GateVerdict, ReleaseCriteria, check_releas
 from rag_model.evaluation.records import compare_evaluations
 from rag_model.reading.model import resolve_model_id
 from rag_model.snapshots.parent import Parent
-from rag_model.snapshots.planning import Inputs, collect_inputs, find_snapshot, record_snapshot
+from rag_model.snapshots.planning import Inputs, collect_inputs, find_or_build_snapshot
 from rag_model.snapshots.recipe import Recipe, check_indexes_and_retrievers
 from rag_model.store.store import MODEL_PREFIX, Store
 from rag_model.store.versions.model_manifest import GENERATOR
@@ -117,7 +118,7 @@ def release(
     """
     opened_store, clock = Store.open(store, create=True), StageClock("release")
     acceptance = acceptance or ReleaseCriteria()
-    candidate_ref, done = check_ref_name(f"{check_ref_name(ref)}{CANDIDATE}"), dict[str, bool]()
+    candidate_ref = check_ref_name(f"{check_ref_name(ref)}{CANDIDATE}")
     check_release_request(model, training)
     evaluator = ReleaseEvaluator(opened_store, questions, settings or EvaluationSettings())
     # Check this before the build, which may take hours.
@@ -128,22 +129,20 @@ def release(
         present_snapshot = current_move.snapshot if current_move else None
         with clock("look"):
             inputs = collect_release_inputs(opened_store, dump, encoder, recipe or Recipe(), limit, ref)
-            snapshot = None
-            if inputs is not None and not rebuild_graphs:
-                snapshot = find_snapshot(opened_store, inputs, present_snapshot)
         present_model, candidate_model = resolve_models(opened_store, model, training)
         has_model = training is not None or candidate_model is not None
         has_comparison = acceptance.tolerance is not None and (present_model is not None) == has_model
-        present_evaluation = evaluator(present_snapshot, present_model) if present_snapshot and has_comparison else None
-        if present_evaluation is not None:
+        present_evaluation = None
+        if present_snapshot and has_comparison:
+            present_evaluation = evaluator(present_snapshot, present_model)
             # Metrics lack a measure that applies to no question: refuse it before the build.
             acceptance.check_measures(present_evaluation.metrics)
-        if done.setdefault("reindex", snapshot is None):
-            arguments = dump, store, encoder, recipe, candidate_ref, limit, False, beam_options
-            snapshot = reindex.fn(*arguments, base=ref, rebuild_graphs=rebuild_graphs).snapshot
-            if inputs is not None and snapshot is not None:
-                record_snapshot(opened_store, inputs, present_snapshot, snapshot)
-        assert snapshot is not None  # None only after a dry run
+        arguments = dump, store, encoder, recipe, candidate_ref, limit, False, beam_options
+        build = partial(reindex.fn, *arguments, base=ref, rebuild_graphs=rebuild_graphs)
+        snapshot, is_built = find_or_build_snapshot(
+            opened_store, inputs, present_snapshot, lambda: build().snapshot, always_builds=rebuild_graphs
+        )
+        done = {"reindex": is_built}
         if training is not None:
             candidate_model, done["finetune"] = train_candidate(training, store, snapshot, beam_options)
         candidate_evaluation = evaluator(snapshot, candidate_model)
@@ -162,14 +161,14 @@ def release(
         with clock("move"):
             note = f"release, evaluation {candidate_evaluation.manifest.id[:12]}"
             model_ref = None if training is None else training.ref
-            new_move = current_move
+            new_move = None
             if verdict.passed:
                 new_move = move_refs(opened_store, snapshot, ref, candidate_model, model_ref, current_move, note)
         done["move"] = verdict.passed and new_move != current_move
     outcome = ReleaseOutcome(
         ref=ref,
         snapshot=snapshot,
-        number=new_move.number if new_move and verdict.passed else None,
+        number=new_move.number if new_move else None,
         evaluation=candidate_evaluation.manifest.id,
         present=present_evaluation.manifest.id if present_evaluation else None,
         model=candidate_model,
@@ -285,7 +284,7 @@ def move_refs(
     model_ref: str | None,
     current_move: RefMove | None,
     note: str,
-) -> RefMove | None:
+) -> RefMove:
     """Move the ref of the trained model, if there is one, and then the ref of the snapshot.
 
     Return the new log entry of the ref of the snapshot.

@@ -65,7 +65,7 @@ from rag_model.resources.estimates import (
 from rag_model.retrieve.expression import parse
 from rag_model.retrieve.factory import plan_retriever
 from rag_model.retrieve.models import resolve_encoders
-from rag_model.snapshots.planning import Inputs, collect_inputs, find_snapshot, record_snapshot
+from rag_model.snapshots.planning import Inputs, collect_inputs, find_or_build_snapshot
 from rag_model.snapshots.recipe import Recipe, draft_snapshot
 from rag_model.store.pulling.export import open_destination
 from rag_model.store.store import MODEL_PREFIX, Store
@@ -635,7 +635,7 @@ def build_library(run: ReproductionRun, name: str) -> None:
     base_recipe = replace(library_recipe, index={}, retriever="")
     with _record_failure(run.library_failures, name):
         build, inputs = _choose_build(run, name, base_recipe, ref)
-        base_snapshot = _find_or_build(run.store, inputs, build)
+        base_snapshot, _ = find_or_build_snapshot(run.store, inputs, None, build)
     if name in run.library_failures:
         return
 
@@ -645,7 +645,7 @@ def build_library(run: ReproductionRun, name: str) -> None:
         new_recipe = replace(library_recipe, index={index: indexes[index] for index in indexes if index in index_names})
         build_indexes = partial(add_index.fn, base_snapshot, run.store.url, new_recipe, (), ref, run.beam_options)
         new_inputs = None if inputs is None else {**inputs, "of": base_snapshot, "recipe": new_recipe.content()}
-        return _find_or_build(run.store, new_inputs, lambda: build_indexes().snapshot)
+        return find_or_build_snapshot(run.store, new_inputs, None, lambda: build_indexes().snapshot)[0]
 
     failures: dict[str, BookwheelError] = {}
     with _record_failure(failures, name):
@@ -693,16 +693,6 @@ def _choose_build(
     passage_limit = None if plan.fraction is None else _count_passages(plan, name)
     build = partial(reindex.fn, dump, run.store.url, encoder, recipe, ref, passage_limit, beam_options=run.beam_options)
     return lambda: build().snapshot, collect_inputs(run.store, dump, encoder, recipe, passage_limit)
-
-
-def _find_or_build(store: Store, inputs: Inputs | None, build: Callable[[], str | None]) -> str:
-    snapshot = None if inputs is None else find_snapshot(store, inputs, None)
-    if snapshot is None:
-        snapshot = build()
-        assert snapshot is not None  # None only after a dry run
-        if inputs is not None:
-            record_snapshot(store, inputs, None, snapshot)
-    return snapshot
 
 
 def evaluate_row(run: ReproductionRun, row: TableRow, data_name: str, evaluator: ReleaseEvaluator) -> None:

@@ -13,6 +13,7 @@ from cyclopts import Parameter
 from flows.command.reading import ReadingOptions
 from flows.command.reply import AsksName, Common, MaybeStoreUrl, SnapshotName, keep_as_one_value
 from rag_model.errors import UsageError
+from rag_model.evaluation.questions import read_questions
 from rag_model.extras import require
 from rag_model.process import parse_bytes
 from rag_model.retrieve.expression import choose_expressions
@@ -21,7 +22,6 @@ from rag_model.serving.workers import WorkerLink, supervise
 if TYPE_CHECKING:
     from rag_model.reading.settings import ReaderSettings
     from rag_model.serving.following.follower import FollowedRef, PulledFolder
-    from rag_model.serving.run import ServiceUrls
     from rag_model.serving.settings import ServiceSettings
 
 _MAX_WORKERS = 256
@@ -151,32 +151,19 @@ def serve(
         require(package_name, extra_name)
     if low_memory and in_memory:
         raise UsageError("--low-memory maps indexes, --in-memory loads them: give one of them, or none to map them")
-    if override_every is not None and model is None:
-        raise UsageError("--override-every checks answers, and no model gives any: add --model, or leave it out")
-    if probes is not None and (model is None or (reading is not None and reading.reader == "extractive")):
-        reason = "no model gives any: add --model" if model is None else "spans need passages: give another --reader"
-        raise UsageError(f"--probes asks for answers without passages, and {reason}, or leave --probes out")
-    if not from_store and (no_pull or cache_bytes is not None):
-        raise UsageError(f"{'--no-pull' if no_pull else '--cache-bytes'} only applies with --from-store: add it")
-    if from_store and (folder is not None or (no_pull and model is not None)):
-        conflicting_option = (
-            "--folder, which is pulled" if folder is not None else "--model, which reads pulled passages"
-        )
-        raise UsageError(f"--from-store excludes {conflicting_option}: leave one of them out")
+    reading = reading or ReadingOptions()
+    _check_model_options(model, reading, override_every, probes)
+    _check_pull_options(folder, model, cache_bytes, from_store=from_store, no_pull=no_pull)
     if (tls_certificate is None) != (tls_key is None):
         raise UsageError("--tls-certificate and --tls-key belong together: give both, or none")
     source_name = ref if folder is None else str(folder)
-    prints_json = common is not None and common.json
+    announce_address = partial(_announce_address, source_name, prints_json=common is not None and common.json)
+    announce_service = partial(_announce_service, source_name)
     if link is None and workers != 1:
         _check_workers(workers, in_memory=in_memory, mcp=mcp)
-        supervise(
-            workers,
-            partial(_serve_in_worker, arguments),
-            (host, port, health_port),
-            partial(_announce_address, source_name, prints_json=prints_json),
-            partial(_announce_service, source_name),
-            "http" if tls_certificate is None else "https",
-        )
+        serve_in_worker = partial(_serve_in_worker, arguments)
+        scheme = "http" if tls_certificate is None else "https"
+        supervise(workers, serve_in_worker, (host, port, health_port), announce_address, announce_service, scheme)
         return
     from rag_model.serving import run as serving  # noqa: PLC0415 - torch reads the variables
 
@@ -200,34 +187,49 @@ def serve(
     )
     if override_every is not None:
         settings = replace(settings, override_every=override_every)
-    reader_settings = (reading or ReadingOptions()).build_reader_settings(model or "", store)
+    reader_settings = reading.build_reader_settings(model or "", store)
     source = _build_source(store, ref, dest, folder, model, asks, reader_settings)
     if mcp:
         _serve_mcp(source, settings, model)
         return
     certificate_files = serving.CertificateFiles(tls_certificate, tls_key) if tls_certificate and tls_key else None
     bind_settings = serving.BindSettings(host, port, health_port, tokens, certificate_files)
-    evaluation_questions = (
-        [question.text for question in serving.read_questions(questions).questions] if questions else ()
-    )
-
-    probe_questions = [question.text for question in serving.read_questions(probes).questions] if probes else ()
+    evaluation_questions, probe_questions = _read_question_texts(questions), _read_question_texts(probes)
     if probes is None and model is not None:
         probe_questions = evaluation_questions
-
-    def announce_address(urls: "ServiceUrls") -> None:
-        if link is None:
-            _announce_address(source_name, urls.url, urls.health_url, prints_json=prints_json)
-        else:
-            link.send("listening")
-
-    def announce_service(urls: "ServiceUrls") -> None:
-        if link is None:
-            _announce_service(source_name, urls.url, urls.health_url)
-
     serving.run(
-        source, settings, bind_settings, evaluation_questions, announce_address, announce_service, link, probe_questions
+        source, settings, bind_settings, announce_address, announce_service, evaluation_questions, probe_questions, link
     )
+
+
+def _check_model_options(
+    model: str | None, reading: ReadingOptions, override_every: int | None, probes: Path | None
+) -> None:
+    """Check that --override-every and --probes are given with a model that they apply to.
+
+    Raises:
+        UsageError: No model is given, or its reader cannot answer without passages.
+    """
+    if override_every is not None and model is None:
+        raise UsageError("--override-every checks answers, and no model gives any: add --model, or leave it out")
+    if probes is not None and (model is None or reading.reader == "extractive"):
+        reason = "no model gives any: add --model" if model is None else "spans need passages: give another --reader"
+        raise UsageError(f"--probes asks for answers without passages, and {reason}, or leave --probes out")
+
+
+def _check_pull_options(
+    folder: Path | None, model: str | None, cache_bytes: int | None, *, from_store: bool, no_pull: bool
+) -> None:
+    """Check that --from-store, and the options that need it, allow the other options.
+
+    Raises:
+        UsageError: --from-store is missing, or excludes another option.
+    """
+    if not from_store and (no_pull or cache_bytes is not None):
+        raise UsageError(f"{'--no-pull' if no_pull else '--cache-bytes'} only applies with --from-store: add it")
+    if from_store and (folder is not None or (no_pull and model is not None)):
+        excluded_option = "--folder, which is pulled" if folder is not None else "--model, which reads pulled passages"
+        raise UsageError(f"--from-store excludes {excluded_option}: leave one of them out")
 
 
 def _check_workers(workers: int, *, in_memory: bool, mcp: bool) -> None:
@@ -279,6 +281,11 @@ def _build_source(
     if store is None:
         raise UsageError("nothing to serve: give --store, or --folder with a pulled snapshot")
     return serving.FollowedRef(store, ref, dest or serving.get_default_dest(store), model, asks, reader_settings)
+
+
+def _read_question_texts(file: Path | None) -> list[str]:
+    """Return the texts of the questions of a file; none if no file is given."""
+    return [] if file is None else [question.text for question in read_questions(file).questions]
 
 
 def _serve_mcp(source: "FollowedRef | PulledFolder", settings: "ServiceSettings", model: str | None) -> None:

@@ -6,14 +6,11 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from rag_model.digest import digest_bytes
 from rag_model.errors import BookwheelError
-from rag_model.evaluation.questions import read_questions
-from rag_model.generate.decoding import DecodingSettings
-from rag_model.reading.confidence import Threshold
-from rag_model.reading.settings import ReaderSettings
 from rag_model.secrets import LOOPBACK
 from rag_model.serving.following.follower import FollowedRef, PulledFolder
 from rag_model.serving.following.group import LeaderStatePublisher, WorkerFollower
@@ -41,15 +38,10 @@ _LOG = logging.getLogger(__name__)
 __all__ = [
     "BindSettings",
     "CertificateFiles",
-    "DecodingSettings",
     "FollowedRef",
     "PulledFolder",
-    "ReaderSettings",
     "ServiceSettings",
-    "ServiceUrls",
-    "Threshold",
     "get_default_dest",
-    "read_questions",
     "resolve_allowed_hosts",
     "run",
 ]
@@ -67,23 +59,15 @@ class BindSettings:
     certificate: CertificateFiles | None = None  # None means HTTP without TLS
 
 
-@dataclass(frozen=True, slots=True)
-class ServiceUrls:
-    """The URLs of a service on this machine."""
-
-    url: str
-    health_url: str | None
-
-
 def run(
     target: FollowedRef | PulledFolder,
     settings: ServiceSettings,
     bind_settings: BindSettings,
+    on_listening: Callable[[str, str | None], None],
+    on_ready: Callable[[str, str | None], None],
     evaluation_questions: Sequence[str] = (),
-    on_listening: Callable[[ServiceUrls], None] = lambda urls: None,
-    on_ready: Callable[[ServiceUrls], None] = lambda urls: None,
-    link: WorkerLink | None = None,
     probe_questions: Sequence[str] = (),
+    link: WorkerLink | None = None,
 ) -> None:
     """Serve until a signal arrives.
 
@@ -91,12 +75,14 @@ def run(
         target: The ref or the pulled folder to serve.
         settings: The service's settings.
         bind_settings: Where to listen, and who may connect.
+        on_listening: Called with the URLs of the service and of its health port once connections
+            are accepted, which may be long before the first snapshot is loaded. The supervisor of
+            workers calls it instead of each worker.
+        on_ready: Called with the same URLs, and by the same process, once the first snapshot is
+            served.
         evaluation_questions: The questions of the evaluation, from which drift is measured.
-        on_listening: Called with the URLs once connections are accepted, which may be long before
-            the first snapshot is loaded.
-        on_ready: Called with the URLs once the first snapshot is served.
-        link: A worker's link to the supervisor, with the listening sockets.
         probe_questions: Questions that the model is asked repeatedly, to measure its drift.
+        link: A worker's link to the supervisor, with the listening sockets.
 
     Raises:
         StoreError: The store has no such snapshot, or it is unreachable and no snapshot of this ref
@@ -129,10 +115,8 @@ def run(
             health_listener = stack.enter_context(
                 open_listener(bind_settings.host, bind_settings.health_port, "--health-port")
             )
-        urls = ServiceUrls(
-            format_url(listener, "http" if certificate is None else "https"),
-            None if health_listener is None else format_url(health_listener),
-        )
+        scheme = "http" if certificate is None else "https"
+        urls = format_url(listener, scheme), None if health_listener is None else format_url(health_listener)
 
         fatal_errors: list[BookwheelError] = []
         folder = target.dest if isinstance(target, FollowedRef) else None
@@ -146,12 +130,13 @@ def run(
 
         def announce_ready() -> None:
             freeze_loaded_objects()
-            on_ready(urls)
+            if link is None:
+                on_ready(*urls)
 
         server = ServiceServer(
             create_app(service, exposition, bearer_tokens),
             service,
-            lambda: on_listening(urls),
+            partial(on_listening, *urls) if link is None else partial(link.send, "listening"),
             health_port,
             certificate,
             announce_ready,

@@ -3,7 +3,7 @@
 The plan of the parts is recorded in the store, so that the next run does not split a source again.
 
 A release skips a rebuild if a snapshot was built before from the exact same inputs
-(`find_snapshot`). `reindex` reuses every finished stage, but still reads the whole dump and
+(`find_or_build_snapshot`). `reindex` reuses every finished stage, but still reads the whole dump and
 measures the indexes again. A release with unchanged inputs does neither. A dump file is identified
 by its size and the time or tag that its disk or server reports, so a new copy counts as changed.
 """
@@ -341,13 +341,37 @@ def collect_inputs(
     }
 
 
-def find_snapshot(store: Store, inputs: Inputs, base_snapshot: str | None) -> str | None:
-    """Return the snapshot that was built from these inputs with the parent `base_snapshot`; None if
-    the store has no such snapshot.
+def find_or_build_snapshot(
+    store: Store,
+    inputs: Inputs | None,
+    base_snapshot: str | None,
+    build: Callable[[], str | None],
+    *,
+    always_builds: bool = False,
+) -> tuple[str, bool]:
+    """Return the snapshot of these inputs with the parent `base_snapshot`, and whether it was built.
+
+    `build` is called if the store has no such snapshot, if the inputs are unknown (None), or if
+    `always_builds` is true.
 
     Raises:
-        StoreError: the store cannot be read.
+        StoreError: the store cannot be read or written.
     """
+    snapshot = None if inputs is None or always_builds else _find_snapshot(store, inputs, base_snapshot)
+    if snapshot is not None:
+        return snapshot, False
+    snapshot = build()
+    assert snapshot is not None  # None only after a dry run
+    if inputs is not None:
+        # A rerun has the same parent, or this snapshot as its parent.
+        for parent in (base_snapshot, snapshot):
+            parent_inputs = {**inputs, "base": parent}
+            key = store.memo.compute_key(parent_inputs)
+            store.memo.write_record(_RELEASE_STAGE, key, {}, {"snapshot": snapshot}, parent_inputs)
+    return snapshot, True
+
+
+def _find_snapshot(store: Store, inputs: Inputs, base_snapshot: str | None) -> str | None:
     record = store.memo.find(_RELEASE_STAGE, store.memo.compute_key({**inputs, "base": base_snapshot}))
     if record is None:
         return None
@@ -355,17 +379,3 @@ def find_snapshot(store: Store, inputs: Inputs, base_snapshot: str | None) -> st
         return store.snapshots.get(str(record.stats["snapshot"])).id
     except (StoreError, KeyError):
         return None
-
-
-def record_snapshot(store: Store, inputs: Inputs, base_snapshot: str | None, snapshot: str) -> None:
-    """Record the snapshot built from these inputs, for a rerun with the same parent or with this
-    snapshot as parent.
-
-    Raises:
-        StoreError: the store cannot be written.
-    """
-    for parent in (base_snapshot, snapshot):
-        parent_inputs = {**inputs, "base": parent}
-        store.memo.write_record(
-            _RELEASE_STAGE, store.memo.compute_key(parent_inputs), {}, {"snapshot": snapshot}, parent_inputs
-        )
