@@ -123,14 +123,14 @@ def get_start_seconds(flags: Sequence[str]) -> float:
     Raises:
         UsageError: the variable is not a number of seconds.
     """
-    variable = os.environ.get(START_VARIABLE)
-    if variable is None:
+    value = os.environ.get(START_VARIABLE)
+    if value is None:
         return LOCAL_START_SECONDS if is_local(flags) else _START_SECONDS.get(_find_runner(flags) or "", 0.0)
     with suppress(ValueError):
-        if (seconds := float(variable)) >= 0:
+        if (seconds := float(value)) >= 0:
             return seconds
     raise UsageError(
-        f"{START_VARIABLE} is {variable!r}: set it to a number of seconds, 0 gives every job to workers, or unset it"
+        f"{START_VARIABLE} is {value!r}: set it to a number of seconds, 0 gives every job to workers, or unset it"
     )
 
 

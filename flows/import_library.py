@@ -90,8 +90,8 @@ def import_library(
         raise UsageError(
             f"import takes the vectors of one encoder: leave [represent.{next(iter(recipe.represent))}] out"
         )
-    ready_files = inspect_index_files(index_files, passages, vectors)
-    recipe = add_ready_indexes(recipe, ready_files)
+    index_by_name = inspect_index_files(index_files, passages, vectors)
+    recipe = add_ready_indexes(recipe, index_by_name)
     check_indexes_and_retrievers(recipe, {EMBEDDINGS: "vectors"})
     opened_store = Store.open(store, create=True)
     opened_store.refs.require_exclusive_creation()
@@ -104,11 +104,11 @@ def import_library(
         with clock("check"):
             check_encoder(opened_store, imported_parts, encoding)
         chunk_results, embed_results = imported_parts.passages, {EMBEDDINGS: imported_parts.embeddings}
-        new_indexes = {name: index_recipe for name, index_recipe in recipe.index.items() if name not in ready_files}
+        new_indexes = {name: index_recipe for name, index_recipe in recipe.index.items() if name not in index_by_name}
         dimensions, memory = {EMBEDDINGS: encoding.space.dim}, get_worker_memory(beam_options)
         plans = plan_indexes(new_indexes, chunk_results, dimensions, memory)
         assemble_content = partial(build_imported_content, imported_parts, recipe, encoding)
-        ready_indexes = store_index_files(opened_store, assemble_content(()), recipe, [*ready_files.values()])
+        ready_indexes = store_index_files(opened_store, assemble_content(()), recipe, [*index_by_name.values()])
         provenance = build_commits_provenance([encoding])
         build_inputs = passages, encoder, chunk_results, embed_results, plans, assemble_content, provenance
         build = Build(opened_store, job_settings, clock, recipe, ref, *build_inputs, ready_indexes=ready_indexes)
@@ -123,29 +123,29 @@ def inspect_index_files(index_files: Sequence[str], passages: str, vectors: Sequ
             dimension of its vectors is not that of `vectors`.
         UsageError: a value is not NAME=FILE, or a name is given twice.
     """
-    ready_files: dict[str, ReadyIndex] = {}
+    index_by_name: dict[str, ReadyIndex] = {}
     for index_option in index_files:
         name, equals_sign, path = index_option.partition("=")
         if not (name and equals_sign and path):
             raise UsageError(f"the index file {index_option!r} is not NAME=FILE: give for example hnsw=wiki.faiss")
-        if name in ready_files:
+        if name in index_by_name:
             raise UsageError(f"two index files are named {name}: give each its own name")
-        ready_files[name] = ReadyIndex.inspect(name, Path(path))
-    if ready_files:
+        index_by_name[name] = ReadyIndex.inspect(name, Path(path))
+    if index_by_name:
         vector_input = inspect_vectors([Path(path) for path in vectors or list_urls(passages)])
-        for file in ready_files.values():
+        for file in index_by_name.values():
             file.check_size(vector_input.n, vector_input.d)
-    return ready_files
+    return index_by_name
 
 
-def add_ready_indexes(recipe: Recipe, ready_files: Mapping[str, ReadyIndex]) -> Recipe:
+def add_ready_indexes(recipe: Recipe, index_by_name: Mapping[str, ReadyIndex]) -> Recipe:
     """Return the recipe with an additional index for each file whose name it does not contain.
 
     Raises:
         UsageError: a file's index does not match the recipe's index of the same name.
     """
     indexes = dict(recipe.index)
-    for name, file in ready_files.items():
+    for name, file in index_by_name.items():
         file.check_recipe(indexes.setdefault(name, IndexRecipe(file.factory, file.metric)))
     return replace(recipe, index=indexes)
 

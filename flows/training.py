@@ -36,13 +36,13 @@ def build_form_schema(objectives: Iterable[Objective[Any]]) -> dict[str, Any]:
         names_by_settings.setdefault(objective.settings, []).append(objective.name)
     return {
         "anyOf": [
-            *(_build_table_schema(settings, names) for settings, names in names_by_settings.items()),
+            *(_build_settings_schema(settings, names) for settings, names in names_by_settings.items()),
             {"type": "null"},
         ]
     }
 
 
-def _build_table_schema(settings: type[Any], names: list[str]) -> dict[str, Any]:
+def _build_settings_schema(settings: type[Any], names: list[str]) -> dict[str, Any]:
     try:
         schema = TypeAdapter(settings).json_schema()
     except PydanticUserError:  # types of installed packages may have no schema, so users enter JSON

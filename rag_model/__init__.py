@@ -14,7 +14,7 @@
 | measure retrieval | `evaluation.questions.read_questions`, `evaluation.retrieval` |
 | estimate the resources of a run | `resources` |
 
-`snapshots` imports `evaluation`, which imports `retrieve`, which imports `store`, `index` and
-`encoders`, which do not import each other, and all import `corpus`; never the other way
-(`lint-imports`). The classes of all errors are in `errors`.
+Imports go only from left to right: `snapshots`, `evaluation`, `retrieve`, then `store`, `index` and
+`encoders`, which do not import each other, then `corpus`. `lint-imports` checks it. The classes of
+all errors are in `errors`.
 """

@@ -23,8 +23,8 @@ def takedown(
 ) -> Reply:
     """Remove pages from every snapshot, and keep them out of later builds; a dry run unless --yes.
 
-    A record says who ordered the takedown and why. Snapshots that contain a page are replaced by
-    new ones without it, with new indexes, and the refs move; `gc` deletes the bytes. Evaluations of
+    A record says who ordered the takedown and why. Snapshots that contain a named page are replaced
+    by new ones without it, with new indexes, and the refs move; `gc` deletes the bytes. Evaluations of
     the old snapshots are deleted too. An interrupted run continues when it is run again. A new
     snapshot is signed only if the old one was signed by a key of the trust file, or by your own key
     if there is no trust file. Exits with code 3 if snapshots are left because a running writer

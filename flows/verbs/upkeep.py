@@ -22,7 +22,7 @@ def expire(
     yes: Yes = False,
     common: Common | None = None,
 ) -> Reply:
-    """Delete old moves of refs, and versions that no other move names; a dry run unless --yes.
+    """Delete old moves of refs, and versions that no remaining move names; a dry run unless --yes.
 
     Evaluations are deleted with their snapshot or model, and unfinished trainings when their
     checkpoint is older than --older-than. The current snapshot of a ref is never deleted. The files

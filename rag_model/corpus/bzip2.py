@@ -95,7 +95,11 @@ def _read_bits(words: Any, bit_pos: int, n_bits: int) -> int:
 
 
 def _compute_checksum(block: bytes) -> int:
-    """Return bzip2's CRC of a block: zlib's, with the bits of the bytes and the result reversed."""
+    """Return bzip2's CRC of a block.
+
+    It is zlib's CRC of the block with the bits of each byte reversed; the bits of the result are
+    reversed, too.
+    """
     return int(f"{zlib.crc32(block.translate(_REVERSED_BITS)):032b}"[::-1], 2)
 
 

@@ -33,7 +33,7 @@ from rag_model.encoders.static_folder import STATIC_POOLINGS, StaticTable, find_
 from rag_model.encoders.weights import digest_weights
 from rag_model.errors import InputError, RefusedError, UsageError
 
-BAG_POOLING = "bag"  # pooling of bags of tokens, which depend on no weights
+BAG_POOLING = "bag"  # `pooling` of encoders whose rows are bags of tokens, without weights of a model
 # Keys of tokenizer.json that are left out of the digest, because the spec overrides them.
 _RUNTIME_SETTINGS = {"truncation", "padding", "version"}
 

@@ -185,7 +185,7 @@ def _describe_index(path: Path, index: FaissIndex) -> FactorySpec:
     """
     ivf_index = get_inverted_lists(index)
     if isinstance(index, faiss.IndexHNSW):
-        spec: FactorySpec = HnswSpec(_count_links(index), _describe_codes(faiss.downcast_index(index.storage)).name)
+        spec: FactorySpec = HnswSpec(_get_link_count(index), _describe_codes(faiss.downcast_index(index.storage)).name)
     elif ivf_index is None:
         spec = FlatSpec()
     else:
@@ -207,7 +207,7 @@ def _describe_lists(index: FaissIndex, ivf_index: FaissIndex) -> IvfSpec:
         rotation = (
             _describe_transform(transforms[-1], codes) if len(transforms) == 1 else TransformSpec("chain", None, 0)
         )
-    quantizer_links = _count_links(quantizer) if isinstance(quantizer, faiss.IndexHNSW) else None
+    quantizer_links = _get_link_count(quantizer) if isinstance(quantizer, faiss.IndexHNSW) else None
     return IvfSpec(rotation, int(ivf_index.nlist), quantizer_links, codes, refinement)
 
 
@@ -232,7 +232,7 @@ def _describe_codes(index: FaissIndex) -> CodecSpec:
     return CodecSpec(name or type(index).__name__)
 
 
-def _count_links(graph: FaissIndex) -> int:
+def _get_link_count(graph: FaissIndex) -> int:
     return int(graph.hnsw.nb_neighbors(0)) // 2
 
 

@@ -141,7 +141,7 @@ class FaissFileIndex:
         Raises:
             InputError: the file is missing, truncated, or not an index that can be searched by
                 inner product or L2; or `vectors` are not those that it was built from.
-            UsageError: a default does not apply to this index.
+            UsageError: the index has no search parameter of a name in `defaults`.
         """
         self._path, self._ranges = path, ranges
         self.faiss_index = engine.read_index(path, mmap=mmap or ranges is not None)

@@ -81,7 +81,7 @@ class WordList(Node):
     items: tuple[Word, ...]
 
     def __str__(self) -> str:
-        """Return the normal spelling."""
+        """Return the expression in its canonical form."""
         return f"[{', '.join(map(str, self.items))}]"
 
 
@@ -95,7 +95,7 @@ class Call(Node):
     depth: int | None
 
     def __str__(self) -> str:
-        """Return the normal spelling."""
+        """Return the expression in its canonical form."""
         arguments = [*map(str, self.arguments), *(f"{name}={option}" for name, option in self.options.items())]
         return f"{self.name}({', '.join(arguments)})" + ("" if self.depth is None else f":{self.depth}")
 

@@ -168,7 +168,7 @@ class RequestLimits:
 def build_retriever(
     context: RetrieverContext, expression: str, *, products: bool = False, limits: RequestLimits | None = None
 ) -> BuiltRetriever:
-    """Build the retriever of an expression without opening anything; `RetrieverContext.open` does.
+    """Build the retriever of an expression, but open no files or models yet.
 
     Args:
         context: the context that opens the resources.

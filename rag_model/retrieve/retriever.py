@@ -346,7 +346,7 @@ class DeepRetriever(SnapshotRetriever):
     is_stage = False
 
     def __init__(self, child: ChildRetriever) -> None:
-        """Create a retriever that searches `child` to its own depth."""
+        """Create a retriever that searches `child` to the depth that `child` sets."""
         super().__init__(child.retriever.snapshot, child.name)
         self.exact_products = child.retriever.exact_products
         self._child = child

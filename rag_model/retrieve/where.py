@@ -4,8 +4,8 @@ in `where(kind=table)`, the hits of the default retriever are filtered.
 
 The inner retriever is searched to increasing depths until `k` of its hits match. So any retriever
 can be filtered, and searches without a filter cost nothing extra. The first query that filters by a
-column reads this column of all passages. `where(A, kind=[table, infobox])` allows several values,
-and with several options a passage matches all of them.
+column reads this column of all passages. `where(A, kind=[table, infobox])` allows several values.
+If several options are given, a passage must match all of them.
 """
 
 from collections.abc import Mapping

@@ -516,7 +516,7 @@ def _read_entries(index_url: str, namespaces: Mapping[str, int]) -> Iterator[_In
 
 
 def _is_template_title(title: bytes, namespaces: Mapping[str, int]) -> bool:
-    """Return whether the page of an index line defines a template; True if it has no title."""
+    """Return whether the title in a line of the index names a template; True if the line has none."""
     if not title or b":" not in title:
         return not title
     text = unescape(title.decode(errors="replace")).replace("_", " ")

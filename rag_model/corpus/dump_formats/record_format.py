@@ -119,7 +119,8 @@ class RecordFormat:
         return False
 
     def plan(self, urls: Sequence[str], request: PlanRequest) -> Plan:
-        """Write the records of each part to a file; return parts that cover equal ranges of hashes.
+        """Divide the hashes of the records into one range per part, of equal size, and write the records
+        of each part to a file.
 
         Raises:
             InputError: A file is damaged, or there are no records.

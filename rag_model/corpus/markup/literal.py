@@ -48,5 +48,7 @@ def reveal(text: str) -> str:
 
 
 def remove_noncharacters(text: str) -> str:
-    """Remove substitutes from the text of a hostile page, where they would become markup later."""
+    """Remove the noncharacters that this package substitutes for markup. In the text of a hostile page
+    they would become markup later.
+    """
     return _NONCHARACTER.sub("", text)

@@ -285,9 +285,9 @@ class LoadedSnapshot:
             )
             load_encoder = _create_encoder_loader(snapshot, settings, previous)
             if not settings.in_memory:
-                mapped_files = _list_index_files(previous.snapshot, previous.indexes) if previous else {}
+                mapped_files = _get_file_sizes(previous.snapshot, previous.indexes) if previous else {}
                 first_indexes = plan_retriever(snapshot, available.retrievers[0]).index_names
-                opened_files = _list_index_files(snapshot, available.indexes if settings.retrievers else first_indexes)
+                opened_files = _get_file_sizes(snapshot, available.indexes if settings.retrievers else first_indexes)
                 fill_page_cache(map(snapshot.path, opened_files), sum(mapped_files.values()))
             context = RetrieverContext(snapshot, load_encoder, scorers, mmap=not settings.in_memory)
             return cls(served_ref, available, context, settings, model)
@@ -678,7 +678,7 @@ def _list_resource_files(
     folders = {f"{question_encoder_path(content.representation_of(name))}/" for name in indexes}
     size_by_path = {path: blob.size for path, blob in content.files.items() if path.startswith(tuple(folders))}
     counts_indexes = settings.in_memory or settings.memory_bytes is not None
-    return size_by_path | (_list_index_files(snapshot, retriever_needs.index_names) if counts_indexes else {})
+    return size_by_path | (_get_file_sizes(snapshot, retriever_needs.index_names) if counts_indexes else {})
 
 
 def _are_pulled(snapshot: Snapshot, paths: Sequence[str]) -> bool:
@@ -710,7 +710,7 @@ def _check_not_empty(snapshot: Snapshot) -> None:
         raise RefusedError(f"snapshot {snapshot.id[:12]} has no passages: build another one")
 
 
-def _list_index_files(snapshot: Snapshot, names: Sequence[str]) -> dict[str, int]:
+def _get_file_sizes(snapshot: Snapshot, names: Sequence[str]) -> dict[str, int]:
     """Return path and size in bytes of each file of the indexes; `exact` has no file."""
     content = snapshot.manifest.content
     paths = [content.index_file(name) for name in names if name in content.indexes]

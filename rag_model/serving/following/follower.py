@@ -375,7 +375,7 @@ class RefFollower(FollowerThread):
                 served_ref.number,
                 served_ref.snapshot[:12],
             )
-            notify(self._observer.on_ref_moved, current, served_ref)
+            notify(self._observer.on_same_snapshot_named, current, served_ref)
 
     def _load_and_swap(self, store: Store, target: _TargetVersion, current: LoadedSnapshot | None) -> None:
         start_time, served_ref = time.monotonic(), target.served_ref

@@ -262,7 +262,7 @@ class WorkerFollower(FollowerThread):
             case "ref":
                 self._slot.update_ref(ServedRef(**message["ref"]))
                 if (current := self._slot.current) is not None:
-                    notify(self._observer.on_ref_moved, current, current.served_ref)
+                    notify(self._observer.on_same_snapshot_named, current, current.served_ref)
             case "pin":
                 self._pin_replies[message["name"]] = message
             case "state":

@@ -351,9 +351,9 @@ class ServiceMetrics(Observer):
             # The first call takes half a second; it is made here, so that the first answer does not
             # wait.
             tokenize("")
-        self.on_ref_moved(loaded_snapshot, loaded_snapshot.served_ref)
+        self.on_same_snapshot_named(loaded_snapshot, loaded_snapshot.served_ref)
 
-    def on_ref_moved(self, loaded_snapshot: LoadedSnapshot, served_ref: ServedRef) -> None:
+    def on_same_snapshot_named(self, loaded_snapshot: LoadedSnapshot, served_ref: ServedRef) -> None:
         """Record that the ref moved."""
         manifest, retriever = loaded_snapshot.snapshot.manifest, loaded_snapshot.retrievers[0]
         self.served_snapshot = ServedSnapshotInfo.from_manifest(manifest, served_ref, retriever)

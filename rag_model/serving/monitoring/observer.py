@@ -78,7 +78,7 @@ class Observer:
     def on_swap(self, loaded_snapshot: LoadedSnapshot, seconds: float) -> None:
         """Handle a switch to a new snapshot, which was loaded in `seconds`."""
 
-    def on_ref_moved(self, loaded_snapshot: LoadedSnapshot, served_ref: ServedRef) -> None:
+    def on_same_snapshot_named(self, loaded_snapshot: LoadedSnapshot, served_ref: ServedRef) -> None:
         """Handle a move of the ref that names the same snapshot again."""
 
     def on_loaded(self, snapshot: str) -> None:

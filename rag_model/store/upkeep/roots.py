@@ -229,7 +229,7 @@ def mark_needed_blobs(store: Store, view: StoreView, cutoff: float) -> NeededBlo
     needed_digests |= set().union(
         *(record.digests for record in records if view.has_build or record.newest.modified >= cutoff)
     )
-    unneeded_records = [record for record in old_records if not record.is_reusable(needed_digests)]
+    unneeded_records = [record for record in old_records if not record.is_needed(needed_digests)]
     return NeededBlobs(
         frozenset(needed_digests), blobs, tuple(file for record in unneeded_records for file in record.files)
     )
@@ -251,7 +251,7 @@ class _MemoRecord:
     def newest(self) -> StoredFile:
         return self.files[0]
 
-    def is_reusable(self, needed_digests: set[str]) -> bool:
+    def is_needed(self, needed_digests: set[str]) -> bool:
         """Return whether all outputs of the record are needed or, if it has no outputs, whether a
         blob that it names is needed.
         """

@@ -70,7 +70,7 @@ class StoredCheckpoint:
     @property
     def bytes(self) -> int:
         """The total size of the files in bytes; files with equal bytes are counted once."""
-        return sum({ref.id: ref.size for ref in self.files.values()}.values())
+        return sum({blob.id: blob.size for blob in self.files.values()}.values())
 
     def to_json(self) -> dict[str, Any]:
         """Return the record as JSON values, with files sorted by name."""

@@ -40,7 +40,7 @@ class EventLog(Observer):
         self.priorities.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
         self.events.append(f"serves {loaded_snapshot.id}")  # type: ignore[attr-defined]
 
-    def on_ref_moved(self, loaded_snapshot: object, served_ref: object) -> None:
+    def on_same_snapshot_named(self, loaded_snapshot: object, served_ref: object) -> None:
         self.events.append(f"renamed {served_ref.number}")  # type: ignore[attr-defined]
 
     def on_freed(self, snapshot: str) -> None:
