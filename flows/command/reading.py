@@ -11,12 +11,11 @@ from cyclopts import Parameter
 from rag_model.encoders.files import ENDPOINT_PREFIX
 from rag_model.errors import UsageError
 from rag_model.reading.confidence import Threshold
-from rag_model.reading.reader import ReaderName
-from rag_model.reading.settings import Order, PromptSettings, read_prompt
+from rag_model.reading.reader import Order, ReaderName
 
 if TYPE_CHECKING:
     from rag_model.reading.routing import Route
-    from rag_model.reading.settings import ReaderSettings
+    from rag_model.reading.settings import PromptSettings, ReaderSettings
 
 _LOG = logging.getLogger(__name__)
 
@@ -79,7 +78,7 @@ class PromptOptions:
         """Return the names of the given options."""
         return [f"--{field.name}" for field in fields(PromptOptions) if getattr(self, field.name) not in (None, False)]
 
-    def build_settings(self, readers: Sequence[ReaderName | None], model: str) -> PromptSettings:
+    def build_settings(self, readers: Sequence[ReaderName | None], model: str) -> "PromptSettings":
         """Return the settings of the prompt.
 
         Raises:
@@ -87,6 +86,9 @@ class PromptOptions:
             UsageError: prompt options are given but no reader puts all passages into one prompt, or
                 a setting is invalid.
         """
+        # This import loads torch, which reads the environment that `serve` sets first.
+        from rag_model.reading.settings import PromptSettings, read_prompt  # noqa: PLC0415
+
         given_options = self.list_given_options()
         if given_options and not {"concat", "auto"} & {*readers} and not model.startswith(ENDPOINT_PREFIX):
             raise UsageError(
@@ -116,7 +118,7 @@ class ReadingOptions(PromptOptions):
             UsageError: prompt options are given but the reader does not put all passages into one
                 prompt, or a setting is invalid.
         """
-        # These imports load torch, which reads the environment that `serve` sets first.
+        # These imports load torch too.
         from rag_model.generate.decoding import DecodingSettings  # noqa: PLC0415
         from rag_model.reading.settings import ReaderSettings  # noqa: PLC0415
 

@@ -26,7 +26,7 @@ from rag_model.corpus.chunkers.article_words import UNSPACED, split_words
 from rag_model.corpus.records import PROSE, Passage, format_day, format_iso
 from rag_model.errors import UsageError
 from rag_model.reading.answer import ContextEntry
-from rag_model.reading.settings import Order
+from rag_model.reading.reader import Order
 from rag_model.retrieve.hits import Hit
 
 CountTokens = Callable[[Sequence[str]], list[int]]  # returns the number of tokens of each text

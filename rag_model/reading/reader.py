@@ -15,6 +15,7 @@ from rag_model.reading.answer import Answer
 from rag_model.retrieve.hits import Hit, Retriever
 
 ReaderName = Literal["marginal", "concat", "extractive", "auto"]
+Order = Literal["rank", "document", "ends"]  # order of the passages in a prompt; see `PromptSettings`
 StopCheck = Callable[[], bool]  # called between tokens; returns True to stop the reader
 # Arguments: position of a question in its batch, new text of its answer.
 TextCallback = Callable[[int, str], None]

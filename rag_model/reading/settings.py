@@ -5,17 +5,15 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from string import Formatter
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 from rag_model.encoders.files import ENDPOINT_PREFIX
 from rag_model.errors import InputError, UsageError
 from rag_model.generate.decoding import DecodingSettings
 from rag_model.generate.rag_folder import is_rag_folder
 from rag_model.reading.confidence import Signal, Threshold
-from rag_model.reading.reader import ReaderName
+from rag_model.reading.reader import Order, ReaderName
 from rag_model.reading.routing import Route
-
-Order = Literal["rank", "document", "ends"]
 
 INSTRUCTION = "Answer the question in a few words, from the numbered passages."
 TEMPLATE = "{context}\n\nQuestion: {question}\nAnswer:"

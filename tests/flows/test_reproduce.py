@@ -567,3 +567,9 @@ def test_reproduce_and_serve_import_neither_training_nor_transformers() -> None:
     program = "import sys, flows.reproduce, flows.verbs.serve, rag_model.serving.run, flows.compare;"
     program += "print({'flows.finetune', 'transformers'} & {*sys.modules})"
     assert subprocess.check_output([sys.executable, "-c", program], text=True) == "set()\n"
+
+
+def test_supervisor_of_workers_imports_neither_torch_nor_faiss() -> None:
+    """They take half a gigabyte, and read variables when they are imported, which `serve` sets first."""
+    program = "import sys, flows.verbs.serve; print({'torch', 'faiss'} & {*sys.modules})"
+    assert subprocess.check_output([sys.executable, "-c", program], text=True) == "set()\n"

@@ -12,7 +12,7 @@ from rag_model.corpus.chunkers.chunker import build_chunker
 from rag_model.corpus.records import Article, Passage, Section
 from rag_model.errors import UsageError
 from rag_model.reading.assembly import assemble_context, join_passages
-from rag_model.reading.settings import Order
+from rag_model.reading.reader import Order
 from rag_model.retrieve.hits import Hit
 
 PLENTY = 10_000
