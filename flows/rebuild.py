@@ -195,7 +195,9 @@ class RebuildLauncher:
 def open_rebuild_launcher(
     store: Store, ref: str, beam_options: Sequence[str], devices: str = ""
 ) -> Iterator[RebuildLauncher]:
-    """Yield a launcher for the rebuilds of a training; end rebuilds that run after the block."""
+    """Yield a launcher for the rebuilds of a training. At the end of the block, rebuilds that still run
+    are ended.
+    """
     with hold_launcher_lock() as lock:
         launcher = RebuildLauncher(store, ref, beam_options, devices, lock)
         try:

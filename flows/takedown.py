@@ -104,12 +104,12 @@ def takedown(
         redact_mirrors(opened_store)
         result = take_down_everywhere(opened_store, partial(rebuild_without_pages, opened_store, beam_options))
     replacements = result.replacements
-    waiting_ids = {*replacements} & {*opened_store.snapshots.list_ids()}
+    undeleted_ids = {*replacements} & {*opened_store.snapshots.list_ids()}
     return TakedownOutcome(
         takedown_record.number if takedown_record else None,
         replacements,
         result.moves,
-        tuple(sorted(waiting_ids)),
+        tuple(sorted(undeleted_ids)),
         list_unsigned_replacements(opened_store, replacements.values()),
         result.evaluations,
     )

@@ -152,12 +152,12 @@ class _RemoteBatch(Generic[RowsT]):
         offsets_buffer = lists.buffers()[1]
         offsets_start = offsets_buffer.address - data.ctypes.data
         data[offsets_start : offsets_start + 4 * len(self.offsets)] = self.offsets.astype("<i4").view(np.uint8)
-        first_values, end_values = self.offsets[rows], self.offsets[rows + 1]
+        value_starts, value_ends = self.offsets[rows], self.offsets[rows + 1]
         for buffer, width in _list_value_buffers(lists.values):
-            is_far = (first_values[1:] - end_values[:-1]) * width > _MAX_GAP_BYTES
+            is_far = (value_starts[1:] - value_ends[:-1]) * width > _MAX_GAP_BYTES
             for run in np.split(np.arange(len(rows)), np.flatnonzero(is_far) + 1):
                 if len(run):
-                    self._read_into(data, buffer, int(first_values[run[0]]) * width, int(end_values[run[-1]]) * width)
+                    self._read_into(data, buffer, int(value_starts[run[0]]) * width, int(value_ends[run[-1]]) * width)
         batch = pa.record_batch([lists.take(pa.array(rows))], schema=self._schema)
         return self._build_rows(*_read_values(batch))
 

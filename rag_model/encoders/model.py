@@ -169,7 +169,7 @@ def load_model(
 ) -> Model:
     """Load the encoder in `folder`, by default on one of the GPUs, or else on the CPU.
 
-    BERT and RoBERTa run without transformers, unless `trainable` is set.
+    BERT and RoBERTa run without the package `transformers`, unless `trainable` is set.
 
     Raises:
         InputError: weights are missing, pickled, corrupt, or of another kind of model.

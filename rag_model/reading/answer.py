@@ -131,6 +131,7 @@ Memory = Literal["weights", "passages"]
 
 def name_memory(text: str, read_texts: Iterable[str]) -> Memory | None:
     """Return the source of an answer: `passages` if a text was read, else the model's `weights`.
+    The result is None if the answer is empty.
 
     >>> name_memory("Orwell", []), name_memory("Orwell", ["by Orwell"]), name_memory("", [])
     ('weights', 'passages', None)

@@ -162,7 +162,7 @@ def _get_section_id(passage: Passage) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PromptContext:
-    """Numbered passages as one text, and the entry of each number."""
+    """The numbered passages of a prompt as one text, and what each number stands for."""
 
     text: str  # text of all entries; empty without passages
     entries: tuple[ContextEntry, ...]  # in the order of their numbers

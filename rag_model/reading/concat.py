@@ -53,7 +53,7 @@ class ConcatReader(RetrievingReader):
 
     @property
     def decides(self) -> dict[str, Any]:
-        """The settings of the prompt and of the writer, for memo keys."""
+        """The settings of the prompt and of the model that writes the answers, for memo keys."""
         return {"concat": asdict(self.settings), **self.writer.decides}
 
     def answer_from(

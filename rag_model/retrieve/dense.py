@@ -117,8 +117,8 @@ class DenseRetriever(IndexRetriever):
 
 
 class ProductRetriever(SnapshotRetriever):
-    """A retriever that adds inner products with the snapshot's vectors to another retriever's
-    hits.
+    """A retriever that attaches to each hit of another retriever the inner product of the query's
+    vector with the passage's.
     """
 
     exact_products = True

@@ -251,7 +251,7 @@ def _needs_no_parsing(batch: pa.RecordBatch, types: Mapping[str, pa.DataType] = 
     )
     if DATE_FIELD in schema.names:
         date_bounds = pc.min_max(batch[DATE_FIELD]).as_py().values()
-        has_short_values &= all(EARLIEST <= (seconds or 0) <= LATEST for seconds in date_bounds)
+        has_short_values &= all(EARLIEST <= (unix_time or 0) <= LATEST for unix_time in date_bounds)
     return has_short_values and shortest_id > 0 and not batch["id"].null_count
 
 

@@ -150,7 +150,9 @@ def use_templates(table: "TemplateTable") -> Iterator[TemplateUse]:
 
 
 class Templates:
-    """Renders the templates of one page; English words are shown on English wikis only."""
+    """Renders the templates of one page. English words that a template adds, such as *born*, are
+    shown on English wikis only.
+    """
 
     def __init__(
         self,

@@ -290,7 +290,7 @@ class _LayoutReader:
         return int(code_bytes)
 
     def _read_sizes(self, n_lists: int) -> tuple[Any, Any]:
-        """Read past the sizes of inverted lists; return the list numbers and the sizes."""
+        """Read the sizes of the inverted lists; return the list numbers and the sizes."""
         (sizes_fourcc,) = self._read_struct("4s")
         if sizes_fourcc == b"full":
             list_sizes = self._read_array("<u8")

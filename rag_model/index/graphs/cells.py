@@ -318,7 +318,7 @@ class CellVectors:
 
 
 def unpack_slices(slices: Iterable[bytes], dim: int) -> tuple[CellVectors, CellVectors]:
-    """Return a cell's members and the vectors linked into it.
+    """Return the vectors of a cell, and the vectors of other cells that get links to it.
 
     Raises:
         InputError: a slice does not hold vectors of `dim` dimensions.

@@ -60,14 +60,14 @@ class PostingsKind(UntrainedKind, ABC):
         """Estimate the resources of a build, whose workers hold a part (scatter) or a batch
         (merge).
         """
-        part_size, size = part_rows or min(plan.n, 100_000), plan.n * self.bytes_per_passage(plan)
+        n_part_rows, index_bytes = part_rows or min(plan.n, 100_000), plan.n * self.bytes_per_passage(plan)
         bytes_by_stage = {
             "train": PROCESS_BYTES,
-            "scatter": PROCESS_BYTES + _COMPILED_BYTES + part_size * self.part_bytes,
+            "scatter": PROCESS_BYTES + _COMPILED_BYTES + n_part_rows * self.part_bytes,
             "merge": 2 * PROCESS_BYTES + plan.n * _MERGE_BYTES,
         }
-        search_bytes = size + estimate_decoded_bytes(plan.n, size) + PROCESS_BYTES
-        return ResourceEstimate(bytes_by_stage, search_bytes, size, size + plan.n * self.piece_bytes)
+        search_bytes = index_bytes + estimate_decoded_bytes(plan.n, index_bytes) + PROCESS_BYTES
+        return ResourceEstimate(bytes_by_stage, search_bytes, index_bytes, index_bytes + plan.n * self.piece_bytes)
 
     def derive_memory_bytes(self, n: int) -> int:
         """Return the estimated bytes of memory for all rows and for the terms of new passages."""

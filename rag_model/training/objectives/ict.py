@@ -120,7 +120,7 @@ class IctTask(TextTask):
     def loss(self, batch: TextBatch) -> tuple[Tensor, Mapping[str, Tensor | float]]:
         """Return the loss over the passages of all processes, and the in-batch `accuracy`."""
         sentences, sentence_passages = self.draw_pairs(batch)
-        # (b, d) -> (m of all, d)
+        # (b, d) -> (rows of all processes, d)
         passage_vectors, first_row = gather_all_processes(self.module.embed_passages(sentence_passages))
         keys, _ = gather_all_processes(hash_passages(sentence_passages).to(passage_vectors.device))
         # (b,)

@@ -350,8 +350,8 @@ def sidr_loss(
     positive needs the questions of all processes. The measure `heaviest` is the largest term weight
     of the passages; the index clips weights at 255 / scale.
     """
-    passages = _gather_weights_and_bags(pair.embed_passages(batch.passages))  # (m of all, V)
-    # (b,), (b, m of all)
+    passages = _gather_weights_and_bags(pair.embed_passages(batch.passages))  # (passages of all processes, V)
+    # (b,), (b, passages of all processes)
     own_positives = locate_positives(batch.examples, batch.passages, batch.gold, passages[0].device)
     questions = _gather_weights_and_bags(pair.embed_questions([example.question for example in batch.examples]))
     gold, ignored = (gather_all_processes(own_tensor)[0] for own_tensor in own_positives)
