@@ -11,7 +11,7 @@ snapshot, even on a machine that rounds differently.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from rag_model.evaluation.retrieval.judging import RetrievalJudge, retrieve
 from rag_model.index.factory import with_refinement
 from rag_model.index.files.engine import Rows, Vectors
 from rag_model.index.kind import IndexMeasurement, SparseQuerySet, TextQuerySet, TokenQuerySet, get_kind_of_entry
-from rag_model.index.quality.results import IndexHealth, OperatingPoint, compute_p5
+from rag_model.index.quality.results import compute_p5
 from rag_model.index.quality.sweep import VectorQuerySet
 from rag_model.retrieve.factory import open_retriever
 from rag_model.retrieve.indexes import get_index_files
@@ -59,18 +59,17 @@ class SnapshotMetrics:
     """The metrics of a snapshot's indexes, by the index's name."""
 
     k: int  # depth of recall
-    recalls: Mapping[str, IndexRecalls]  # each query's recall@k with the index's own parameters
-    # recall, work and time for several values of the search parameters
-    curves: Mapping[str, Sequence[OperatingPoint]]
-    # Recall and cost of each index with its own search parameters.
-    operating_points: Mapping[str, OperatingPoint] = field(default_factory=dict)
-    health: Mapping[str, IndexHealth] = field(default_factory=dict)
+    measurements: Mapping[str, IndexMeasurement]
+    factories: Mapping[str, str]  # factory strings, such as IVF1024,PQ48np,Refine(vectors)
     # metrics of the build, such as how many nodes the merge linked, and how many cells were reused
-    build_metrics: Mapping[str, Mapping[str, float | int]] = field(default_factory=dict)
-    # Metrics that are specific to the index kind.
-    kind_metrics: Mapping[str, Mapping[str, float | int]] = field(default_factory=dict)
+    build_metrics: Mapping[str, Mapping[str, float | int]]
     # Scores of retrievers, by the name of the floor (minimum score) that the gate requires.
-    retriever_scores: Mapping[str, RetrieverScore] = field(default_factory=dict)
+    retriever_scores: Mapping[str, RetrieverScore]
+
+    @property
+    def recalls(self) -> dict[str, IndexRecalls]:
+        """Each query's recall@k with the index's own parameters, for the gate."""
+        return {name: IndexRecalls(self.factories[name], m.recalls) for name, m in self.measurements.items()}
 
     def metrics(self) -> dict[str, Any]:
         """Return the metrics of each index for the manifest: mean and 5th percentile of recall@k,
@@ -79,19 +78,18 @@ class SnapshotMetrics:
         `distances` is the number of distance computations per query. `repaired` counts the graph
         nodes that were unreachable before the repair, `unreachable` those that still are.
         """
-        return {index_name: self._collect_index_metrics(index_name) for index_name in self.recalls}
+        return {name: self._collect_index_metrics(name, m) for name, m in self.measurements.items()}
 
-    def _collect_index_metrics(self, index_name: str) -> dict[str, Any]:
-        recalls = self.recalls[index_name].recalls
+    def _collect_index_metrics(self, index_name: str, measurement: IndexMeasurement) -> dict[str, Any]:
         metrics: dict[str, Any] = {
-            f"recall@{self.k}": round(float(recalls.mean()), 4),
-            f"recall@{self.k}_p5": round(compute_p5(recalls), 4),
+            f"recall@{self.k}": round(float(measurement.recalls.mean()), 4),
+            f"recall@{self.k}_p5": round(compute_p5(measurement.recalls), 4),
         }
-        if index_name in self.operating_points:
-            metrics["distances"] = round(self.operating_points[index_name].distances, 1)
-        if index_name in self.health:
-            metrics |= self.health[index_name].metrics()
-        return metrics | dict(self.build_metrics.get(index_name, {})) | dict(self.kind_metrics.get(index_name, {}))
+        if measurement.setting is not None:
+            metrics["distances"] = round(measurement.setting.distances, 1)
+        if measurement.health is not None:
+            metrics |= measurement.health.metrics()
+        return metrics | dict(self.build_metrics.get(index_name, {})) | dict(measurement.metrics)
 
 
 def measure_snapshot(
@@ -115,17 +113,9 @@ def measure_snapshot(
     indexes = snapshot.manifest.content.indexes
     return SnapshotMetrics(
         min(recipe.k, snapshot.n),
-        {
-            name: IndexRecalls(
-                with_refinement(indexes[name]["factory"], indexes[name].get("refine")), measurement.recalls
-            )
-            for name, measurement in measurements.items()
-        },
-        {name: measurement.curve for name, measurement in measurements.items() if measurement.curve},
-        {name: measurement.setting for name, measurement in measurements.items() if measurement.setting is not None},
-        {name: measurement.health for name, measurement in measurements.items() if measurement.health is not None},
+        measurements,
+        {name: with_refinement(indexes[name]["factory"], indexes[name].get("refine")) for name in measurements},
         _select_build_metrics(merge_stats),
-        {name: measurement.metrics for name, measurement in measurements.items() if measurement.metrics},
         {name: score_retriever(snapshot, floor) for name, floor in recipe.questions.items()},
     )
 

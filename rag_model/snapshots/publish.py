@@ -205,9 +205,7 @@ def write_report(
         language=corpus.get("language", ""),
         quarantined=_list_quarantined_pages(chunk_results),
         lengths=_sum_lengths(chunk_results),
-        curves=metrics.curves,
-        settings=metrics.operating_points,
-        health=metrics.health,
+        measurements=metrics.measurements,
         build_metrics=metrics.build_metrics,
         stages=[
             _build_stage(name, stage_seconds, is_new_by_stage.get(name, ())) for name, stage_seconds in seconds.items()

@@ -40,9 +40,9 @@ passages, encoder, content = corpus.passages, corpus.encoder, corpus.content
 def get_untimed_metrics(snapshot: Snapshot, measurements: Mapping[str, IndexMeasurement]) -> object:
     """Return all metrics that do not depend on the clock."""
     metrics = measure_snapshot(snapshot, RECIPE, measurements, {})
-    curves = {name: [replace(point, milliseconds=0) for point in curve] for name, curve in metrics.curves.items()}
+    curves = {name: [replace(point, milliseconds=0) for point in m.curve] for name, m in measurements.items()}
     recalls = {name: recall.recalls.tolist() for name, recall in metrics.recalls.items()}
-    return metrics.metrics(), metrics.health, curves, recalls
+    return metrics.metrics(), {name: m.health for name, m in measurements.items()}, curves, recalls
 
 
 @pytest.fixture

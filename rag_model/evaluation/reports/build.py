@@ -26,6 +26,7 @@ from rag_model.evaluation.reports.page import (
     tiles,
     trade_off_chart,
 )
+from rag_model.index.kind import IndexMeasurement
 from rag_model.index.quality.results import IndexHealth, OperatingPoint
 from rag_model.store.versions.build_history import PastBuild, list_warnings
 
@@ -79,12 +80,7 @@ class BuildReport:
     quarantined: Sequence[tuple[str, str, str]] = ()  # (page id, title, reason) of each page
     # number of passages by length in words; the keys are lower bounds of ranges
     lengths: Mapping[int, int] = field(default_factory=dict)
-    # recall and cost with several search settings, by index
-    curves: Mapping[str, Sequence[OperatingPoint]] = field(default_factory=dict)
-    # recall and cost with the default search setting, by index
-    settings: Mapping[str, OperatingPoint] = field(default_factory=dict)
-    # statistics of the index file, by index
-    health: Mapping[str, IndexHealth] = field(default_factory=dict)
+    measurements: Mapping[str, IndexMeasurement] = field(default_factory=dict)  # by index name
     # statistics of the build, such as nodes that were unreachable before repair, by index
     build_metrics: Mapping[str, Mapping[str, float | int]] = field(default_factory=dict)
     stages: Sequence[BuildStage] = ()
@@ -103,10 +99,11 @@ def _iter_sections(report: BuildReport) -> Iterator[Node]:
     yield _render_header(report)
     yield _render_gate(report.verdict)
     yield tiles((name, f"{n:,}") for name, n in report.counts.items())
-    if report.curves:
-        yield _render_recalls(report.curves, report.settings, report.k)
-    if report.health:
-        yield _render_health(report.health, report.build_metrics)
+    measurements = report.measurements.items()
+    if curves := {name: m.curve for name, m in measurements if m.curve}:
+        yield _render_recalls(curves, {name: m.setting for name, m in measurements if m.setting}, report.k)
+    if health := {name: m.health for name, m in measurements if m.health}:
+        yield _render_health(health, report.build_metrics)
     yield section_columns(
         _render_lengths(report.lengths),
         _render_stages(report.stages),

@@ -42,7 +42,8 @@ def test_every_index_is_compared_with_exact_search(snapshot: Snapshot) -> None:
         assert recall.recalls.shape == (10,)
         assert recall.recalls.min() >= 0.6
     assert measured.recalls["hnsw"].recalls.tolist() == [1.0] * 10  # A graph of 12 vectors misses nothing.
-    settings = [effort.setting for effort in measured.curves["hnsw"]]
+    hnsw = measured.measurements["hnsw"]
+    settings = [effort.setting for effort in hnsw.curve]
     assert f"efSearch={snapshot.manifest.content.indexes['hnsw']['search']['efSearch']}" in settings
     assert len(settings) == len(set(settings)) >= 4
     figures = measured.metrics()
@@ -51,8 +52,9 @@ def test_every_index_is_compared_with_exact_search(snapshot: Snapshot) -> None:
         "hnsw": {"distances", "degree", "unlinked", "unreachable", "quantization_error"},
         "ivfpq": {"distances", "imbalance", "largest_list", "quantization_error"},
     }
-    assert measured.operating_points["hnsw"] in measured.curves["hnsw"]
-    assert figures["hnsw"]["distances"] == pytest.approx(measured.operating_points["hnsw"].distances, abs=0.05)
+    assert hnsw.setting is not None
+    assert hnsw.setting in hnsw.curve
+    assert figures["hnsw"]["distances"] == pytest.approx(hnsw.setting.distances, abs=0.05)
     assert check_snapshot(RECIPE, SnapshotSummary(snapshot.n, None, ""), measured.recalls).passed
 
 
@@ -93,7 +95,9 @@ def test_setting_of_the_manifest_is_measured_too(content: tuple[Store, Content])
     edited_snapshot = Snapshot.from_manifest(
         store, Manifest(replace(base_content, indexes={**base_content.indexes, "hnsw": entry}))
     )
-    assert measure(edited_snapshot, RECIPE).operating_points["hnsw"].setting == "efSearch=21"
+    point = measure(edited_snapshot, RECIPE).measurements["hnsw"].setting
+    assert point is not None
+    assert point.setting == "efSearch=21"
 
 
 def test_k_may_be_larger_than_the_corpus(snapshot: Snapshot) -> None:

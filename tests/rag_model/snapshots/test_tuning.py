@@ -104,4 +104,6 @@ def test_gate_searches_with_the_setting_of_the_manifest(content: tuple[Store, Co
     tuned = replace(base_content, indexes={**base_content.indexes, "hnsw": hnsw.plan.entry()})
     assert Manifest(tuned).id != Manifest(base_content).id
     with Snapshot.from_manifest(store, Manifest(tuned)) as snapshot:
-        assert measure(snapshot, RECIPE).operating_points["hnsw"].setting == "efSearch=3"
+        point = measure(snapshot, RECIPE).measurements["hnsw"].setting
+    assert point is not None
+    assert point.setting == "efSearch=3"

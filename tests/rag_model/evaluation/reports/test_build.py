@@ -20,6 +20,7 @@ from rag_model.evaluation.reports.page import (
     tag,
     trade_off_chart,
 )
+from rag_model.index.kind import IndexMeasurement
 from rag_model.index.quality.results import GraphStats, IndexHealth, ListStats, OperatingPoint
 from rag_model.store.versions.build_history import PastBuild
 from tests.fixtures.strict_html import XSS, assert_harmless, parse_balanced
@@ -41,17 +42,23 @@ def report() -> BuildReport:
         language="ja",
         quarantined=[(XSS, XSS, XSS)],
         lengths={0: 3, 10: 0, 20: 400},
-        curves={
-            "hnsw": [
-                OperatingPoint("efSearch=16", 0.9, 0.7, 0.1, 300),
-                OperatingPoint("efSearch=64", 0.99, 0.9, 0.3, 900),
-            ],
-            XSS: [],
-        },
-        settings={"hnsw": OperatingPoint("efSearch=32", 0.95, 0.8, 0.2, 500)},
-        health={
-            "hnsw": IndexHealth("hnsw", 9, graph=GraphStats((0, 3, 6), 1, 0), quantization_error=0.0),
-            XSS: IndexHealth("ivf", 9, lists=ListStats(4, (1, 0, 2, 1), 5_000_000, 1.25), quantization_error=0.0625),
+        measurements={
+            "hnsw": IndexMeasurement(
+                np.full(9, 0.99),
+                [
+                    OperatingPoint("efSearch=16", 0.9, 0.7, 0.1, 300),
+                    OperatingPoint("efSearch=64", 0.99, 0.9, 0.3, 900),
+                ],
+                OperatingPoint("efSearch=32", 0.95, 0.8, 0.2, 500),
+                IndexHealth("hnsw", 9, graph=GraphStats((0, 3, 6), 1, 0), quantization_error=0.0),
+            ),
+            XSS: IndexMeasurement(
+                np.full(9, 0.99),
+                [OperatingPoint(XSS, 0.9, 0.7, 0.1, 300)],
+                health=IndexHealth(
+                    "ivf", 9, lists=ListStats(4, (1, 0, 2, 1), 5_000_000, 1.25), quantization_error=0.0625
+                ),
+            ),
         },
         build_metrics={"hnsw": {"repaired": 2}},
         stages=[BuildStage("chunk", 12.5, 4, 2), BuildStage(XSS, 0.0, 0, 0)],
@@ -197,8 +204,8 @@ def test_points_are_drawn_at_their_values(price: Literal["distances", "milliseco
 
 
 def test_every_line_has_a_colour_of_the_page(report: BuildReport) -> None:
-    curve = report.curves["hnsw"]
-    page = render_build_report(replace(report, curves={f"index {n}": curve for n in range(9)}))
+    hnsw = report.measurements["hnsw"]
+    page = render_build_report(replace(report, measurements={f"index {n}": hnsw for n in range(9)}))
     used_colours = set(re.findall(r'class="(?:s|swatch b)(\d+)"', page))
     page_colours = set(re.findall(r"--s(\d):", page))
     assert used_colours == page_colours == {"1", "2", "3", "4"}
