@@ -181,20 +181,13 @@ class MeasureTask:
 
     content: BlobRef  # JSON of the snapshot's content, whose manifest may not exist yet
     index: str  # name of the index
-    k: int  # number of exact neighbours for recall
-    n_queries: int  # number of sampled queries
-    seed: int
+    recipe: GateRecipe  # the depth of recall, and the number and seed of the sampled queries
     file_bytes: int  # size of the index
     sample: BlobRef | None = None  # JSON of the `QuerySample`
     # The queries with their exact neighbours; None if the representation is not vectors.
     neighbors: BlobRef | None = None
     target_recall: float | None = None  # recall to tune for; None: only measure
     initial_parameters: tuple[tuple[str, int], ...] = ()  # those of the parent's index
-
-    @property
-    def recipe(self) -> GateRecipe:
-        """The settings of the query sample as a `GateRecipe`, which the sampling functions take."""
-        return GateRecipe(k=self.k, queries=self.n_queries, seed=self.seed)
 
 
 def measure_one(task: MeasureTask, store: Store) -> Report:
@@ -243,7 +236,7 @@ def _open_query_set(store: Store, snapshot: Snapshot, task: MeasureTask, represe
         stored_vectors = open_vectors(list_row_files(snapshot, representation))
         return compute_exact_scores(stored_vectors, metric, vectors[queries], candidate_rows)
 
-    return VectorQuerySet(vectors, min(task.k, snapshot.n), scores, exact_rows, score_rows)
+    return VectorQuerySet(vectors, min(task.recipe.k, snapshot.n), scores, exact_rows, score_rows)
 
 
 def measure_indexes(
@@ -331,12 +324,11 @@ def _create_tasks(
 ) -> list[MeasureTask]:
     content = snapshot.manifest.content
     content_ref = store.blobs.put_bytes(json.dumps(content.to_json()).encode())
-    sample_settings = recipe.k, recipe.queries, recipe.seed
     return [
         MeasureTask(
             content_ref,
             name,
-            *sample_settings,
+            recipe,
             content.files[content.index_file(name)].size,
             target_recall=target_recall,
             initial_parameters=_get_search_parameters(parent, name),
@@ -380,7 +372,7 @@ def _add_queries(
     vectors.
     """
     content = snapshot.manifest.content
-    representation_by_task = {task: content.representation_of(task.index) for task in tasks}
+    representations = [content.representation_of(task.index) for task in tasks]
     if not tasks or not snapshot.n:
         return list(tasks)
     recipe, task_settings = tasks[0].recipe, job_settings.for_tasks(PROCESS_BYTES + 4 * BLOCK_BYTES)
@@ -389,7 +381,7 @@ def _add_queries(
     sample_blob = store.blobs.put_bytes(json.dumps(asdict(sample)).encode())
     queries_by_representation = {
         representation: _store_queries(store, snapshot, recipe, representation, sample)
-        for representation in dict.fromkeys(representation_by_task.values())
+        for representation in dict.fromkeys(representations)
         if content.kind_of(representation) == "vectors"
     }
     tasks_by_representation = {
@@ -408,7 +400,7 @@ def _add_queries(
     }
     return [
         replace(task, sample=sample_blob, neighbors=neighbors_by_representation.get(representation))
-        for task, representation in representation_by_task.items()
+        for task, representation in zip(tasks, representations, strict=True)
     ]
 
 

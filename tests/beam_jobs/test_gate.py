@@ -218,5 +218,5 @@ def test_memory_of_a_measurement_includes_decoded_posting_lists(
     name: str, index_bytes: int, content: tuple[Store, Content]
 ) -> None:
     draft = replace(content[1], indexes={"hnsw": {}, "words": {"kind": "bm25", "file": "index/words.postings"}})
-    task = gate.MeasureTask(draft.files["embeddings/part-00000.npy"], name, 3, 8, 0, file_bytes=1_000)
+    task = gate.MeasureTask(draft.files["embeddings/part-00000.npy"], name, RECIPE, file_bytes=1_000)
     assert gate._set_worker_count(JobSettings("", "run"), [task], draft).task_bytes == PROCESS_BYTES + index_bytes
