@@ -11,7 +11,7 @@ of the parent where possible (`derive`).
 """
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial, wraps
 from typing import Any
@@ -117,14 +117,13 @@ def train(
 
     If no vector is new, the trained file of the parent is reused without a test, and no job runs.
     """
-    untrained = [build for build in builds if not _is_reused_untested(build)]
-    task_settings = job_settings.with_task_bytes(_estimate_largest_task_bytes(untrained, "train"))
-    reports = iter(_run_on_gpus("train", train_one, untrained, task_settings, on_progress, _estimate_train_seconds))
+    tasks = [[] if _is_reused_untested(build) else [build] for build in builds]
+    untrained_builds = [build for index_tasks in tasks for build in index_tasks]
+    task_settings = job_settings.with_task_bytes(_estimate_largest_task_bytes(untrained_builds, "train"))
+    results = _run_by_index("train", train_one, tasks, task_settings, on_progress, _estimate_train_seconds)
     return [
-        _with_reused_training(build)
-        if _is_reused_untested(build)
-        else _with_train_result(build, IndexStageResult.from_report(next(reports)))
-        for build in builds
+        _with_train_result(build, *index_results) if index_results else _with_reused_training(build)
+        for build, index_results in zip(builds, results, strict=True)
     ]
 
 
@@ -355,69 +354,47 @@ def _find_reusable_training(store: Store, build: IndexInProgress) -> tuple[BlobR
 def _run_by_index(
     stage: str,
     function: Callable[[Any, Store], Report],
-    tasks: Sequence[Sequence[Any]],
+    tasks_by_index: Sequence[Sequence[Any]],
     job_settings: JobSettings,
     on_progress: OnProgress | None,
     estimate_seconds: Callable[[Any], float],
     recorded_reports: Sequence[Report | None] | None = None,
-) -> Iterator[list[IndexStageResult]]:
-    """Run the tasks of all indexes as one job; yield their results index by index."""
-    all_tasks = [task for index_tasks in tasks for task in index_tasks]
-    reports = iter(
-        _run_on_gpus(stage, function, all_tasks, job_settings, on_progress, estimate_seconds, recorded_reports)
-    )
-    for index_tasks in tasks:
-        yield [IndexStageResult.from_report(next(reports)) for _ in index_tasks]
+) -> list[list[IndexStageResult]]:
+    """Run the tasks of all indexes; return their results index by index.
 
-
-def _run_on_gpus(
-    stage: str,
-    function: Callable[[Any, Store], Report],
-    tasks: Sequence[Any],
-    job_settings: JobSettings,
-    on_progress: OnProgress | None,
-    estimate_seconds: Callable[[Any], float],
-    recorded_reports: Sequence[Report | None] | None = None,
-) -> list[Report]:
-    """Run the tasks of vector indexes with a local worker for each GPU that faiss sees, then all
-    other tasks.
-
-    Two workers on one GPU would both reserve GPU memory and would wait for each other. Tasks of
-    other indexes, such as an inverted index, run with a worker for each core. Without a GPU, all
-    tasks run in one job.
+    The tasks of vector indexes run first, with a local worker for each GPU that faiss sees, because
+    two workers on one GPU would both reserve GPU memory and would wait for each other. Tasks of
+    other indexes, such as an inverted index, then run with a worker for each core. Without a GPU,
+    all tasks run in one job.
     """
-    all_reports = [*(recorded_reports or look_up_reports(function, tasks, Store.open(job_settings.store_url)))]
-    n_gpus = engine.count_gpus()
-    if not n_gpus or not is_local(job_settings.flags):
+    tasks = [task for index_tasks in tasks_by_index for task in index_tasks]
+    reports = recorded_reports or look_up_reports(function, tasks, Store.open(job_settings.store_url))
+    can_use_gpu = [_get_plan(task).kind in _GPU_KINDS for task in tasks]
+    if (n_gpus := engine.count_gpus()) and is_local(job_settings.flags):
+        gpu_numbers = [i for i, is_gpu_task in enumerate(can_use_gpu) if is_gpu_task]
+        other_numbers = [i for i, is_gpu_task in enumerate(can_use_gpu) if not is_gpu_task]
+        gpu_seconds = sum(estimate_seconds(tasks[i]) for i in gpu_numbers if reports[i] is None)
+        gpu_settings = job_settings if job_settings.is_too_small(gpu_seconds) else job_settings.for_gpus(n_gpus)
+        jobs = [(gpu_numbers, gpu_settings), (other_numbers, job_settings)]
+    else:
         # The stage `shard` is left out: it uses a GPU only with cuVS, and works mostly on the CPU.
-        if stage in {"train", "scatter"} and any(_get_plan(task).kind in _GPU_KINDS for task in tasks):
-            job_settings = job_settings.for_gpus(0)
-        return run_job(
-            stage, function, tasks, job_settings, on_progress, estimate_seconds, recorded_reports=all_reports
-        )
-    numbers_by_gpu_use: dict[bool, list[int]] = {True: [], False: []}
-    for task_number, task in enumerate(tasks):
-        numbers_by_gpu_use[_get_plan(task).kind in _GPU_KINDS].append(task_number)
-    for uses_gpu, task_numbers in numbers_by_gpu_use.items():
-        group_tasks, n_before = [tasks[i] for i in task_numbers], len(numbers_by_gpu_use[True]) * (not uses_gpu)
-        is_small = job_settings.is_too_small(
-            sum(estimate_seconds(tasks[i]) for i in task_numbers if all_reports[i] is None)
-        )
-        group_settings = job_settings.for_gpus(n_gpus) if uses_gpu and not is_small else job_settings
-        report_progress = partial(_report_group_progress, on_progress, n_before, len(tasks))
-        job_arguments = group_tasks, group_settings, report_progress, estimate_seconds
-        group_reports = [all_reports[i] for i in task_numbers]
-        reports = run_job(stage, function, *job_arguments, recorded_reports=group_reports)
-        for task_number, report in zip(task_numbers, reports, strict=True):
-            all_reports[task_number] = report
-    return [report for report in all_reports if report is not None]
+        uses_gpu = stage in {"train", "scatter"} and any(can_use_gpu)
+        jobs = [([*range(len(tasks))], job_settings.for_gpus(0) if uses_gpu else job_settings)]
+    results: dict[int, IndexStageResult] = {}
+    for numbers, settings in jobs:
+        report_progress = partial(_report_job_progress, on_progress, len(results), len(tasks))
+        job_arguments = [tasks[i] for i in numbers], settings, report_progress, estimate_seconds
+        new_reports = run_job(stage, function, *job_arguments, recorded_reports=[reports[i] for i in numbers])
+        results |= zip(numbers, map(IndexStageResult.from_report, new_reports), strict=True)
+    ordered_results = iter(results[i] for i in range(len(tasks)))
+    return [[next(ordered_results) for _ in index_tasks] for index_tasks in tasks_by_index]
 
 
 def _get_plan(task: IndexInProgress | ScatterTask | ShardTask) -> IndexPlan:
     return task.plan if isinstance(task, IndexInProgress) else task.build.plan
 
 
-def _report_group_progress(on_progress: OnProgress | None, n_before: int, total: int, done: int, _: int) -> None:
+def _report_job_progress(on_progress: OnProgress | None, n_before: int, total: int, done: int, _: int) -> None:
     if on_progress:
         on_progress(n_before + done, total)
 

@@ -50,13 +50,11 @@ def run_job(
             died.
     """
     store, report_progress = Store.open(job_settings.store_url), on_progress or (lambda done, total: None)
-    reports = (
-        [*recorded_reports]
-        if recorded_reports is not None
-        else look_up_reports(function, tasks, store)
-        if memoised
-        else [None] * len(tasks)
-    )
+    reports: list[Report | None] = [None] * len(tasks)
+    if recorded_reports is not None:
+        reports = [*recorded_reports]
+    elif memoised:
+        reports = look_up_reports(function, tasks, store)
     remaining_numbers = [i for i, report in enumerate(reports) if report is None]
     remaining_tasks = [tasks[i] for i in remaining_numbers]
     n_recorded = len(tasks) - len(remaining_numbers)

@@ -59,6 +59,10 @@ class JobSettings:
     def with_task_bytes(self, task_bytes: int) -> Self:
         """Return these settings for tasks that need `task_bytes` of memory each, with the same
         number of workers.
+
+        The jobs `train`, `merge` and `embed` use this, because memory rarely limits their workers:
+        the first two have one task for each index, and a worker of `embed` needs little more than
+        its encoder.
         """
         return replace(self, task_bytes=task_bytes)
 
