@@ -41,7 +41,7 @@ from rag_model.corpus.source import basename, get_size, read_bytes, read_decoded
 from rag_model.digest import canonical_json, digest_chunks
 from rag_model.extras import get_versions
 from rag_model.snapshots.encoding import SettingFiles, StoredChunker, fetch_setting_files
-from rag_model.snapshots.parent import Parent, ParentPart, fetch_chunked_files
+from rag_model.snapshots.parent import Parent, ParentPart, fetch_parent_files
 from rag_model.snapshots.stage_results import ChunkResult
 from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.objects.memo import StageResult
@@ -359,7 +359,7 @@ def chunk(task: ChunkTask, store: Store) -> Report:
         spans_path = workdir / "spans.npy" if task.recipe.spans else None
         table = load_template_table(store, task.tables.templates)
         page_table = load_page_table(store, task)
-        with ReusableArticles(fetch_chunked_files(store, task.parent_parts), table) as reusable_articles:
+        with ReusableArticles(fetch_parent_files(store, task.parent_parts), table) as reusable_articles:
             files = fetch_setting_files(store, task.setting_files)
             stats = chunk_part(
                 task.part,

@@ -32,7 +32,7 @@ from rag_model.index.kind import ShardUpdatingKind, get_kind
 from rag_model.index.plan import IndexPlan
 from rag_model.process import temporary_folder
 from rag_model.snapshots.encoding import StoredEncoder, fetch_setting_files, store_chunker
-from rag_model.snapshots.parent import Parent, ParentPart, fetch_chunked_files, fetch_parent_files
+from rag_model.snapshots.parent import Parent, ParentPart, fetch_parent_files
 from rag_model.snapshots.planning import plan_indexes, plan_parts, store_encoders
 from rag_model.snapshots.recipe import Recipe, check_indexes_and_retrievers
 from rag_model.snapshots.reused_training import find_reuse_obstacles, find_shard_list, read_shards
@@ -254,7 +254,7 @@ class _ReuseLookup:
             self._rows[TEXT] += [chunk_result.passages] if chunk_result.rows else []
             self.chunk.count_task(chunk_result.stats.articles, chunk_result.stats.articles, None)
         else:
-            with ReusableArticles(fetch_chunked_files(self._store, task.parent_parts), self.table) as reusable_articles:
+            with ReusableArticles(fetch_parent_files(self._store, task.parent_parts), self.table) as reusable_articles:
                 chunk_arguments = task.part, task.siteinfo, task.recipe, self._scratch, None, reusable_articles
                 stats = chunk_part(
                     *chunk_arguments, task.removed_pages, self._files, template_table=self.table, page_table=page_table

@@ -28,7 +28,7 @@ from rag_model.errors import InputError
 VERSION = 1
 Dtype = Literal["float16", "float32"]
 # For each previous part: the file of its passages, and the file of their vectors or other rows.
-PreviousParts = Sequence[tuple[Path, Path]]
+PreviousParts = Sequence[tuple[Path, ...]]
 _COLUMNS = ("title", "text")  # columns of the passages that are encoded
 _ROWS_PER_COPY = 8192  # number of vectors that are copied at a time
 

@@ -42,8 +42,8 @@ class ParentPart:
     """The passages of a part of the parent, with the article log or the vectors of this part."""
 
     passages: BlobRef
-    rows_file: BlobRef  # the article log, or the vectors
-    spans: BlobRef | None = None  # salient spans of these pages, if the parent kept them
+    log_or_vectors: BlobRef
+    spans: BlobRef | None = None  # with the article log: its salient spans, if the parent kept them
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +95,8 @@ class Parent:
         return PartBoundaries(content.corpus.get("kind", ""), content.corpus.get("dbname", ""), first_pages, end_page)
 
     def find_chunked_parts(self, part: Part) -> tuple[ParentPart, ...]:
-        """Return the parent's passages and article logs for the pages of `part`."""
-        return tuple(self._iter_parts(part, articles_path))
+        """Return the parent's passages, article logs and salient spans for the pages of `part`."""
+        return tuple(self._iter_parts(part, articles_path, with_spans=True))
 
     def find_encoded_parts(self, part: Part, space: str) -> tuple[ParentPart, ...]:
         """Return the parent's passages and vectors for the pages of `part`, if the parent has the
@@ -154,41 +154,28 @@ class Parent:
     def _content(self) -> Content | None:
         return None if self.manifest is None else self.manifest.content
 
-    def _iter_parts(self, part: Part, get_path: Callable[[str], str]) -> Iterator[ParentPart]:
+    def _iter_parts(
+        self, part: Part, get_path: Callable[[str], str], *, with_spans: bool = False
+    ) -> Iterator[ParentPart]:
         if self._content is None:
             return
         files = self._content.files
         for _, parent_part in self._ranges.find_overlapping(part.first_page, part.last_page):
-            passages_blob, rows_blob = files.get(passages_path(parent_part.name)), files.get(get_path(parent_part.name))
-            if passages_blob is not None and rows_blob is not None:
-                yield ParentPart(passages_blob, rows_blob, files.get(spans_path(parent_part.name)))
+            name = parent_part.name
+            passages, log_or_vectors = files.get(passages_path(name)), files.get(get_path(name))
+            if passages is not None and log_or_vectors is not None:
+                yield ParentPart(passages, log_or_vectors, files.get(spans_path(name)) if with_spans else None)
 
 
-def fetch_parent_files(store: Store, parent_parts: Sequence[ParentPart]) -> list[tuple[Path, Path]]:
-    """Return the local paths of reused files; files that are no longer in the store are left out.
+def fetch_parent_files(store: Store, parent_parts: Sequence[ParentPart]) -> list[tuple[Path, ...]]:
+    """Return the local paths of the files of each part, in the order of the fields of `ParentPart`.
+
+    A part is left out if one of its files is no longer in the store.
 
     Raises:
         StoreError: a file is damaged; damaged files are not reused.
     """
-    existing_parts = [
-        part for part in parent_parts if store.blobs.exists(part.passages) and store.blobs.exists(part.rows_file)
+    refs_by_part = [
+        [ref for ref in (part.passages, part.log_or_vectors, part.spans) if ref is not None] for part in parent_parts
     ]
-    return [
-        (store.blobs.get_local_path(part.passages), store.blobs.get_local_path(part.rows_file))
-        for part in existing_parts
-    ]
-
-
-def fetch_chunked_files(store: Store, parent_parts: Sequence[ParentPart]) -> list[tuple[Path, ...]]:
-    """Return, for each reused part, the local paths of its passages, its article log and, if it has
-    any, its salient spans.
-
-    Raises:
-        StoreError: for the same reasons as `fetch_parent_files`.
-    """
-    existing_parts = [part for part in parent_parts if part.spans is None or store.blobs.exists(part.spans)]
-    return [
-        (*local_paths, *([] if part.spans is None else [store.blobs.get_local_path(part.spans)]))
-        for part in existing_parts
-        for local_paths in fetch_parent_files(store, [part])
-    ]
+    return [tuple(map(store.blobs.get_local_path, refs)) for refs in refs_by_part if all(map(store.blobs.exists, refs))]

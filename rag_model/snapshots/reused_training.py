@@ -246,9 +246,9 @@ def _get_training_entry(parent: Parent, name: str) -> Mapping[str, Any]:
 
 def _list_parent_vectors(store: Store, parent: Parent, part: Part, space: str) -> tuple[BlobRef, ...]:
     return tuple(
-        parent_part.rows_file
+        parent_part.log_or_vectors
         for parent_part in parent.find_encoded_parts(part, space)
-        if store.blobs.exists(parent_part.rows_file)
+        if store.blobs.exists(parent_part.log_or_vectors)
     )
 
 

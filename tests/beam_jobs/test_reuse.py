@@ -82,6 +82,18 @@ def test_reused_passages_and_articles_equal_new_ones(store: Store, dumps: Dumps,
     np.testing.assert_allclose(actual.vectors, reference.vectors, atol=1e-3)
 
 
+def test_articles_are_reused_with_their_salient_spans_or_parsed_again(dumps: Dumps, tiny: Path, tmp_path: Path) -> None:
+    recipe = replace(RECIPE, chunk=ChunkRecipe(words=10, spans=True))
+    store = Store.open(str(tmp_path / "spans"), create=True)
+    month = build(store, dumps.old, tiny, recipe)
+    bare_store = Store.open(str(shutil.copytree(store.files.local_path(""), tmp_path / "bare")))
+    for path, blob in month.content.files.items():
+        if path.startswith("spans/"):
+            bare_store.files.local_path(blob.path).unlink(missing_ok=True)
+    assert build(store, dumps.new, tiny, recipe).n_parsed == 5
+    assert build(bare_store, dumps.new, tiny, recipe).n_parsed > 5
+
+
 def test_text_that_changed_under_its_old_revision_is_noticed(
     store: Store, write_dump: Callable[[Sequence[Page]], str], tiny: Path
 ) -> None:
