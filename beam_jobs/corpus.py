@@ -15,14 +15,14 @@ from pathlib import Path
 import numpy as np
 
 from beam_jobs import embed, index
-from beam_jobs.embed import STATIC_LIBRARIES, EmbedTask
+from beam_jobs.embed import EmbedTask
 from beam_jobs.job import run_job
 from beam_jobs.job_settings import JobSettings, OnProgress, Report
 from beam_jobs.workers import count_gpus
 from rag_model.arrays import Rows
+from rag_model.corpus.chunk import ChunkStats
 from rag_model.corpus.ragged_file import SparseVectors
 from rag_model.corpus.redact import PartFiles, redact_part
-from rag_model.encoders.embed import Dtype
 from rag_model.index.files.layout import find_row_lists
 from rag_model.index.files.tensors import find_common_ranges
 from rag_model.index.plan import IndexPlan
@@ -35,6 +35,7 @@ from rag_model.snapshots.parent_index import (
     match_parts,
     match_weighted_terms,
 )
+from rag_model.snapshots.stage_results import ChunkResult
 from rag_model.snapshots.takedown import ARTICLES, SPANS, RedactResult
 from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.pulling.deltas import DeltaStep, build_delta, list_delta_steps
@@ -105,17 +106,8 @@ def _encode_bags(
 ) -> list[BlobRef]:
     """Turn the passages of each part into bags of tokens; return the parts' files."""
     encoder = store_bag_tokenizer(store, tokenizer)
-    dtype: Dtype = "float16"
-    encoder_fields = encoder.passage, encoder.space.digest, encoder.space.dim, dtype, encoder.kind, encoder.scale
     embed_tasks = [
-        EmbedTask(
-            passages_ref,
-            passages_ref.id,
-            *encoder_fields,
-            new_passages=n_rows,
-            is_device_independent=True,
-            libraries=STATIC_LIBRARIES,
-        )
+        EmbedTask.create(ChunkResult(passages_ref, ChunkStats(n_rows)), encoder, "float16")
         for passages_ref, n_rows in zip(passages, row_counts, strict=True)
     ]
     return [result.vectors for result in embed.run(embed_tasks, job_settings)]

@@ -13,11 +13,9 @@ from beam_jobs.job import run_job
 from beam_jobs.job_settings import JobSettings, OnProgress, Report
 from beam_jobs.tasks import look_up_reports
 from beam_jobs.workers import CPU_FLOAT32, PRECISIONS, count_gpus, detect_precision, is_local
-from rag_model.encoders.bag import BagSpec
 from rag_model.encoders.embed import VERSION, Dtype, describe_precision
 from rag_model.encoders.encoder import load_passage_encoder
 from rag_model.encoders.row_formats import RowFormat, RowFormatName, get_row_format
-from rag_model.encoders.spec import EncoderSpec
 from rag_model.extras import get_versions
 from rag_model.process import keep_freed_memory
 from rag_model.resources import PROCESS_BYTES, STATIC_ENCODE_SECONDS
@@ -36,7 +34,7 @@ _READ_BYTES_PER_SECOND = 2e7
 _ENCODED_PER_SECOND = 8e9
 # Libraries whose versions determine the vectors of a transformer, and of a static encoder. A model
 # behind an endpoint uses none of them.
-_LIBRARIES, STATIC_LIBRARIES = ("torch", "transformers", "tokenizers"), ("numpy", "tokenizers")
+_LIBRARIES, _STATIC_LIBRARIES = ("torch", "transformers", "tokenizers"), ("numpy", "tokenizers")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,18 +47,18 @@ class EmbedTask:
     space_digest: str  # digest of the encoder space
     dim: int
     dtype: Dtype
-    kind: RowFormatName = "vectors"  # one vector per passage, one per token, or weighted terms
-    scale: int = 0  # for sparse encoders: the integer that stands for a term weight of 1
+    kind: RowFormatName  # one vector per passage, one per token, or weighted terms
+    scale: int  # for sparse encoders: the integer that stands for a term weight of 1
     # parts of the parent snapshot, whose vectors are reused
-    parent_parts: tuple[ParentPart, ...] = ()
-    new_passages: int = 0  # estimated number of passages to encode
+    parent_parts: tuple[ParentPart, ...]
+    new_passages: int  # estimated number of passages to encode
     # Whether no model runs on the worker, because the encoder is static or behind an endpoint. Its
     # CPU time is then negligible, and its vectors do not depend on the device.
-    is_device_independent: bool = False
+    is_device_independent: bool
     # Device type and dtype of the encoder, such as `cuda bfloat16`; empty: the worker's defaults.
-    precision: str = CPU_FLOAT32
+    precision: str
     # Libraries whose version determines the vectors.
-    libraries: tuple[str, ...] = _LIBRARIES
+    libraries: tuple[str, ...]
 
     @classmethod
     def create(
@@ -69,18 +67,23 @@ class EmbedTask:
         """Create the task of a part from the result of the chunk job."""
         stats, space = chunk_result.stats, encoder.space
         reused_share = stats.inherited / stats.articles if parent_parts and stats.articles else 0.0
-        n_new_passages = round(stats.rows * (1 - reused_share))
-        # Imported passages have no digest of their rows, so the digest of the file is used.
-        rows_digest = stats.digest or chunk_result.passages.id
-        row_fields = space.digest, space.dim, dtype, encoder.kind, encoder.scale
-        spec = encoder.spec
-        is_endpoint = isinstance(spec, EncoderSpec) and spec.is_endpoint
-        is_static = isinstance(spec, BagSpec) or (isinstance(spec, EncoderSpec) and spec.is_static)
-        is_device_independent = is_static or is_endpoint
-        precision = CPU_FLOAT32 if is_device_independent else detect_precision()
-        libraries = () if is_endpoint else STATIC_LIBRARIES if is_static else _LIBRARIES
-        reuse_fields = parent_parts, n_new_passages, is_device_independent, precision, libraries
-        return cls(chunk_result.passages, rows_digest, encoder.passage, *row_fields, *reuse_fields)
+        is_device_independent = encoder.is_static or encoder.is_endpoint
+        return cls(
+            passages=chunk_result.passages,
+            # Imported passages have no digest of their rows, so the digest of the file is used.
+            rows_digest=stats.digest or chunk_result.passages.id,
+            encoder_files=encoder.passage,
+            space_digest=space.digest,
+            dim=space.dim,
+            dtype=dtype,
+            kind=encoder.kind,
+            scale=encoder.scale,
+            parent_parts=parent_parts,
+            new_passages=round(stats.rows * (1 - reused_share)),
+            is_device_independent=is_device_independent,
+            precision=CPU_FLOAT32 if is_device_independent else detect_precision(),
+            libraries=() if encoder.is_endpoint else _STATIC_LIBRARIES if encoder.is_static else _LIBRARIES,
+        )
 
     @property
     def row_format(self) -> RowFormat:
@@ -168,7 +171,7 @@ def run(
 
 def describe_requests(encoder: StoredEncoder, chunk_results: Sequence[ChunkResult], n_new_passages: int) -> str:
     """Describe how much text an endpoint encoder must embed; return "" for other encoders."""
-    if not (isinstance(encoder.spec, EncoderSpec) and encoder.spec.is_endpoint) or not n_new_passages:
+    if not encoder.is_endpoint or not n_new_passages:
         return ""
     from rag_model.encoders.endpoint_encoder import describe_endpoint_use  # noqa: PLC0415 - HTTP
 

@@ -101,6 +101,16 @@ class StoredEncoder:
     # (name as the user gave it, NAME@COMMIT) of each encoder that is from the hub
     commits: tuple[tuple[str, str], ...] = ()
 
+    @property
+    def is_static(self) -> bool:
+        """Whether no transformer encodes passages: static vectors, or bags of tokens."""
+        return isinstance(self.spec, BagSpec) or (isinstance(self.spec, EncoderSpec) and self.spec.is_static)
+
+    @property
+    def is_endpoint(self) -> bool:
+        """Whether the model is behind an HTTP API."""
+        return isinstance(self.spec, EncoderSpec) and self.spec.is_endpoint
+
 
 def store_encoder(
     store: Store,
