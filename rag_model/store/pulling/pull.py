@@ -236,6 +236,9 @@ def _set_current_link(identity: str, dest: Path) -> None:
 def _rename_or_merge(staging: Path, final_folder: Path) -> None:
     """Rename a folder; if the target exists, replace its files one by one, since equal ids have
     equal files.
+
+    An equal manifest is not replaced, because readers lock it: a lock on a replaced file would not
+    keep `prune_folder` from deleting the snapshot.
     """
     try:
         staging.rename(final_folder)
@@ -246,5 +249,11 @@ def _rename_or_merge(staging: Path, final_folder: Path) -> None:
         return
     for source_file in [path for path in staging.rglob("*") if path.is_file()]:
         target_file = final_folder / source_file.relative_to(staging)
+        if source_file == staging / MANIFEST and _has_equal_bytes(target_file, source_file):
+            continue
         target_file.parent.mkdir(parents=True, exist_ok=True)
         source_file.replace(target_file)
+
+
+def _has_equal_bytes(target_file: Path, source_file: Path) -> bool:
+    return target_file.is_file() and target_file.read_bytes() == source_file.read_bytes()

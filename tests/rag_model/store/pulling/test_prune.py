@@ -54,6 +54,20 @@ def test_last_pulled_snapshots_are_kept(store: Store, snapshot_ids: list[str], d
     assert pull(store, a, dest, keep_snapshots=5).pruned == ()
 
 
+def test_snapshot_that_is_pulled_again_stays_locked_by_its_readers(
+    store: Store, snapshot_ids: list[str], dest: Path
+) -> None:
+    a, b, *_ = snapshot_ids
+    pull(store, a, dest)
+    with Snapshot.from_folder(dest / a) as reader:
+        pull(store, a, dest)
+        assert pull(store, b, dest, keep_snapshots=1).pruned == ()
+        assert reader.passages([5])[0].text == "text 5"
+    (dest / a / "manifest.json").write_text("{}")  # a damaged manifest is replaced
+    pull(store, a, dest)
+    Snapshot.from_folder(dest / a).close()
+
+
 def test_pull_reports_and_prunes_snapshots_taken_down(store: Store, snapshot_ids: list[str], dest: Path) -> None:
     a, b, c, d = snapshot_ids
     for snapshot in (a, b, c):
