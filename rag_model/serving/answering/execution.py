@@ -197,7 +197,7 @@ def _describe_batch(
         retriever=loaded_snapshot.retrievers[0] if retriever is None else retriever,
         questions=_list_questions([request for request, _ in answered_requests]),
         vectors=query_vectors,
-        ks=[request.k or len(hits) for request, reply in answered_requests for hits in reply.hits],
+        ks=[request.k for request, reply in answered_requests for _ in reply.hits],
         hits=[hits for _, reply in answered_requests for hits in reply.hits],
         encode_seconds=queries.encoding_seconds,
         search_seconds=seconds - queries.encoding_seconds,

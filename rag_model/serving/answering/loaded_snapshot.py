@@ -353,6 +353,10 @@ class LoadedSnapshot:
             return default_retriever.index, default_retriever.parameters
         return None
 
+    def choose_depth(self, k: int | None) -> int:
+        """Return `k`; if it is None, return the number of passages that the default retriever is searched for."""
+        return self._retrievers[self._default_retriever].choose_depth(k)
+
     def search(self, queries: Queries, k: int | None, retriever: str | None = None) -> list[list[Hit]]:
         """Return the best `k` passages for each query, best first.
 

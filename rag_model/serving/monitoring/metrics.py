@@ -313,7 +313,8 @@ class ServiceMetrics(Observer):
         self._encode_seconds.observe(batch.encode_seconds)
         self._search_seconds.observe(batch.search_seconds)
         if batch.retriever == batch.loaded_snapshot.retrievers[0]:
-            self.quality.record_search(batch.loaded_snapshot.id, batch.questions, batch.vectors, batch.ks, batch.hits)
+            ks = [batch.loaded_snapshot.choose_depth(k) for k in batch.ks]
+            self.quality.record_search(batch.loaded_snapshot.id, batch.questions, batch.vectors, ks, batch.hits)
 
     def on_answer(self, loaded_snapshot: LoadedSnapshot, answers: Sequence[Answer]) -> None:
         """Record times, outcomes and tokens of answers, and whether passages support them."""

@@ -27,7 +27,7 @@ class SearchBatch:
     retriever: str  # expression of the retriever
     questions: Sequence[str]
     vectors: Vectors | None  # (q, d) float32 question vectors; None if not needed
-    ks: Sequence[int]  # requested number of passages for each question
+    ks: Sequence[int | None]  # requested number of passages for each question; None: the retriever's default
     hits: Sequence[Sequence[Hit]]  # hits of each question, best first
     encode_seconds: float
     search_seconds: float  # the time of everything except encoding, including reading the passages

@@ -388,6 +388,7 @@ class _MonitoringState:
     reference: DriftReference | None = None
     ground_truth: GroundTruth | None = None
     is_ground_truth_open: bool = False  # whether `ground_truth` is set; it is None if unavailable
+    has_exact_search_failed: bool = False  # only the first failure is logged
 
     @property
     def has_samples_due(self) -> bool:
@@ -558,7 +559,16 @@ class QualityMonitor:
             start_time = time.thread_time()
             return is_current
 
-        recalls = state.ground_truth.compute_recalls(sampled_queries, pause) if state.ground_truth else None
+        try:
+            recalls = state.ground_truth.compute_recalls(sampled_queries, pause) if state.ground_truth else None
+        except BaseException:  # The other metrics do not depend on exact search, so go on without these questions.
+            recalls = None
+            if not state.has_exact_search_failed:
+                _LOG.exception(
+                    "exact search of snapshot %s failed: recall is measured without these questions",
+                    state.snapshot.id[:12],
+                )
+            state.has_exact_search_failed = True
         if recalls is not None:
             with self._condition:
                 state.windows.add_recalls(recalls)

@@ -213,6 +213,23 @@ def several_indexes(tmp_path_factory: pytest.TempPathFactory) -> Store:
     return store
 
 
+def test_a_question_without_hits_is_monitored_at_the_default_depth(several_indexes: Store, dest: Path) -> None:
+    quality = QualityMonitor(MonitorSettings(window=8, min_samples=2, sample_every=1, samples=2, share=1))
+    metrics = ServiceMetrics(ServiceSettings(), quality)
+    with run_service(several_indexes.url, dest, make_settings(retrievers=("bm25",)), metrics) as service:
+        reply = service.client.post("/search", json={"questions": ["xyzzy", "qwertz", "the mill of town 7"]}).json()
+        assert [len(result["hits"]) for result in reply["results"]] == [0, 0, 5]
+        state = quality._state
+        wait_until(
+            lambda: (
+                quality.compute_metrics().recall_mean is not None
+                or quality._state is None
+                or (state is not None and state.has_exact_search_failed)
+            )
+        )
+        assert quality.compute_metrics().recall_mean == 1
+
+
 def test_all_indexes_and_the_fusion_with_bm25_are_served_by_default(several_indexes: Store, dest: Path) -> None:
     with run_service(several_indexes.url, dest) as service:
         assert service.snapshot()["retrievers"] == ALL_RETRIEVERS

@@ -11,6 +11,7 @@ import pytest
 from rag_model.encoders.encoder import Encoder
 from rag_model.errors import UsageError
 from rag_model.index.files.engine import Vectors
+from rag_model.index.postings.base_kind import MAX_TERMS
 from rag_model.retrieve.dense import DenseRetriever, IndexRetriever
 from rag_model.retrieve.factory import open_retriever
 from rag_model.retrieve.hits import Hit
@@ -18,6 +19,7 @@ from rag_model.serving.monitoring.quality import MonitorSettings, QualityMetrics
 from rag_model.store.pulling.pull import pull
 from rag_model.store.store import Store
 from rag_model.store.versions.snapshot import Snapshot
+from tests.fixtures.serving import wait_until
 from tests.fixtures.tiny import save_bert
 from tests.fixtures.tiny_snapshot import publish_tiny
 
@@ -176,6 +178,26 @@ def test_recall_of_bm25_is_measured(quality: QualityMonitor, snapshot: Snapshot,
     quality.record_search(snapshot.id, QUESTIONS[:100], None, [3] * 100, hits)
     metrics = until(quality, lambda metrics: metrics.recall_mean is not None)
     assert metrics.recall_mean == recall
+
+
+def test_failed_exact_search_drops_only_its_questions(
+    quality: QualityMonitor, snapshot: Snapshot, caplog: pytest.LogCaptureFixture
+) -> None:
+    quality.start_monitoring(snapshot, "bm25")
+    for number in range(2):
+        too_long = " ".join(f"{number}x{term}" for term in range(MAX_TERMS + 1))
+        quality.record_search(
+            snapshot.id, [too_long] * SETTINGS.sample_every, None, [3] * SETTINGS.sample_every, [[], []]
+        )
+        wait_until(lambda: quality._state is None or not quality._state.windows.has_samples)
+    questions = QUESTIONS[:100]
+    quality.record_search(
+        snapshot.id, questions, None, [3] * 100, open_retriever(snapshot, "bm25").search(questions, 3)
+    )
+    wait_until(lambda: quality._state is None or quality.compute_metrics().recall_mean is not None)
+    metrics = quality.compute_metrics()
+    assert (metrics.recall_mean, metrics.collapse["search"].questions) == (1, SETTINGS.window)
+    assert caplog.text.count("exact search of snapshot") == 1
 
 
 def test_without_evaluation_questions_there_is_no_drift(snapshot: Snapshot, tiny: Encoder) -> None:
