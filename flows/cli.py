@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -36,6 +37,7 @@ from rag_model.store.versions.signatures import TRUST_VARIABLE, TrustedKeys
 from rag_model.untrusted_text import escape_controls
 
 _USAGE_EXIT_CODE, _INTERRUPT_EXIT_CODE = 2, 130
+_MIN_INTERRUPT_SECONDS = 1.0  # time after which another Ctrl-C ends the process at once
 # These variables are set before Prefect and transformers are imported. Values that the user has set
 # are kept.
 _ENVIRONMENT = {
@@ -267,12 +269,22 @@ def handle_interrupts() -> Iterator[None]:
         INTERRUPTED.clear()
 
 
+_first_interrupt_time = [0.0]  # by `time.monotonic`
+
+
 def _interrupt(signal_number: int, frame: object) -> None:
-    """End the subcommand; at the second Ctrl-C, end the process without waiting for its threads."""
-    if INTERRUPTED.is_set():
+    """End the subcommand; at a Ctrl-C more than a second later, end the process without waiting for
+    its threads.
+    """
+    if not INTERRUPTED.is_set():
+        INTERRUPTED.set()
+        _first_interrupt_time[0] = time.monotonic()
+        raise KeyboardInterrupt
+    # Most commands end within a second, and the keyboard repeats a key that is held.
+    if time.monotonic() - _first_interrupt_time[0] > _MIN_INTERRUPT_SECONDS:
+        show_cursor = b"\x1b[?25h" if sys.stderr.isatty() else b""
+        os.write(2, show_cursor + b"\nbookwheel: ended at once; run the same command again to continue\n")
         os._exit(_INTERRUPT_EXIT_CODE)
-    INTERRUPTED.set()
-    raise KeyboardInterrupt
 
 
 def _report_failure(sentence: str, exit_code: int, *, as_json: bool = False) -> int:
