@@ -157,6 +157,11 @@ class FollowerThread(ABC):
         if self._stop_event.is_set():
             raise FollowerStoppedError("the service is shutting down")
 
+    def _compute_retry_time(self, tries: int, *, is_final: bool) -> float:
+        """Return when to retry a refused version; the pauses grow up to `retry_seconds`. Monotonic clock."""
+        pause = self._settings.poll_seconds * 2.0 ** min(tries, 30)
+        return math.inf if is_final else time.monotonic() + min(pause, self._settings.retry_seconds)
+
 
 class RefFollower(FollowerThread):
     """Polls a ref at regular intervals in its own thread, and switches to each new version."""
@@ -568,8 +573,7 @@ class RefFollower(FollowerThread):
             tries,
             is_final,
         )
-        pause = self._settings.poll_seconds * 2.0 ** min(tries, 30)
-        self._retry_time = float("inf") if is_final else time.monotonic() + min(pause, self._settings.retry_seconds)
+        self._retry_time = self._compute_retry_time(tries, is_final=is_final)
         if previous_version is None or previous_version[1].reason != refusal.reason:
             _LOG.error("%s@%d is refused: %s", served_ref.ref, served_ref.number, refusal.reason)
         self._refused_version = target, refusal
@@ -601,7 +605,8 @@ def _refuse_pin(name: str) -> LoadedSnapshot:
 class FolderFollower(FollowerThread):
     """Polls the folder of pulled snapshots in a thread, and switches to the snapshot of each pull.
 
-    It never contacts a store. If the new snapshot is faulty, the current snapshot is still served.
+    It never contacts a store. If the new snapshot is faulty, the current snapshot is still served;
+    after a temporary error, such as too little memory, the new snapshot is retried at growing intervals.
     """
 
     refusal: Refusal | None = None  # a folder has no ref; `problem` reports faults
@@ -620,6 +625,7 @@ class FolderFollower(FollowerThread):
         super().__init__(slot, settings, observer, pins)
         self._folder, self._on_fatal = target.folder, on_fatal
         self._rejected_folder: Path | None = None  # folder of the snapshot that was refused last
+        self._tries, self._retry_time = 0, 0.0  # of the rejected folder; monotonic clock
         self.problem = ""  # why the folder's snapshot is not served; empty: it is served
 
     def poll(self) -> None:
@@ -627,7 +633,10 @@ class FolderFollower(FollowerThread):
         self._pins.update(_refuse_pin, frozenset())
         folder = (self._folder / CURRENT if (self._folder / CURRENT).exists() else self._folder).resolve()
         current = self._slot.current
-        if folder == self._rejected_folder or (current is not None and current.id == folder.name):
+        if current is not None and current.id == folder.name:
+            self._rejected_folder, self.problem = None, ""
+            return
+        if folder == self._rejected_folder and time.monotonic() < self._retry_time:
             return
         try:
             self._slot.swap(self._open_snapshot(folder, current))
@@ -635,8 +644,12 @@ class FolderFollower(FollowerThread):
         except FollowerStoppedError:
             raise
         except BookwheelError as error:
-            self._rejected_folder, self.problem = folder, mask_secrets(str(error))
-            _LOG.error("%s is not served: %s", folder, self.problem)
+            problem = mask_secrets(str(error))
+            if (folder, problem) != (self._rejected_folder, self.problem):
+                _LOG.error("%s is not served: %s", folder, problem)
+            self._tries = self._tries + 1 if folder == self._rejected_folder else 1
+            self._retry_time = self._compute_retry_time(self._tries, is_final=isinstance(error, _PERMANENT_ERRORS))
+            self._rejected_folder, self.problem = folder, problem
             if current is None:
                 self._on_fatal(error)
 

@@ -11,16 +11,17 @@ from rag_model.serving.following.follower import FolderFollower, PulledFolder
 from rag_model.serving.following.snapshot_slot import SnapshotSlot
 from rag_model.serving.monitoring.observer import Observer
 from rag_model.serving.service import Service
+from rag_model.serving.settings import ServiceSettings
 from rag_model.store.pulling.pull import pull
-from tests.fixtures.serving import QUICK, Library, wait_until
+from tests.fixtures.serving import QUICK, Library, make_settings, wait_until
 
 
 class FollowedFolder:
     """A folder and its follower."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, settings: ServiceSettings = QUICK) -> None:
         self.path, self.slot, self.hopeless = path, SnapshotSlot(), list[BookwheelError]()
-        self.follower = FolderFollower(PulledFolder(path), self.slot, QUICK, Observer(), self.hopeless.append)
+        self.follower = FolderFollower(PulledFolder(path), self.slot, settings, Observer(), self.hopeless.append)
 
     def poll(self) -> str | None:
         self.follower.poll()
@@ -65,6 +66,23 @@ def test_damaged_snapshot_leaves_the_old_one_current(folder: FollowedFolder, sha
     assert folder.hopeless == []
     pull(shared_library.store, shared_library.red, folder.path)
     assert folder.poll() == shared_library.red
+    assert folder.follower.problem == ""
+
+
+def test_snapshot_is_retried_after_a_temporary_error(
+    shared_library: Library, dest: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pull(shared_library.store, shared_library.red, dest)
+    folder = FollowedFolder(dest, make_settings(in_memory=True))
+    assert folder.poll() == shared_library.red
+    pull(shared_library.store, shared_library.blue, dest)
+    with monkeypatch.context() as patched:
+        patched.setattr("rag_model.serving.answering.loaded_snapshot.get_free_bytes", lambda: 100)
+        assert folder.poll() == shared_library.red
+    assert "of memory" in folder.follower.problem
+    wait_until(lambda: folder.poll() == shared_library.blue)
+    assert folder.follower.problem == ""
+    folder.slot.close()
 
 
 def test_folder_without_a_usable_snapshot_is_reported(folder: FollowedFolder, tmp_path: Path) -> None:
