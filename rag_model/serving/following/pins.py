@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from rag_model.errors import BookwheelError, GoneError, NotFoundError, NotReadyError, UsageError
 from rag_model.secrets import mask_secrets
 from rag_model.serving.answering.loaded_snapshot import LoadedSnapshot
-from rag_model.serving.following.snapshot_slot import SnapshotSlot
+from rag_model.serving.following.snapshot_slot import FollowerStoppedError, SnapshotSlot
 from rag_model.serving.settings import ServiceSettings
 from rag_model.store.versions.checks import FULL_ID
 
@@ -119,8 +119,13 @@ class PinnedSnapshots:
             _LOG.warning("a request names snapshot %s, which cannot be opened: %s", name, error)
             reason = "it expired, was taken down, or never existed"
             self._record_failure(pin, GoneError(f"there is no snapshot {name}: {reason}"))
-        except BookwheelError as error:
-            _LOG.error("a request names snapshot %s, which cannot be opened: %s", name, mask_secrets(str(error)))
+        except FollowerStoppedError:
+            raise
+        except BaseException as error:  # a panic of a native library is not an Exception
+            if isinstance(error, BookwheelError):
+                _LOG.error("a request names snapshot %s, which cannot be opened: %s", name, mask_secrets(str(error)))
+            else:
+                _LOG.exception("a request names snapshot %s, which cannot be opened", name)
             self._record_failure(
                 pin, NotReadyError(f"snapshot {name} cannot be opened now: the service's log says why")
             )

@@ -22,7 +22,7 @@ from rag_model.store.store import Store
 from rag_model.store.versions.manifest import Manifest
 from rag_model.store.versions.moves import tag, untag
 from tests.fixtures.s3_proxy import FaultyServer
-from tests.fixtures.serving import HttpService, Library, make_settings, run_service, wait_until
+from tests.fixtures.serving import TIMEOUT, HttpService, Library, make_settings, run_service, wait_until
 from tests.fixtures.tiny import save_bert
 from tests.fixtures.tiny_rag import save_tiny_rag
 
@@ -293,6 +293,23 @@ def test_snapshot_is_not_served_after_its_takedown_if_the_replacement_is_refused
         wait_until(lambda: not find_texts(dest, "red"))
         library.move(library.blue)
         service.wait_until_served(library.blue)
+
+
+def test_takedown_takes_effect_while_a_requested_snapshot_cannot_be_opened(
+    library: Library, dest: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> int:
+        raise MemoryError
+
+    with run_service(library.url, dest, make_settings(pin_seconds=2 * TIMEOUT)) as service:
+        monkeypatch.setattr("rag_model.serving.answering.loaded_snapshot.get_free_bytes", fail)
+        request = {"queries": ["king"], "topk": 1}
+        assert service.client.post(f"/retrieve?snapshot={library.blue}", json=request).status_code == 503
+        library.store.takedowns.record_replacement(library.red, library.blue)
+        wait_until(lambda: service.client.get("/readyz").status_code == 503)
+        wait_until(lambda: not find_texts(dest, "red"))
+        reply = service.client.post(f"/retrieve?snapshot={library.blue}", json=request)
+        assert "cannot be opened now" in reply.text
 
 
 def test_pulled_snapshot_is_not_served_after_its_takedown(library: Library, dest: Path) -> None:
