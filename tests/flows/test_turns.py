@@ -136,6 +136,21 @@ def test_turn_of_killed_process_ends(store: Path) -> None:
         assert waits == ["killed"]
 
 
+def test_waiting_turn_is_earlier_than_turns_that_start_later(store: Path) -> None:
+    intents, waits = Store.open(str(store)).intents, list[str]()
+    turn_content = {"format": 1, "started": None, "needs": []}
+    intents.write_timed("intents/turn-running.json", turn_content)
+
+    def end_turn_after_another_starts(name: str) -> None:
+        waits.append(name)
+        if name == "running":
+            intents.write_timed("intents/turn-second.json", turn_content)
+        intents.files.remove(f"intents/turn-{name}.json")
+
+    with intents.hold_turn("first", end_turn_after_another_starts):
+        assert waits == ["running"]
+
+
 def test_run_and_stage_end_after_their_hours(prefect_server: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(RUN_HOURS_VARIABLE, str(1 / 3600))
 

@@ -84,24 +84,25 @@ class Intents:
     files: Files
 
     @contextmanager
-    def hold(self, name: str, needs: Iterable[str] | None = None) -> Iterator[None]:
+    def hold(self, name: str, needs: Iterable[str] | None = None) -> Iterator[float]:
         """Hold an intent while the block runs; first wait until no sweep deletes needed files.
 
-        `name` is unique among writers. `needs` are the paths in the store that the writer relies
-        on; None means that it may reuse any file.
+        The block gets the intent's start, in seconds by the store's clock. `name` is unique among
+        writers. `needs` are the paths in the store that the writer relies on; None means that it
+        may reuse any file.
 
         Raises:
             StoreError: the store cannot be written.
         """
         path, needed_paths = f"intents/{name}.json", None if needs is None else sorted(needs)
         intent: dict[str, Any] = {"format": _FORMAT, "started": None, "needs": needed_paths}
-        intent["started"] = store_time = self.write_timed(path, intent)
+        intent["started"] = start_time = store_time = self.write_timed(path, intent)
         try:
             while self._is_endangered(name, needed_paths, store_time):
                 time.sleep(_PAUSE_SECONDS)
                 store_time = self.write_timed(path, intent)
             with self._renew_periodically(path, encode_json(intent)):
-                yield
+                yield start_time
         finally:
             with suppress(StoreError):  # if the file stays, the intent expires
                 self.files.remove(path)
@@ -125,8 +126,8 @@ class Intents:
         """
         own_name, path, awaited_name = f"{_TURN_PREFIX}{name}", f"intents/{_TURN_PREFIX}{name}.json", ""
         pause_seconds, max_pause_seconds = _TURN_PAUSES
-        with self.hold(own_name, needs=()):
-            while earlier_name := self._find_earlier_turn(own_name, path):
+        with self.hold(own_name, needs=()) as start_time:
+            while earlier_name := self._find_earlier_turn(own_name, path, start_time):
                 if earlier_name != awaited_name:
                     awaited_name = earlier_name
                     on_wait(earlier_name.removeprefix(_TURN_PREFIX))
@@ -134,12 +135,16 @@ class Intents:
                 pause_seconds = min(2 * pause_seconds, max_pause_seconds)
             yield
 
-    def _find_earlier_turn(self, own_name: str, path: str) -> str | None:
-        """Return the name of the oldest valid turn, or None if that is `own_name`."""
+    def _find_earlier_turn(self, own_name: str, path: str, start_time: float) -> str | None:
+        """Return the name of the oldest valid turn, or None if that is `own_name`.
+
+        The own turn is written again with its start. Without the start, its last write would count,
+        so turns that wait would wait for each other.
+        """
         intent = self.files.read_json(path)
         if intent is None:
             raise StoreError(f"{self.files.url_of(path)} was deleted while it was valid: run it again")
-        store_time = self.write_timed(path, intent)
+        store_time = self.write_timed(path, {**intent, "started": start_time})
         starts_with_names = [
             (turn["started"] or modified_time, name)
             for name, modified_time, turn in self._iter_valid("intents", store_time - _TURN_VALID_SECONDS)
