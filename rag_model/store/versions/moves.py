@@ -139,12 +139,17 @@ def _find_previous(catalog: Catalog[Any], ref: str, current_move: RefMove) -> Re
             for move_number, move in move_by_number.items()
             if catalog.refs.find_signer(trusted_keys, ref, move_number)
         }
-    while (
-        number_before in move_by_number
-        and (match := _ROLLBACK.fullmatch(move_by_number[number_before].note))
-        and int(match[1]) < number_before
-    ):
-        number_before = int(match[1])
+    while True:
+        move, move_before = (move_by_number.get(number) for number in (number_before, number_before - 1))
+        match = _ROLLBACK.fullmatch(move.note) if move else None
+        if match and int(match[1]) < number_before:
+            number_before = int(match[1])
+        elif move_before and move_before.snapshot == current_move.snapshot:
+            # Takedowns, and tags that sign, move a ref to the same snapshot again; the note of the
+            # move before tells whether it was a rollback.
+            number_before -= 1
+        else:
+            break
     for move_number in sorted(move_by_number, reverse=True):
         if move_number < number_before and move_by_number[move_number].snapshot not in {current_move.snapshot, ""}:
             return move_by_number[move_number]

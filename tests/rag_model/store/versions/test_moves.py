@@ -5,6 +5,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rag_model.errors import RefConflictError, RefusedError, StoreError, UsageError
+from rag_model.snapshots.publish import replace_snapshot
 from rag_model.store import Store
 from rag_model.store.upkeep.expire import ExpirePolicy, expire_store
 from rag_model.store.upkeep.gc import collect_garbage
@@ -51,6 +52,20 @@ def test_rollback_skips_snapshots_rolled_back_before(store: Store) -> None:
         rollback(store, "latest")
     assert rollback(store, "latest", 2).note == "rollback to @2"
     assert read_letters(store) == "ABACAB"
+
+
+@pytest.mark.parametrize("n_tags", [0, 1])  # tags of D between the takedown and the next rollback
+def test_rollback_after_takedown_skips_snapshots_rolled_back_before(store: Store, n_tags: int) -> None:
+    snapshot_ids = [publish_empty(store, letter) for letter in "ABC"]
+    for snapshot_id in snapshot_ids:
+        tag(store, snapshot_id, "latest")
+    rollback(store, "latest")
+    replace_snapshot(store, snapshot_ids[1], publish_empty(store, "E"))
+    assert read_letters(store) == "AECEE"  # E replaced B
+    for _ in range(n_tags):
+        tag(store, publish_empty(store, "D"), "latest")
+        rollback(store, "latest")
+    assert rollback(store, "latest").snapshot == snapshot_ids[0]
 
 
 @given(st.text("ABC", min_size=1, max_size=6), st.integers(1, 8))

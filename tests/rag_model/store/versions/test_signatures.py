@@ -213,6 +213,15 @@ def test_forged_takedown_does_not_get_a_ref_signed(store: Store, sign_as, trust)
     assert (move.snapshot, store.refs.has_trusted_signature("latest", move.number)) == (unsigned_id, False)
 
 
+def test_rollback_after_tag_that_signs_skips_snapshots_rolled_back_before(store: Store, sign_as) -> None:
+    sign_as(None)
+    first, _, _ = (publish_latest(store, name) for name in "123")
+    rollback(store, "latest")
+    sign_as(ALICE)
+    assert tag(store, "latest", "latest").number == 5
+    assert rollback(store, "latest").snapshot == first
+
+
 def test_rollback_and_tag_refuse_unsigned_snapshots(store: Store, sign_as, trust) -> None:
     sign_as(ALICE)
     first, second = publish_latest(store), publish_latest(store, "2")
