@@ -267,7 +267,7 @@ def open_tantivy(path: Path, question_terms: Terms, k: int) -> Callable[[], Any]
         )
         for terms in question_terms
     ]
-    return lambda: [searcher.search(query, k, k=False) for query in queries]
+    return lambda: [searcher.search(query, k, count=False) for query in queries]
 
 
 def measure_speeds(sides: dict[str, Callable[[], Any]], n_questions: int, rounds: int) -> dict[str, float]:

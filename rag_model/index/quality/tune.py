@@ -23,7 +23,7 @@ import numpy as np
 from rag_model.errors import UsageError
 from rag_model.index.exact_search import ExactIndex
 from rag_model.index.files.engine import Vectors
-from rag_model.index.files.intake import inspect_vectors
+from rag_model.index.files.intake import inspect_vectors, iter_finite_rows
 from rag_model.index.files.vectors import VectorFiles, sample_vectors
 from rag_model.index.quality.health import inspect_index
 from rag_model.index.quality.results import OperatingPoint, TuningResult
@@ -270,8 +270,8 @@ def read_queries(path: Path, d: int, limit: int = _MAX_QUERIES) -> Vectors:
         raise UsageError(
             f"the questions in {path} have {query_files.d} dimensions and the vectors {d}: use one encoder"
         )
-    (block, *_) = query_files.files[0].blocks(limit)
-    return np.ascontiguousarray(block, dtype=np.float32)
+    blocks = [block for _, block in iter_finite_rows(query_files, "refuse", 0, min(limit, query_files.n))]
+    return np.concatenate(blocks).astype(np.float32)
 
 
 def _count_affordable_queries(plan: VectorPlan) -> int:

@@ -5,6 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,7 +16,7 @@ from rag_model.index.exact_search import ExactIndex
 from rag_model.index.files.engine import faiss
 from rag_model.index.quality.results import compute_recall
 from rag_model.index.quality.sweep import VectorQuerySet
-from rag_model.index.quality.tune import _double_up_to, _find_smallest, tune_search
+from rag_model.index.quality.tune import _double_up_to, _find_smallest, read_queries, tune_search
 from rag_model.index.search import FaissFileIndex, open_index
 
 Make = Callable[..., Any]  # fixtures of conftest.py
@@ -127,3 +129,11 @@ def test_find_smallest_bisects_any_rising_recall(recalls: list[float], smallest:
     assert _find_smallest(measure, smallest, largest, target) == (sufficient[0] if sufficient else None)
     assert len(set(calls)) <= 2 * len(_double_up_to(smallest, largest)) + 1
     assert set(calls) <= set(range(smallest, largest + 1))
+
+
+def test_queries_of_all_row_groups_are_read(tmp_path: Path) -> None:
+    vectors = np.random.default_rng(0).standard_normal((1000, 8)).astype(np.float32)
+    column = pa.FixedSizeListArray.from_arrays(vectors.ravel(), 8)
+    pq.write_table(pa.table({"vector": column}), tmp_path / "queries.parquet", row_group_size=100)
+    np.testing.assert_array_equal(read_queries(tmp_path / "queries.parquet", 8), vectors)
+    assert len(read_queries(tmp_path / "queries.parquet", 8, limit=250)) == 250
