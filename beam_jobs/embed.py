@@ -169,6 +169,14 @@ def run(
     return [from_table(EmbedResult, report, "a report of the embed job") for report in reports]
 
 
+def list_variants(task: EmbedTask, flags: Sequence[str]) -> list[EmbedTask]:
+    """List the task with each precision that it may have on the workers of a run with Beam's `flags`.
+
+    Only workers on other machines may have another precision than the task says.
+    """
+    return [task] if is_local(flags) else [_replace_precision(task, precision) for precision in PRECISIONS]
+
+
 def describe_requests(encoder: StoredEncoder, chunk_results: Sequence[ChunkResult], n_new_passages: int) -> str:
     """Describe how much text an endpoint encoder must embed; return "" for other encoders."""
     if not encoder.is_endpoint or not n_new_passages:
@@ -191,8 +199,8 @@ def _find_remote_reports(tasks: Sequence[EmbedTask], job_settings: JobSettings) 
     if is_local(job_settings.flags):
         return []
     store = Store.open(job_settings.store_url)
-    for precision in PRECISIONS:
-        reports = look_up_reports(embed, [_replace_precision(task, precision) for task in tasks], store)
+    for variants in zip(*(list_variants(task, job_settings.flags) for task in tasks), strict=True):
+        reports = look_up_reports(embed, variants, store)
         known_reports = [report for report in reports if report is not None]
         if len(known_reports) == len(tasks):
             return known_reports

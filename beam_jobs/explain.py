@@ -19,7 +19,7 @@ from beam_jobs.chunk import (
     load_template_table,
     plan_chunk_tasks,
 )
-from beam_jobs.embed import EmbedTask, describe_requests
+from beam_jobs.embed import EmbedTask, describe_requests, list_variants
 from beam_jobs.index_work import get_index_inputs
 from beam_jobs.workers import get_worker_memory
 from rag_model.corpus.article_log import ReusableArticles
@@ -162,7 +162,7 @@ def explain(
         encoders = store_encoders(scratch_store, encoder, recipe, store, parent.pins)
         chunker = store_chunker(scratch_store, recipe.chunk)
         files = fetch_setting_files(scratch_store, chunker.files)
-        lookup = _ReuseLookup(store, parent, encoders, recipe, folder / "passages.parquet", files)
+        lookup = _ReuseLookup(store, parent, encoders, recipe, beam_options, folder / "passages.parquet", files)
         tables = collect_tables(
             scratch_store,
             plan,
@@ -225,6 +225,7 @@ class _ReuseLookup:
         parent: Parent,
         encoders: Mapping[str, StoredEncoder],
         recipe: Recipe,
+        beam_options: Sequence[str],
         scratch: Path,  # file for the passages of the part that is being chunked
         setting_files: Mapping[str, Path],
     ) -> None:
@@ -235,7 +236,7 @@ class _ReuseLookup:
         # recorded files of the parts by representation; passages are under `TEXT`
         self._rows: dict[str, list[BlobRef]] = {name: [] for name in (TEXT, *encoders)}
         self._store, self._parent = store, parent
-        self._encoders, self._recipe = encoders, recipe
+        self._encoders, self._recipe, self._beam_options = encoders, recipe, beam_options
         self._scratch, self._files = scratch, setting_files
 
     def list_embed_stages(self) -> list[StageReuse]:
@@ -268,8 +269,10 @@ class _ReuseLookup:
         """Count the vectors of a part that would be reused in the representation `name`."""
         stage_counts = self._embed[name]
         task = EmbedTask.create(chunk_result, self._encoders[name], self._recipe.dtype_of(name), parent_parts)
-        inputs, n_rows = task.inputs(), chunk_result.rows
-        record = self._store.memo.find("embed", self._store.memo.compute_key(inputs))
+        possible_inputs = [variant.inputs() for variant in list_variants(task, self._beam_options)]
+        memo, n_rows = self._store.memo, chunk_result.rows
+        records = (memo.find("embed", memo.compute_key(inputs)) for inputs in possible_inputs)
+        record = next(filter(None, records), None)
         if record is not None:
             stage_counts.count_task(n_rows, n_rows, None)
             self._rows[name] += [record.outputs["embeddings"]] if n_rows else []
@@ -280,6 +283,8 @@ class _ReuseLookup:
             else self._scratch
         )
         reused_rows = task.row_format.count_reusable(passages, fetch_parent_files(self._store, parent_parts))
+        # The precision of workers on other machines is unknown: assume the one of the most similar record.
+        inputs = min(possible_inputs, key=lambda inputs: len(stage_counts.records.find_changed_inputs(inputs)))
         stage_counts.count_task(n_rows, reused_rows, inputs)
 
     def look_up_training(self, index_name: str, plan: IndexPlan) -> StageReuse:

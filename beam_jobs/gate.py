@@ -68,7 +68,7 @@ _MEASURED_BYTES_PER_SECOND = 5e7
 _RANKED_PER_SECOND = 1e6  # passages whose hashes are read and ranked per second
 _UPDATED_SHARE = 0.2  # time to update the parent's neighbours, divided by the time of a full search
 _SAMPLE_CODE = 1  # increase it when other passages would be sampled
-_NEIGHBORS_CODE = 2  # increase it when the same vectors and queries would give other neighbours
+_NEIGHBORS_CODE = 3  # increase it when the same vectors and queries would give other neighbours
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rag_model.atomic_write import atomic_write
+from rag_model.atomic_write import atomic_write, fsync
 from rag_model.errors import InputError, ResourceError, UsageError
 from rag_model.index.factory import with_refinement
 from rag_model.index.files.engine import Rows, Vectors
@@ -150,17 +150,19 @@ def install_index(index: Path, out: Path, search: Mapping[str, int], kept_rows: 
         ResourceError: the file cannot be written.
     """
     try:
-        if kept_rows is None:
-            get_kept_rows_path(out).unlink(missing_ok=True)  # written with a previous index
-        else:
-            with atomic_write(get_kept_rows_path(out)) as temporary, temporary.open("wb") as file:
-                np.save(file, kept_rows, allow_pickle=False)
         with atomic_write(out) as temporary:
             try:
                 index.rename(temporary)
             except OSError:  # `out` is on another disk
                 shutil.copyfile(index, temporary)
             write_default_search(temporary, search)
+            fsync(temporary)
+            # Only now, because the row numbers of a previous index belong to it until it is replaced.
+            if kept_rows is None:
+                get_kept_rows_path(out).unlink(missing_ok=True)
+            else:
+                with atomic_write(get_kept_rows_path(out)) as temporary_rows, temporary_rows.open("wb") as file:
+                    np.save(file, kept_rows, allow_pickle=False)
     except OSError as error:
         raise ResourceError(f"cannot write {out}: {error.strerror}") from error
 

@@ -1,5 +1,6 @@
 """`--explain` predicts what a build would reuse, and writes nothing."""
 
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -76,6 +77,26 @@ def test_another_encoder_is_named_by_its_space(explain_stages: Any, tmp_path: Pa
     stages = explain_stages(encoder=save_bert(tmp_path / "other", seed=2))
     assert (stages["chunk"].reused, stages["embed"].reused) == (24, 0)
     assert stages["embed"].changed == {"space": 3}
+
+
+def test_records_of_remote_workers_are_found_for_remote_runs_only(store: Store, dumps: Dumps, tiny: Path) -> None:
+    cpu_records = [
+        (inputs, store.memo.find("embed", store.memo.compute_key(inputs))) for inputs in store.memo.iter_inputs("embed")
+    ]
+    shutil.rmtree(store.files.local_path("memo/embed"))
+    for inputs, record in cpu_records:
+        assert record
+        gpu_inputs = {**inputs, "arithmetic": "cuda bfloat16"}
+        store.memo.write_record("embed", store.memo.compute_key(gpu_inputs), record.outputs, record.stats, gpu_inputs)
+    other_dtype = replace(RECIPE, encode=EncodeRecipe(dtype="float32"))
+    for flags, recipe, n_recorded, changed in (
+        ((), RECIPE, 0, {"arithmetic": 3}),
+        (("--runner=FlinkRunner",), RECIPE, 3, {}),
+        (("--runner=FlinkRunner",), other_dtype, 0, {"dtype": 3}),
+    ):
+        report = explain(store, dumps.old, str(tiny), recipe, beam_options=flags)
+        embed_stage = next(stage for stage in report.stages if stage.stage == "embed")
+        assert (embed_stage.recorded, embed_stage.changed) == (n_recorded, changed)
 
 
 def test_an_empty_store_has_nothing(dumps: Dumps, tiny: Path, tmp_path: Path) -> None:

@@ -270,7 +270,8 @@ def read_queries(path: Path, d: int, limit: int = _MAX_QUERIES) -> Vectors:
         raise UsageError(
             f"the questions in {path} have {query_files.d} dimensions and the vectors {d}: use one encoder"
         )
-    blocks = [block for _, block in iter_finite_rows(query_files, "refuse", 0, min(limit, query_files.n))]
+    n_queries = min(limit, query_files.n)
+    blocks = [block for _, block in iter_finite_rows(query_files, "refuse", 0, n_queries, "correct the file")]
     return np.concatenate(blocks).astype(np.float32)
 
 

@@ -6,7 +6,7 @@ import faiss
 import numpy as np
 import pytest
 
-from rag_model.errors import ResourceError, UsageError
+from rag_model.errors import InputError, ResourceError, UsageError
 from rag_model.index.build import build_index, get_kept_rows_path, install_index
 from rag_model.index.recipe import IndexRecipe
 
@@ -34,6 +34,18 @@ def test_rows_file_exists_only_if_rows_were_dropped(tmp_path: Path) -> None:
     np.testing.assert_array_equal(rows, np.delete(np.arange(600), [3, 77]))
     build_index(VECTORS, out, IndexRecipe("Flat", "l2"))
     assert not get_kept_rows_path(out).exists()
+
+
+def test_failed_installation_keeps_the_rows_of_the_previous_index(tmp_path: Path) -> None:
+    out, vectors = tmp_path / "out.faiss", VECTORS.copy()
+    vectors[3] = np.nan
+    build_index(vectors, out, IndexRecipe("Flat", "l2"), invalid="drop")
+    files = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    for kept_rows in (None, np.arange(7)):
+        (tmp_path / "damaged").write_bytes(b"IxF2")
+        with pytest.raises(InputError):
+            install_index(tmp_path / "damaged", out, {}, kept_rows)
+        assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == files
 
 
 def test_refinement_by_outside_vectors_is_refused(tmp_path: Path) -> None:

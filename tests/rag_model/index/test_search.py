@@ -64,6 +64,26 @@ def test_neighbors_updated_for_many_generations_equal_exact_search(
         paths, lists = [tmp_path / "0.npy"], [updated]
 
 
+def test_neighbors_stay_exact_after_whole_neighborhoods_are_replaced(make_vectors: Make, tmp_path: Path) -> None:
+    """More new rows are near than a list has places; then the best rows are removed, and farther ones added."""
+    query, corpus, lists = make_vectors(1, seed=7), make_vectors(120, seed=8), []
+    for generation, (n_removed, added_scores) in enumerate([
+        (0, []), (8, np.linspace(2, 3, 40)), (2, [1.5, 1.6, 1.7]), (2, []),
+    ]):  # fmt: skip
+        best_first = np.argsort(-(corpus @ query[0]))
+        added = query / np.square(query).sum() * np.reshape(added_scores, (-1, 1))
+        corpus = np.concatenate([corpus[best_first[n_removed:]], added]).astype(np.float32)
+        path = tmp_path / f"{generation}.npy"
+        np.save(path, corpus)
+        index = ExactIndex([path], "ip")
+        if generation:
+            equal_rows = find_equal_rows(tmp_path / f"{generation - 1}.npy", path)
+            lists = [update_neighbors(index, query, [(lists[0], equal_rows)], depth=6, width=8)]
+        else:
+            lists = [search_neighbors(index, query, 8)]
+        np.testing.assert_allclose(lists[0].scores[0, :6], -np.sort(-(corpus @ query[0]))[:6], rtol=1e-5)
+
+
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_exact_search_equals_numpy(

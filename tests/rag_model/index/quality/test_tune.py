@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rag_model.errors import UsageError
+from rag_model.errors import InputError, UsageError
 from rag_model.index.exact_search import ExactIndex
 from rag_model.index.files.engine import faiss
 from rag_model.index.quality.results import compute_recall
@@ -137,3 +137,6 @@ def test_queries_of_all_row_groups_are_read(tmp_path: Path) -> None:
     pq.write_table(pa.table({"vector": column}), tmp_path / "queries.parquet", row_group_size=100)
     np.testing.assert_array_equal(read_queries(tmp_path / "queries.parquet", 8), vectors)
     assert len(read_queries(tmp_path / "queries.parquet", 8, limit=250)) == 250
+    np.save(tmp_path / "queries.npy", np.where(np.arange(1000)[:, None] == 7, np.nan, vectors))
+    with pytest.raises(InputError, match=r"row 7 of .*: correct the file$"):
+        read_queries(tmp_path / "queries.npy", 8)
