@@ -124,7 +124,7 @@ def _format_metrics(comparison: dict[str, Any]) -> dict[str, str]:
 
 def format_paired_difference(difference: Mapping[str, float]) -> str:
     """Format a difference and its confidence interval."""
-    return f"{difference['value']:+.3f} [{difference['low']:+.3f}, {difference['high']:+.3f}]"
+    return f"{difference['value']:+z.3f} [{difference['low']:+z.3f}, {difference['high']:+z.3f}]"
 
 
 def create_table(

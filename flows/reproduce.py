@@ -117,6 +117,12 @@ class ReproductionPlan:
         is_part = self.fraction is not None and file.url.startswith("hf://")
         return path.with_name(f"{path.name}-first-{self.fraction:g}") if is_part else path
 
+    def path_or_glob(self, name: str) -> str:
+        """Return the path of a file or a folder of questions, or a glob for files from the Hub."""
+        file = self.data[name]
+        path = self.local_path(file)
+        return str(path / file.url.rpartition("/")[2]) if file.url.startswith("hf://") else str(path)
+
     def estimate_rows(self) -> Iterator[list[WorkEstimate]]:
         """Yield the estimated work of each row as a list with one estimate for each data set.
 
@@ -434,9 +440,9 @@ class ReproductionRun:
         )
 
     def _format_command(self, row: TableRow, data_name: str) -> str:
-        """Return the `evaluate` command that measures a row alone."""
+        """Return the `evaluate` command that measures a row alone, for a sample with all questions."""
         command_words = ["bookwheel", "evaluate", "--store", self.store.url, "--ref", self.get_ref(row.library)]
-        command_words += ["--questions", self.paths[data_name], "--retriever", row.retriever]
+        command_words += ["--questions", self.plan.path_or_glob(data_name), "--retriever", row.retriever]
         if row.model:
             command_words += ["--model", _find_model(self.plan.folder, row.model), "--beams", str(row.beams)]
             command_words += ["-k", str(row.k)] if row.k else []
@@ -486,7 +492,7 @@ def fetch_data(plan: ReproductionPlan, on_progress: OnProgress) -> dict[str, str
             _link_first_files(plan.complete_path(file), plan.local_path(file), plan.fraction)
     for name, file in plan.data.items():
         _verify_data(name, file, plan.local_path(file))
-    return {name: _get_path_or_glob(file, plan.local_path(file)) for name, file in plan.data.items()}
+    return {name: plan.path_or_glob(name) for name in plan.data}
 
 
 def _link_first_files(folder: Path, sample: Path, fraction: float) -> None:
@@ -514,11 +520,6 @@ def _verify_data(name: str, file: DataFile, path: Path) -> None:
             f"{path} is not the published {name}: its {checksum[0]} is {digits}, not "
             f"{checksum[1]}; {advice}, or correct `checksum`"
         )
-
-
-def _get_path_or_glob(file: DataFile, path: Path) -> str:
-    """Return the path of a file or a folder of questions, or a glob for files from the Hub."""
-    return str(path / file.url.rpartition("/")[2]) if file.url.startswith("hf://") else str(path)
 
 
 def _fetch_from_hub(url: str, folder: Path, fraction: float | None) -> None:

@@ -308,9 +308,11 @@ def _find_changed_settings(comparison: EvaluationComparison) -> dict[str, tuple[
 def _format_difference(measure_pair: MeasureComparison) -> str:
     difference = measure_pair.difference
     interval_text = (
-        "" if difference.low is None or difference.high is None else f" [{difference.low:+.3f}, {difference.high:+.3f}]"
+        ""
+        if difference.low is None or difference.high is None
+        else f" [{difference.low:+z.3f}, {difference.high:+z.3f}]"
     )
-    return f"{difference.value:+.3f}{interval_text}"
+    return f"{difference.value:+z.3f}{interval_text}"
 
 
 def _iter_evaluation_lines(manifest: EvaluationManifest) -> Iterator[str]:

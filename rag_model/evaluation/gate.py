@@ -311,9 +311,9 @@ def _check_no_loss(
         yield GateCheck(
             f"{name} against the present one",
             lower_bound >= -criteria.tolerance,
-            f"{comparison.difference.value:+.3f}{_format_interval(comparison)}, "
+            f"{comparison.difference.value:+z.3f}{_format_interval(comparison)}, "
             f"from {comparison.before.value:.3f} to {comparison.after.value:.3f}",
-            f"{'' if comparison.difference.low is None else 'a lower bound of '}{-criteria.tolerance:+.3f} or more",
+            f"{'' if comparison.difference.low is None else 'a lower bound of '}{-criteria.tolerance:+z.3f} or more",
             "The candidate may be worse than the served one: compare the two with `diff`, or add questions.",
         )
 
@@ -342,4 +342,4 @@ def _get_measure(values_by_name: Mapping[str, ValueT], name: str) -> ValueT:
 
 def _format_interval(comparison: MeasureComparison) -> str:
     low, high = comparison.difference.low, comparison.difference.high
-    return "" if low is None or high is None else f" [{low:+.3f}, {high:+.3f}]"
+    return "" if low is None or high is None else f" [{low:+z.3f}, {high:+z.3f}]"

@@ -236,6 +236,8 @@ def test_sample_runs_every_row_without_comparison(folder: Path, tiny: Path, book
     assert result.code == 0
     assert {line["verdict"] for line in result.json["lines"]} == {"not compared"}
     assert {line["questions"] for line in result.json["lines"]} == {20}
+    command_words = shlex.split(result.json["lines"][0]["command"])
+    assert command_words[command_words.index("--questions") + 1] == str(folder / "questions.jsonl")
     assert any("do not compare" in note for note in result.json["notes"])
     assert "do not compare" in result.err
 

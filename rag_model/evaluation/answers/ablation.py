@@ -261,7 +261,7 @@ def _describe_gain(gain: Estimate) -> str:
 
 def _describe_range(gain: Estimate, condition_name: str) -> str:
     direction = "lower" if gain.value < 0 else "higher"
-    return f"{abs(gain.value):.3f} {direction} than {condition_name} [{gain.low:+.3f}, {gain.high:+.3f}]"
+    return f"{abs(gain.value):.3f} {direction} than {condition_name} [{gain.low:+z.3f}, {gain.high:+z.3f}]"
 
 
 def _iter_extra_costs(

@@ -117,7 +117,7 @@ def _iter_estimate_cells(group: GroupMetrics, measures: Sequence[str]) -> Iterat
 
 
 def _format_interval(estimate: Estimate, sign: str) -> Node:
-    difference_text = f"{estimate.value:+.3f} " if sign else ""
+    difference_text = f"{estimate.value:+z.3f} " if sign else ""
     return tag("span", f"{difference_text}[{estimate.low:{sign}.3f}, {estimate.high:{sign}.3f}]", class_="ends")
 
 

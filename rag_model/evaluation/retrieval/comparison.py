@@ -390,7 +390,7 @@ def recommend_retriever(retriever_metrics: Sequence[RetrieverMetrics], measure: 
     return (
         f"{choice_text} per question; the best retriever, {best.name}, has "
         f"{best.quality:.3f} at {best.milliseconds:.3g} ms, but the interval of the "
-        f"difference, {difference.low:+.3f} to {difference.high:+.3f}, is not below 0"
+        f"difference, {difference.low:+z.3f} to {difference.high:+z.3f}, is not below 0"
     )
 
 

@@ -130,6 +130,12 @@ def test_release_criteria_accept_or_refuse_a_difference(
     assert bool(verdict.reason) != passed
 
 
+def test_zero_has_no_minus_sign() -> None:
+    verdict = check_release(ReleaseCriteria(tolerance=0.0), METRICS, create_difference(-0.0, -0.0001), "Success@20")
+    assert "+0.000 [+0.000, +0.000]" in verdict.reason
+    assert "a lower bound of +0.000 or more" in verdict.reason
+
+
 def test_a_collapse_is_refused_whatever_the_metrics() -> None:
     verdict = check_release(ReleaseCriteria(), METRICS, None, "Success@20", "retrieval has collapsed")
     assert verdict.reason == "use of passages is retrieval has collapsed, wanted no collapse"
