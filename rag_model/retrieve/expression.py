@@ -99,6 +99,20 @@ class Call(Node):
         arguments = [*map(str, self.arguments), *(f"{name}={option}" for name, option in self.options.items())]
         return f"{self.name}({', '.join(arguments)})" + ("" if self.depth is None else f":{self.depth}")
 
+    def format_name(self, children: Sequence[str], defaults: Mapping[int | str, str]) -> str:
+        """Return the canonical form without the depth, and without settings that have their default
+        values.
+
+        Args:
+            children: the child retrievers in their canonical form, instead of the first arguments.
+            defaults: the default values of arguments (by position) and of options (by name).
+        """
+        settings = list(enumerate(map(str, self.arguments)))[len(children) :]
+        arguments = [*children, *(value for position, value in settings if value != defaults.get(position))]
+        options = {name: str(option) for name, option in self.options.items()}
+        arguments += [f"{name}={value}" for name, value in options.items() if value != defaults.get(name)]
+        return f"{self.name}({', '.join(arguments)})"
+
     def check_options(self, *allowed_names: str) -> None:
         """Check that the call has no options except `allowed_names`.
 

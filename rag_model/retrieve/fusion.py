@@ -36,7 +36,7 @@ class FusedRetriever(SnapshotRetriever):
         """Create a fusion of two or more child retrievers of one snapshot, with different names.
 
         Args:
-            name: spelling of the fusion in an expression, without depths.
+            name: spelling of the fusion in an expression, without its own depth.
             children: child retrievers; each is searched to its own depth, or else to the maximum of
                 100 and `k` passages.
             fuse_lists: returns the fused rows, -1 after the last, and their scores.
@@ -153,7 +153,8 @@ def build_rrf(call: Call, factory: RetrieverFactory) -> SnapshotRetriever:
     children = _build_children(call.arguments, factory)
     k = call.get_int("k", RRF_K, 1, _MAX_RRF_K)
     weights = call.get_floats("weights", len(children), _MAX_WEIGHT) or (1.0,) * len(children)
-    name = f"rrf({', '.join(child.name for child in children)})"
+    equal_weights = f"[{', '.join('1' * len(children))}]"
+    name = call.format_name([child.expression for child in children], {"k": str(RRF_K), "weights": equal_weights})
     return FusedRetriever(name, children, lambda lists: fuse([ranking.rows for ranking in lists], k, weights))
 
 
@@ -177,7 +178,8 @@ def build_interpolation(call: Call, factory: RetrieverFactory) -> SnapshotRetrie
             f"normalization of interpolate is {normalization}: give true or false"
         )
     normalize = normalization == "true"
-    name = f"interpolate({children[0].name}, {children[1].name}, {alpha}{', normalization=true' if normalize else ''})"
+    first, second = (child.expression for child in children)
+    name = f"interpolate({first}, {second}, {alpha}{', normalization=true' if normalize else ''})"
     return FusedRetriever(name, children, lambda lists: interpolate(lists[0], lists[1], alpha, normalize=normalize))
 
 

@@ -36,9 +36,9 @@ _MAX_ROUNDS = 4
 class RerankedRetriever(SnapshotRetriever):
     """A `Retriever` that reranks the first `depth` hits of a child retriever with a model."""
 
-    def __init__(self, child: ChildRetriever, scorer: PairScorer, model: str, depth: int = _DEFAULT_DEPTH) -> None:
-        """Score the first `depth` hits of `child` with `scorer`, the model named `model`."""
-        super().__init__(child.retriever.snapshot, f"rerank({child.name}, {model})")
+    def __init__(self, name: str, child: ChildRetriever, scorer: PairScorer, depth: int = _DEFAULT_DEPTH) -> None:
+        """Score the first `depth` hits of `child`; `name` is the spelling in an expression."""
+        super().__init__(child.retriever.snapshot, name)
         self.depth_advice = "or increase its third argument, as in rerank(A, MODEL, 100)"
         self.exact_products = child.retriever.exact_products
         self._child, self._scorer, self._depth = child, scorer, depth
@@ -99,7 +99,8 @@ def build_rerank(call: Call, factory: RetrieverFactory) -> SnapshotRetriever:
     child = factory.leg(call.arguments[0])
     depth = call.get_int(2, _DEFAULT_DEPTH, 1, _MAX_RERANK_DEPTH)
     scorer = factory.scorer(call.arguments[1])
-    return RerankedRetriever(child, scorer, str(call.arguments[1]), depth)
+    name = call.format_name([child.expression], {2: str(_DEFAULT_DEPTH)})
+    return RerankedRetriever(name, child, scorer, depth)
 
 
 class MaxSimRetriever(SnapshotRetriever):
@@ -109,6 +110,7 @@ class MaxSimRetriever(SnapshotRetriever):
 
     def __init__(
         self,
+        name: str,
         child: ChildRetriever,
         tokens: IndexTokens,
         graph: IndexLinks | None = None,
@@ -118,6 +120,7 @@ class MaxSimRetriever(SnapshotRetriever):
         """Create a retriever that scores at most `depth` passages per query.
 
         Args:
+            name: spelling of this retriever in an expression, without its own depth.
             child: the retriever whose hits are reranked; it is searched to its own depth, or else
                 to half of `depth`, but at least to `k`.
             tokens: the index of token vectors, with its question encoder.
@@ -127,7 +130,7 @@ class MaxSimRetriever(SnapshotRetriever):
             n_rounds: number of times that neighbours of the best candidates are added; all rounds
                 together add as many as `depth` allows.
         """
-        super().__init__(child.retriever.snapshot, f"maxsim({child.name}, {tokens.name})")
+        super().__init__(child.retriever.snapshot, name)
         self._child, self._tokens, self._depth = child, tokens, depth
         self._graph, self._rounds = graph, n_rounds if graph is not None else 0
 
@@ -224,7 +227,9 @@ def build_maxsim(call: Call, factory: RetrieverFactory) -> SnapshotRetriever:
     child = factory.leg(call.arguments[0])
     tokens = factory.tokens(call.arguments[1])
     max_depth = factory.max_depth or MAX_MAXSIM_DEPTH
-    depth = call.get_int(2, min(DEFAULT_MAXSIM_DEPTH, max_depth), 1, max_depth)
+    default_depth = min(DEFAULT_MAXSIM_DEPTH, max_depth)
+    depth = call.get_int(2, default_depth, 1, max_depth)
     n_rounds = call.get_int("rounds", _DEFAULT_ROUNDS, 0, _MAX_ROUNDS)
     graph = factory.graph(call.options.get("graph")) if n_rounds else None
-    return MaxSimRetriever(child, tokens, graph, depth, n_rounds)
+    name = call.format_name([child.expression], {2: str(default_depth), "rounds": str(_DEFAULT_ROUNDS)})
+    return MaxSimRetriever(name, child, tokens, graph, depth, n_rounds)

@@ -187,7 +187,7 @@ class SnapshotRetriever(ABC):
     depth_advice = "or search deeper"  # ends the error message about a `k` above `most`
 
     def __init__(self, snapshot: Snapshot, name: str) -> None:
-        """Create a retriever; `name` is its spelling in an expression, without a depth."""
+        """Create a retriever; `name` is its spelling in an expression, without its own depth."""
         self.snapshot, self.name = snapshot, name
         self._attribution = Attribution.from_corpus(snapshot.manifest.content.corpus)
 
@@ -324,6 +324,11 @@ class ChildRetriever:
         return self.retriever.name
 
     @property
+    def expression(self) -> str:
+        """The spelling of the retriever in an expression, with the depth if one is set."""
+        return self.name if self.depth is None else f"{self.name}:{self.depth}"
+
+    @property
     def most(self) -> int:
         """The maximum number of passages that this child returns for a query."""
         return self.retriever.most if self.depth is None else min(self.depth, self.retriever.most)
@@ -367,7 +372,7 @@ class RetrieverStage:
     batch of queries.
     """
 
-    name: str  # spelling in the expression, without a depth
+    name: str  # spelling in the expression, without its own depth
     ranked_rows: RankedRows  # ranked rows, cut to the requested depth
     seconds: float  # seconds of the stage, without those of its legs and of the question encoders
     # None: the outer retriever computed the list itself, as `maxsim` does its neighbours

@@ -164,7 +164,7 @@ def measure_candidates(data: TokenSample, folder: Path, codec: str, depths: Sequ
         for rounds in (0, 1, 2):
             first = min(depth if rounds == 0 else depth // 2, 100 if rounds else depth)
             scorers = ChildRetriever(leg, first), KnownQueryScorer(data.question_tokens, index)
-            retriever = MaxSimRetriever(*scorers, graph, depth, rounds)
+            retriever = MaxSimRetriever("maxsim", *scorers, graph, depth, rounds)
             start = time.perf_counter()
             rows = np.vstack([retriever.find(Queries([number]), K).rows for number in numbers])
             ms = _elapsed_ms(start, len(numbers))

@@ -60,7 +60,7 @@ def test_several_retrievers_are_measured_in_one_run(
         assert (comparison.get("differences") is None) == (name == "hnsw")
     assert reply["metrics"] == reply["retrievers"]["hnsw"]
     fused = reply["compared"]["rrf(hnsw, exact:30)"]
-    assert [stage["stage"] for stage in fused["stages"]] == ["hnsw", "exact", "rrf(hnsw, exact)"]
+    assert [stage["stage"] for stage in fused["stages"]] == ["hnsw", "exact", "rrf(hnsw, exact:30)"]
     assert fused["stages"][0]["metrics"] == reply["retrievers"]["hnsw"]
     files = bookwheel("show", "--store", library, "--json").json["content"]["files"]
     assert fused["stages"][0]["bytes"] == files["index/hnsw.faiss"]["size"]
@@ -81,7 +81,7 @@ def test_figures_are_an_artifact_of_the_flow_run(library: Path, questions: Path,
         (artifact,) = client.request("POST", "/artifacts/filter", json=query).json()
     rows = json.loads(artifact["data"])
     assert [row["retriever"] for row in rows if row["of"] == "all"] == RETRIEVERS[:2]
-    assert {"stage hnsw", "stage exact", "stage rrf(hnsw, exact)"} <= {row["of"] for row in rows}
+    assert {"stage hnsw", "stage exact", "stage rrf(hnsw, exact:30)"} <= {row["of"] for row in rows}
     assert "judged by passages" in artifact["description"]
 
 

@@ -156,7 +156,7 @@ class StageRankings:
 class StageMetrics:
     """The quality and costs of one stage of a retriever; times are per query."""
 
-    name: str  # part of the retriever expression, without depths
+    name: str  # part of the retriever expression, without its own depth
     values: Mapping[str, Sequence[float]]  # values by measure, one per question
     milliseconds: float  # time of this stage without its child retrievers
     search_milliseconds: float  # time of this stage and its child retrievers

@@ -108,6 +108,26 @@ def test_planning_opens_nothing(library: tuple[Store, Snapshot], model: Path, ex
 
 
 @pytest.mark.parametrize(
+    ("expression", "name"),
+    [
+        ("hnsw:5", "hnsw"),
+        ("rrf(hnsw, ivfpq, k=60, weights=[1, 1]):9", "rrf(hnsw, ivfpq)"),
+        ("rrf(hnsw:5, ivfpq, weights=[2,1], k=1)", "rrf(hnsw:5, ivfpq, weights=[2, 1], k=1)"),
+        ("rrf(rrf(hnsw, exact, k=60):7, hnsw(efSearch=9):5)", "rrf(rrf(hnsw, exact):7, hnsw(efSearch=9):5)"),
+        ("interpolate(hnsw:5, rrf(hnsw, exact, k=2), alpha=.5)", "interpolate(hnsw:5, rrf(hnsw, exact, k=2), 0.5)"),
+        ("rerank(hnsw, '/a folder/m', 50)", "rerank(hnsw, '/a folder/m')"),
+        ("rerank(rrf(hnsw, ivfpq:4, k=9):20, model:ce, 6)", "rerank(rrf(hnsw, ivfpq:4, k=9):20, model:ce, 6)"),
+        ("maxsim(ivfpq, tokens, 500, rounds=1)", "maxsim(ivfpq, tokens)"),
+        ("maxsim(ivfpq:4, tokens, 8, graph=hnsw, rounds=2)", "maxsim(ivfpq:4, tokens, 8, graph=hnsw, rounds=2)"),
+    ],
+)
+def test_name_has_every_setting_but_the_defaults(library: tuple[Store, Snapshot], expression: str, name: str) -> None:
+    context = RetrieverContext(library[1])
+    assert build_retriever(context, expression).retriever.name == name
+    assert build_retriever(context, name).retriever.name == name, "the name is an expression of the same retriever"
+
+
+@pytest.mark.parametrize(
     "expression", [*INDEXES.values(), "rrf(hnsw:{n}, ivfpq)", "rrf(hnsw, exact)", "maxsim(hnsw, tokens, {n})"]
 )
 def test_a_search_of_any_depth_is_full(library: tuple[Store, Snapshot], encoder: Encoder, expression: str) -> None:

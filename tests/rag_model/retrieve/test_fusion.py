@@ -97,7 +97,7 @@ def _build_rows(lists: list[dict[int, float]]) -> RankedRows:
 def test_interpolated_hits_have_the_scores_of_their_legs(snapshot: Snapshot, encoder: Encoder) -> None:
     text = "interpolate(hnsw, ivfpq:3, alpha=1.5)"
     retriever = open_retriever(snapshot, text, encoder=encoder)
-    assert retriever.name == "interpolate(hnsw, ivfpq, 1.5)"
+    assert retriever.name == "interpolate(hnsw, ivfpq:3, 1.5)"
     for hits, ivfpq_hits in zip(
         retriever.search(QUESTIONS, 12), DenseRetriever(snapshot, encoder, "ivfpq").search(QUESTIONS, 3), strict=True
     ):
@@ -131,6 +131,16 @@ def test_fused_hits_have_the_ranks_and_scores_of_their_legs(snapshot: Snapshot, 
         assert any(len(hit.legs) == 1 for hit in hits), "rank 4 of one leg is not among the 3 hits of the other"
 
 
+def test_legs_may_differ_in_a_setting_only(snapshot: Snapshot, encoder: Encoder) -> None:
+    expression = "interpolate(rrf(hnsw, exact, k=1), rrf(hnsw, exact, k=60), 1)"
+    hit = open_retriever(snapshot, expression, encoder=encoder).search(QUESTIONS, 1)[0][0]
+    fused_scores = {leg.leg: leg.score for leg in hit.legs if leg.leg.startswith("rrf")}
+    assert fused_scores.keys() == {"rrf(hnsw, exact, k=1)", "rrf(hnsw, exact)"}
+    assert hit.score == pytest.approx(sum(fused_scores.values()))
+    with pytest.raises(UsageError, match=r"rrf\(hnsw, exact\) is given twice"):
+        open_retriever(snapshot, "rrf(rrf(hnsw, exact), rrf(hnsw, exact, k=60):5)")
+
+
 def test_legs_are_searched_deeper_than_k(snapshot: Snapshot, encoder: Encoder) -> None:
     hit = open_retriever(snapshot, "rrf(hnsw, exact)", encoder=encoder).search(QUESTIONS, 1)[0][0]
     assert [leg.rank for leg in hit.legs] == [1, 1]
@@ -148,7 +158,7 @@ def test_fusion_of_fusions_names_every_step(snapshot: Snapshot, encoder: Encoder
 @pytest.mark.parametrize(
     ("expression", "k", "message"),
     [
-        ("rrf(hnsw:2, exact:3)", 6, r"k is 6 but rrf\(hnsw, exact\) gives 5 passages"),
+        ("rrf(hnsw:2, exact:3)", 6, r"k is 6 but rrf\(hnsw:2, exact:3\) gives 5 passages"),
         ("rrf(hnsw, exact)", 13, "k is 13 but the snapshot holds 12 passages"),
         ("rrf(hnsw, exact)", 0, "k is 0: ask for at least 1"),
     ],

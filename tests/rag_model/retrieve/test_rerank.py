@@ -60,7 +60,7 @@ def snapshot(tmp_path_factory: pytest.TempPathFactory) -> Snapshot:
 def build(snapshot: Snapshot, depth: int, rounds: int, leg_depth: int | None = None) -> tuple[MaxSimRetriever, Scores]:
     scores = Scores()
     leg = ChildRetriever(FirstRows(snapshot, "first"), leg_depth)
-    return MaxSimRetriever(leg, scores, RingGraph(), depth, rounds), scores
+    return MaxSimRetriever("maxsim(first, tokens)", leg, scores, RingGraph(), depth, rounds), scores
 
 
 @pytest.mark.parametrize(("rounds", "best"), [(0, 3), (1, 7), (2, 11), (3, 15)])

@@ -25,8 +25,8 @@ def test_every_stage_is_timed_once_after_its_legs(snapshot: Snapshot, encoder: E
     assert [stage.name for stage in timer.stages] == [
         "hnsw",
         "exact",
-        "rrf(hnsw, exact)",
-        f"rerank(rrf(hnsw, exact), {cross})",
+        "rrf(hnsw:5, exact)",
+        f"rerank(rrf(hnsw:5, exact), {cross}, 6)",
     ]
     hnsw, exact, fused, reranked = timer.stages
     assert (reranked.legs, fused.legs, hnsw.legs) == ((fused,), (hnsw, exact), ())

@@ -63,7 +63,7 @@ def test_metrics_of_a_stage_are_those_of_the_stage_as_a_retriever(
         lists = measure_stages(
             reranker, expression, QueryBatches(QUESTIONS), judge, 3, lambda *counts: progress.append(counts)
         )
-        assert list(lists.values) == ["hnsw", "ivfpq", "rrf(hnsw, ivfpq)", reranker.name]
+        assert list(lists.values) == ["hnsw", "ivfpq", "rrf(hnsw, ivfpq:3)", reranker.name]
         assert [*lists.values.values()] == [judge.compute_values(alone, measures) for alone in outcomes]
         assert list(lists.results) == outcomes[-1]
     assert progress == [(4, 4)] * 3
