@@ -226,5 +226,9 @@ def open_reading_model(
         store, model_id, "marginal" if needs_inner_products else readers[0], passage_encoder
     )
     return reading_model, open_retriever(
-        snapshot, retriever, encoder=reading_model.question_encoder, store=store, products=needs_inner_products
+        snapshot,
+        retriever,
+        embeddings_encoder=reading_model.question_encoder,
+        store=store,
+        products=needs_inner_products,
     )

@@ -30,10 +30,8 @@ from rag_model.retrieve.indexes import (
 )
 from rag_model.retrieve.models import HasFolder, PairScorerCache
 from rag_model.retrieve.retriever import Queries, QuestionEncoder
-from rag_model.store.versions.manifest import EMBEDDINGS, Content, question_encoder_path
+from rag_model.store.versions.manifest import EMBEDDINGS, TEXT, Content, question_encoder_path
 from rag_model.store.versions.snapshot import Snapshot
-
-_ENCODED_TYPES = ("vectors", "sparse")  # query types for which `use_encoder` sets an encoder
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +65,12 @@ class RetrieverNeeds:
         """
         index_entries = [content.indexes.get(name) for name in self.index_names]
         return bool(self.vectors) or any(entry is None or entry.get("refine") == "vectors" for entry in index_entries)
+
+    def list_encoded_representations(self, snapshot: Snapshot) -> list[str]:
+        """Return the representations whose question encoders encode the queries."""
+        encoded_indexes = [name for name in self.indexes if get_representation_type(snapshot, name) != TEXT]
+        representations = map(snapshot.manifest.content.representation_of, encoded_indexes)
+        return list(dict.fromkeys([*representations, *self.encoders]))
 
     def files(self, snapshot: Snapshot) -> dict[str, int]:
         """Return the size in bytes of each snapshot file that is read, except those of encoders."""
@@ -195,37 +199,26 @@ class RetrieverContext:
             RefusedError: the encoder's space differs from the space of the index.
         """
         if name not in self._index_encoders:
-            query_type = get_representation_type(self.snapshot, name)
             representation = self.snapshot.manifest.content.representation_of(name)
-            encoder = None
-            if query_type in _ENCODED_TYPES:
-                encoder = self.checked_encoder(representation)
-            elif query_type == "tokens":
-                encoder = self.encoder(representation)
-            self._index_encoders[name] = encoder
+            has_encoder = get_representation_type(self.snapshot, name) != TEXT
+            self._index_encoders[name] = self.checked_encoder(representation) if has_encoder else None
         return self._index_encoders[name]
 
-    def use_encoder(self, encoder: QuestionEncoder, indexes: Sequence[str]) -> None:
-        """Use `encoder` for the queries of all `indexes` that are in its space.
+    def use_encoder(self, encoder: QuestionEncoder, representations: Sequence[str]) -> None:
+        """Use `encoder` for the queries of all `representations`, one or more, that are in its space.
 
         Raises:
-            RefusedError: none of the indexes is in its space.
-            UsageError: none of the indexes is searched by vectors or terms.
+            RefusedError: none of the representations is in its space.
         """
-        content, snapshot = self.snapshot.manifest.content, self.snapshot
-        encoded_indexes = [name for name in indexes if get_representation_type(snapshot, name) in _ENCODED_TYPES]
-        representations = list(dict.fromkeys(map(content.representation_of, encoded_indexes)))
-        if not representations:
-            raise UsageError("the retriever searches no index by vectors or terms: omit the question encoder")
         question_space = encoder.space()
-        space_by_representation = {name: content.space_of(name) for name in representations}
+        space_by_representation = {name: self.snapshot.manifest.content.space_of(name) for name in representations}
         matching_representations = [
             name
             for name, space in space_by_representation.items()
             if space and Space.from_json(space).accepts_queries_of(question_space)
         ]
         if not matching_representations:
-            check_question_encoder(encoder, snapshot, representations[0])
+            check_question_encoder(encoder, self.snapshot, representations[0])
         for name in matching_representations:
             if name == EMBEDDINGS:
                 self._encoder = encoder

@@ -76,8 +76,7 @@ class DenseRetriever(IndexRetriever):
         context = RetrieverContext(snapshot)
         super().__init__(context, name)
         if encoder is not None:
-            context.use_encoder(encoder, [name])
-            context.index_encoder(name)  # checks the encoder's space
+            context.use_encoder(encoder, [content.representation_of(name)])
         self._has_encoder = encoder is not None
         context.index(name)
 

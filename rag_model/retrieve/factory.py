@@ -71,6 +71,7 @@ def open_retriever(
     expression: str | None = None,
     *,
     encoder: QuestionEncoder | str | None = None,
+    embeddings_encoder: QuestionEncoder | None = None,
     store: Store | None = None,
     products: bool = False,
 ) -> SnapshotRetriever:
@@ -82,8 +83,11 @@ def open_retriever(
     Args:
         snapshot: the snapshot to search.
         expression: the name of an index, or a call; None: the snapshot's default retriever.
-        encoder: the encoder of the queries, or its name; None: the snapshot's encoder, which is
-            loaded if queries must be encoded.
+        encoder: the encoder of the queries for all indexes in its space, or its name; for other
+            indexes, and if it is None, the snapshot's encoders are loaded when the retriever needs
+            them.
+        embeddings_encoder: the encoder of the queries for the representation `embeddings` only,
+            such as that of a model; it is not used if the retriever does not need it.
         store: the store that contains `model:NAME`; None: the store that the snapshot was opened
             from.
         products: compute the `inner_product` of each hit, which readers need; this reads the
@@ -95,9 +99,16 @@ def open_retriever(
         RefusedError: the encoder's space differs from the snapshot's.
         StoreError: a file is missing or damaged.
         UsageError: the expression is invalid; the message gives the position and the alternatives.
+            Or an encoder is named, but the retriever needs none.
     """
-    expressions = None if expression is None else [expression]
-    return open_retrievers(snapshot, expressions, encoder=encoder, store=store, products=products)[0]
+    return open_retrievers(
+        snapshot,
+        None if expression is None else [expression],
+        encoder=encoder,
+        embeddings_encoder=embeddings_encoder,
+        store=store,
+        products=products,
+    )[0]
 
 
 def open_retrievers(
@@ -105,6 +116,7 @@ def open_retrievers(
     expressions: Sequence[str] | None = None,
     *,
     encoder: QuestionEncoder | str | None = None,
+    embeddings_encoder: QuestionEncoder | None = None,
     store: Store | None = None,
     products: bool = False,
 ) -> tuple[SnapshotRetriever, ...]:
@@ -118,11 +130,11 @@ def open_retrievers(
     """
     texts = [snapshot.manifest.content.default_retriever] if expressions is None else expressions
     store_url = snapshot.location if isinstance(snapshot.location, str) else None
-    context = RetrieverContext(snapshot, _get_encoder_loader(encoder), PairScorerCache(store or store_url))
+    load_encoder = None if embeddings_encoder is None else lambda: embeddings_encoder
+    context = RetrieverContext(snapshot, load_encoder, PairScorerCache(store or store_url))
     built_retrievers = [build_retriever(context, text, products=products) for text in texts]
-    if isinstance(encoder, str):
-        index_names = RetrieverNeeds.merge(retriever.needs for retriever in built_retrievers).index_names
-        context.use_encoder(load_question_encoder(encoder), index_names)
+    if encoder is not None:
+        _use_encoder(context, encoder, RetrieverNeeds.merge(retriever.needs for retriever in built_retrievers))
     try:
         for retriever in built_retrievers:
             context.open(retriever.needs)
@@ -132,6 +144,16 @@ def open_retrievers(
         message = f"the snapshot's default retriever {texts[0]} cannot be opened: {error}"
         raise type(error)(message) from error
     return tuple(retriever.retriever for retriever in built_retrievers)
+
+
+def _use_encoder(context: RetrieverContext, encoder: QuestionEncoder | str, retriever_needs: RetrieverNeeds) -> None:
+    representations = retriever_needs.list_encoded_representations(context.snapshot)
+    if isinstance(encoder, str):
+        if not representations:
+            raise UsageError("the retriever searches no index by vectors or terms: omit the question encoder")
+        encoder = load_question_encoder(encoder)
+    if representations:
+        context.use_encoder(encoder, representations)
 
 
 def plan_retriever(snapshot: Snapshot, expression: str | None, *, products: bool = False) -> RetrieverNeeds:
@@ -425,9 +447,3 @@ class RetrieverFactory:
         if depth is not None and self.max_depth is not None and depth > self.max_depth:
             raise node.error(f"{node} asks for {depth:,} passages: ask for at most {self.max_depth:,} here")
         return depth
-
-
-def _get_encoder_loader(encoder: QuestionEncoder | str | None) -> Callable[[], QuestionEncoder] | None:
-    if encoder is None:
-        return None
-    return lambda: load_question_encoder(encoder) if isinstance(encoder, str) else encoder

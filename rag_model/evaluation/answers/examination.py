@@ -186,7 +186,9 @@ def open_other_retrievers(
         (name for name in list_index_names(snapshot) if get_index_kind(snapshot, name) == _BM25_KIND), None
     )
     if bm25_index is not None and bm25_index != reader_expression:
-        retrievers[BM25] = open_retriever(snapshot, bm25_index, encoder=encoder, store=store, products=has_encoder)
+        retrievers[BM25] = open_retriever(
+            snapshot, bm25_index, embeddings_encoder=encoder, store=store, products=has_encoder
+        )
     if has_encoder and any(path.startswith(f"{QUESTION_ENCODER}/") for path in snapshot.manifest.content.files):
         retrievers[FROZEN_RETRIEVER] = open_retriever(snapshot, reader_expression, store=store, products=True)
     return retrievers

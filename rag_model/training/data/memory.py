@@ -115,7 +115,7 @@ class PassageMemory:
         """
         self.snapshot = snapshot
         self._encoder: QuestionEncoder = _AnySpaceEncoder(snapshot) if encoder is None else encoder
-        self._retriever = open_retriever(snapshot, retriever, encoder=self._encoder)
+        self._retriever = open_retriever(snapshot, retriever, embeddings_encoder=self._encoder)
         metrics = {index_entry.get("metric", "ip") for index_entry in snapshot.manifest.content.indexes.values()}
         if metrics - {"ip"}:
             raise UsageError(

@@ -13,8 +13,9 @@ import pytest
 
 from rag_model.corpus.ragged_file import TokenWriter
 from rag_model.corpus.records import Passage
-from rag_model.encoders.encoder import Encoder
+from rag_model.encoders.encoder import Encoder, load_any_encoder
 from rag_model.encoders.token_encoder import TokenEncoder, collect_token_encoder_files, compute_token_space
+from rag_model.errors import RefusedError
 from rag_model.index.build import run_stages
 from rag_model.index.kind import get_kind_for_factory
 from rag_model.index.recipe import IndexRecipe
@@ -23,12 +24,13 @@ from rag_model.retrieve.factory import CALLS, build_retriever, open_retriever, p
 from rag_model.retrieve.retriever import Queries
 from rag_model.store.pulling.pull import pull
 from rag_model.store.store import Store
-from rag_model.store.versions.manifest import Content, Manifest, question_encoder_path
+from rag_model.store.versions.manifest import EMBEDDINGS, Content, Manifest, question_encoder_path
 from rag_model.store.versions.snapshot import Snapshot
 from tests.fixtures import diversity_retriever, interleave_retriever
 from tests.fixtures.plugin_package import install_package
 from tests.fixtures.tiny import save_cross_encoder
 from tests.fixtures.tiny_colbert import save_colbert
+from tests.rag_model.retrieve.test_factory import CountingEncoder
 
 QUERIES = ["who wrote animal farm?", "which unit measures electric current", "what relieves pain?"]
 # An expression for each call. A new built-in call must be added here.
@@ -132,9 +134,30 @@ def test_name_has_every_setting_but_the_defaults(library: tuple[Store, Snapshot]
 )
 def test_a_search_of_any_depth_is_full(library: tuple[Store, Snapshot], encoder: Encoder, expression: str) -> None:
     _, snapshot = library
-    retriever = open_retriever(snapshot, expression.format(n=snapshot.n), encoder=encoder)
+    retriever = open_retriever(snapshot, expression.format(n=snapshot.n), embeddings_encoder=encoder)
     for k in range(1, snapshot.n + 1):
         assert [len(hits) for hits in retriever.search(QUERIES, k)] == [k] * len(QUERIES)
+
+
+def test_encoder_encodes_the_queries_of_its_space_only(library: tuple[Store, Snapshot]) -> None:
+    _, snapshot = library
+    folders = {name: snapshot.folder(question_encoder_path(name)) for name in (EMBEDDINGS, "tokens")}
+    encoders = {name: CountingEncoder(load_any_encoder(folder)) for name, folder in folders.items()}
+    for representation, expressions in {
+        EMBEDDINGS: ("hnsw", "rrf(hnsw, tokens)", "maxsim(ivfpq:4, tokens, 8)"),
+        "tokens": ("tokens", "rrf(hnsw, tokens)", "maxsim(ivfpq:4, tokens, 8)"),
+    }.items():
+        for expression in expressions:
+            expected = open_retriever(snapshot, expression).search(QUERIES, 4)
+            for encoder in (encoders[representation], str(folders[representation])):
+                assert open_retriever(snapshot, expression, encoder=encoder).search(QUERIES, 4) == expected
+        assert encoders[representation].calls == [len(QUERIES)] * len(expressions)
+    for representation, expression in ((EMBEDDINGS, "tokens"), ("tokens", "hnsw")):
+        for encoder in (encoders[representation], str(folders[representation])):
+            with pytest.raises(RefusedError, match="cannot search a snapshot of encoder"):
+                open_retriever(snapshot, expression, encoder=encoder)
+            # The inner products with the vectors need queries in the space of these vectors.
+            open_retriever(snapshot, "tokens", encoder=encoder, products=True).search(QUERIES, 4)
 
 
 @pytest.fixture(scope="module")
@@ -166,7 +189,7 @@ def test_the_needs_are_all_files_that_a_search_reads(
     pull(store, snapshot.id, dest, select=files.__contains__)
     with Snapshot.from_folder(dest) as pulled:
         results = open_retriever(pulled, text, products=products).search(QUERIES, 4)
-    assert results == open_retriever(snapshot, text, encoder=encoder, products=products).search(QUERIES, 4)
+    assert results == open_retriever(snapshot, text, embeddings_encoder=encoder, products=products).search(QUERIES, 4)
     assert needs.reads_vectors(snapshot.manifest.content) == any(path.startswith("embeddings/") for path in files)
     if products:
         assert all(hit.inner_product is not None for hits in results for hit in hits)
@@ -177,7 +200,7 @@ def test_rows_are_distinct_and_queries_independent(
     library: tuple[Store, Snapshot], encoder: Encoder, model: Path, expression: str
 ) -> None:
     _, snapshot = library
-    retriever = open_retriever(snapshot, expression.format(model=model), encoder=encoder)
+    retriever = open_retriever(snapshot, expression.format(model=model), embeddings_encoder=encoder)
     k = min(5, retriever.most)
     ranking = retriever.find(Queries(QUERIES), k)
     assert ranking.rows.shape == ranking.scores.shape

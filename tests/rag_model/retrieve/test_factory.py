@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rag_model.encoders.encoder import Encoder
+from rag_model.encoders.encoder import AnyEncoder, Encoder
 from rag_model.encoders.space import Space
 from rag_model.errors import InputError, StoreError, UsageError
 from rag_model.index.files.engine import Vectors
@@ -38,7 +38,7 @@ KEYS = ["rank", "score", "id", "page_id", "title", "section", "text", "url", "re
 class CountingEncoder:
     """A real encoder that counts how often it is called."""
 
-    def __init__(self, encoder: Encoder) -> None:
+    def __init__(self, encoder: AnyEncoder) -> None:
         self._encoder = encoder
         self.calls = list[int]()
 
