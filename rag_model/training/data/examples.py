@@ -164,7 +164,9 @@ class Example:
     positives: tuple[Passage, ...] = ()  # passages that contain an answer, best first
     # similar passages without an answer (hard negatives), hardest first
     negatives: tuple[Passage, ...] = ()
-    pages: tuple[str, ...] = ()  # ids of pages with an answer, if only pages are known (KILT)
+    # ids of pages with an answer: KILT names only pages; a relevant document of a BEIR folder is the
+    # page of its passages in a snapshot
+    pages: tuple[str, ...] = ()
     # Document that is the question itself, as in BEIR's ArguAna and Quora. It is never used as a
     # negative or as a search result.
     own_document: Passage | None = None
@@ -184,7 +186,8 @@ def read_examples(source: str | Path, split: str = "train") -> list[Example]:
     question file, whose examples have answers but no passages. The id of an example is its id in
     the file or, if there is none, its row number, from 0. Only the first 30 hard negatives of an
     example are used. Of a BEIR folder, the questions in `qrels/<split>.tsv` are read with the
-    documents graded above 0, and with the document that is the question itself, if there is one.
+    documents graded above 0, whose passages have their ids as page ids, and with the document that
+    is the question itself, if there is one.
 
     Raises:
         InputError: the file is unreadable, a line is malformed (the message has the line number),
@@ -354,16 +357,18 @@ def _read_beir(folder: Path, split: str) -> list[Example]:
             question.id,
             question.text,
             question.answers,
-            tuple(document_by_id[doc] for doc in _list_relevant_ids(question_set.qrels[question.id])),
+            tuple(document_by_id[doc] for doc in documents),
+            pages=documents,
             own_document=document_by_id.get(question.own_document),
         )
         for question in question_set.questions
+        for documents in [_list_relevant_ids(question_set.qrels[question.id])]
     ]
 
 
-def _list_relevant_ids(grades: Mapping[str, int]) -> list[str]:
+def _list_relevant_ids(grades: Mapping[str, int]) -> tuple[str, ...]:
     """Return the ids of the documents graded above 0, best first."""
-    return sorted((doc for doc, grade in grades.items() if grade > 0), key=lambda doc: -grades[doc])
+    return tuple(sorted((doc for doc, grade in grades.items() if grade > 0), key=lambda doc: -grades[doc]))
 
 
 def _parse_question(question: Any) -> str:

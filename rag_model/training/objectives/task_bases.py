@@ -83,7 +83,7 @@ class RankingEvaluator:
         self.examples = tuple(examples)
         self.questions = [example.question for example in examples]
         self.pool, self.row_by_hash = deduplicate_passages([corpus, *example_passages])
-        self._own_rows = self._find_own_rows()
+        self._own_rows, self._named_rows = self._find_document_rows()
         self.positions_with_positives = [position for position, example in enumerate(examples) if example.positives]
         if not self.examples or not self.pool:
             raise UsageError("the dev set has no example or no passage to rank: give a dev file with passages")
@@ -91,10 +91,11 @@ class RankingEvaluator:
     def evaluate(self, question_vectors: Vectors, passage_vectors: Vectors) -> Measures:
         """Return `average_rank` and `Success@k` from (n, d) question and (m, d) pool vectors.
 
-        `average_rank` is the mean rank, from 1, of an example's first positive in the whole pool;
-        examples without a positive are left out. `Success@k` is the share of examples with a
-        correct passage among the first k. A passage is correct if it contains the tokens of an
-        answer. If the example has no answers, the correct passages are its positives.
+        `average_rank` is the mean rank, from 1, of an example's first positive in the whole pool,
+        without the other passages of pages that the example names; examples without a positive are
+        left out. `Success@k` is the share of examples with a correct passage among the first k. A
+        passage is correct if it contains the tokens of an answer. If the example has no answers,
+        the correct passages are its positives and those of the named pages.
         """
         # (b, d) @ (d, m) -> (b, m)
         return self.evaluate_scores(
@@ -111,7 +112,8 @@ class RankingEvaluator:
             answer_ranks.append(self._rank_first_answer(example, pool_scores))
             if example.positives:
                 positive_score = pool_scores[self.row_by_hash[example.positives[0].hash]]
-                positive_ranks.append(int((pool_scores > positive_score).sum()) + 1)
+                n_named_above = int((pool_scores[self._named_rows.get(i, [])] > positive_score).sum())
+                positive_ranks.append(int((pool_scores > positive_score).sum()) - n_named_above + 1)
         average_rank = {"average_rank": sum(positive_ranks) / len(positive_ranks)} if positive_ranks else {}
         return {**average_rank, **measure_success(answer_ranks)}
 
@@ -123,19 +125,24 @@ class RankingEvaluator:
         ]
         return np.array([answer_rank is not None and answer_rank <= k for answer_rank in answer_ranks])
 
-    def _find_own_rows(self) -> dict[int, list[int]]:
-        """Return, by example position, the pool rows of the document that is its question."""
-        own_document_by_example = {
-            i: example.own_document for i, example in enumerate(self.examples) if example.own_document
-        }
+    def _find_document_rows(self) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
+        """Return, by example position, the pool rows of the document that is its question, and those
+        of the pages that it names.
+        """
         rows_by_page: dict[str, list[int]] = {}
-        for row, passage in enumerate(self.pool if own_document_by_example else ()):
+        for row, passage in enumerate(self.pool):
             rows_by_page.setdefault(passage.page_id, []).append(row)
         rows = self.row_by_hash
-        return {
+        own_rows = {
             i: [*rows_by_page.get(doc.id, ()), *([rows[doc.hash]] if doc.hash in rows else [])]
-            for i, doc in own_document_by_example.items()
+            for i, example in enumerate(self.examples)
+            if (doc := example.own_document)
         }
+        named_rows = {
+            i: [row for page in example.pages for row in rows_by_page.get(page, ())]
+            for i, example in enumerate(self.examples)
+        }
+        return own_rows, named_rows
 
     def _exclude_own_document(self, example_position: int, scores: Vectors) -> Vectors:
         """Return the scores of an example, with -inf for the document that is its question."""
@@ -166,7 +173,8 @@ def find_first_answer_rank(example: Example, ranked_passages: Sequence[Passage])
     """Return the rank, from 1, of the first passage that answers the question, or else None."""
     answer_matcher, positive_hashes = AnswerMatcher(example.answers), {passage.hash for passage in example.positives}
     for rank, passage in enumerate(ranked_passages, start=1):
-        if answer_matcher.match(passage.text) if example.answers else passage.hash in positive_hashes:
+        is_relevant = passage.hash in positive_hashes or passage.page_id in example.pages
+        if answer_matcher.match(passage.text) if example.answers else is_relevant:
             return rank
     return None
 

@@ -102,7 +102,7 @@ def test_reads_beir_folders(tmp_path: Path) -> None:
         ("d3", "d3", "T3"),
         ("d2", "d2", "T2"),
     ]
-    assert example.own_document is None
+    assert (example.pages, example.own_document) == (("d3", "d2"), None)
     corpus += lines({"_id": "q1", "text": "who?"})
     (counterpart,) = read_examples(write_beir(tmp_path / "arguana", corpus))
     assert counterpart.own_document == build_passage("", "who?", "q1")

@@ -1,3 +1,4 @@
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,9 @@ from rag_model.evaluation.matching import AnswerMatcher
 from rag_model.store.store import Store
 from rag_model.store.versions.manifest import Content, Manifest, PartEntry
 from rag_model.store.versions.snapshot import Snapshot
-from rag_model.training.data.examples import Example, build_passage
+from rag_model.training.data.examples import Example, build_passage, read_examples
 from rag_model.training.data.negatives import MiningSettings, NegativesRecipe, add_mined_passages, mine_passages
+from rag_model.training.objectives.task_bases import RankingEvaluator
 from tests.fixtures.bm25_index import write_parts
 
 CORPUS = [
@@ -95,6 +97,27 @@ def test_pages_of_kilt_examples_contain_the_positive_and_no_negative(tmp_path: P
     assert mine_texts() == mine_texts("SUPPORTS"), "KILT's test files have only the pages"
     negatives = ["a farm", "a pig", "a novella", "a pig"]
     assert mine_texts("Orwell", pages=("9",)) == (["no Orwell"], negatives), "the snapshot does not have page 9"
+
+
+def test_passages_of_a_relevant_document_are_correct_and_no_negatives(tmp_path: Path) -> None:
+    """The documents of a BEIR folder are whole, and a snapshot has their passages."""
+    sections = [f"section {number} says that statins lower cholesterol" for number in range(4)]
+    texts = {"1": "; ".join(sections), "2": "an animal farm", "3": "bread has no cholesterol"}
+    (tmp_path / "qrels").mkdir()
+    (tmp_path / "qrels" / "train.tsv").write_text("query-id\tcorpus-id\tscore\nq\t1\t1\n")
+    (tmp_path / "queries.jsonl").write_text(json.dumps({"_id": "q", "text": "do statins lower cholesterol"}))
+    documents = [json.dumps({"_id": document, "title": "", "text": text}) for document, text in texts.items()]
+    (tmp_path / "corpus.jsonl").write_text("\n".join(documents))
+    passages = [build_passage("", section, f"1:{number}", "1") for number, section in enumerate(sections)]
+    passages += [build_passage("", texts[document], f"{document}:0", document) for document in "23"]
+    (mined,) = mine(store_passages(passages, tmp_path / "beir", 3), *read_examples(tmp_path))
+    assert [passage.text for passage in mined.positives] == [texts["1"]]
+    assert [passage.text for passage in mined.negatives] == [texts["3"]]
+    ranking = RankingEvaluator([mined], passages)
+    scores = [{"1:3": 3.0, "3:0": 2.0, "1": 1.0}.get(passage.id, 0.0) for passage in ranking.pool]
+    measures = ranking.evaluate_scores([np.array([scores], np.float32)])
+    assert measures["Success@1"] == 1
+    assert measures["average_rank"] == 2, "only the passage of another document is before the relevant one"
 
 
 @pytest.mark.parametrize(
