@@ -347,7 +347,7 @@ class Supervisor:
             case kind:
                 if kind == "switch":
                     self._current = message["opening"]
-                elif kind == "withdraw":
+                elif kind == "withdraw" and self._current and self._current["ref"]["snapshot"] in message["snapshots"]:
                     self._current = None
                 elif kind == "ref" and self._current is not None:
                     self._current = {**self._current, "ref": message["ref"]}

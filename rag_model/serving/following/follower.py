@@ -275,12 +275,11 @@ class RefFollower(FollowerThread):
 
     def _withdraw_taken_down(self) -> None:
         """Stop serving the current snapshot if it was taken down."""
-        current = self._slot.current
-        if current is not None and current.id in self.taken_down:
-            _LOG.error("snapshot %s was taken down and is not served any more", current.id[:12])
-            self._slot.withdraw()
+        snapshot_id = self._slot.withdraw(self.taken_down)
+        if snapshot_id is not None:
+            _LOG.error("snapshot %s was taken down and is not served any more", snapshot_id[:12])
             self._lease.close()
-            notify(self._observer.on_withdrawn, current.id)
+            notify(self._observer.on_withdrawn, snapshot_id)
 
     def _delete_taken_down(self) -> None:
         """Delete the files and the cached ranges of snapshots that were taken down."""

@@ -8,7 +8,7 @@ that arrives after the switch.
 """
 
 import queue
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -150,10 +150,12 @@ class LeaderSlot(WorkerSlot):
         super().update_ref(served_ref)
         self._link.send("ref", ref=asdict(served_ref))
 
-    def withdraw(self) -> None:
-        """Stop serving the current snapshot in all workers."""
-        self._link.send("withdraw")
-        super().withdraw()
+    def withdraw(self, taken_down: Collection[str]) -> str | None:
+        """Stop serving snapshots that were taken down in all workers; return the id of this worker's, or None."""
+        # The slot of a restarted leader may be empty while the other workers serve a snapshot.
+        if taken_down and (self._current is None or self._current.id in taken_down):
+            self._link.send("withdraw", snapshots=sorted(taken_down))
+        return super().withdraw(taken_down)
 
 
 def describe_snapshot(loaded_snapshot: LoadedSnapshot) -> Message:
@@ -258,7 +260,7 @@ class WorkerFollower(FollowerThread):
             case "drop":
                 self._slot.discard_prepared(message["number"])
             case "withdraw":
-                self._slot.withdraw()
+                self._slot.withdraw(message["snapshots"])
             case "ref":
                 self._slot.update_ref(ServedRef(**message["ref"]))
                 if (current := self._slot.current) is not None:

@@ -1,7 +1,7 @@
 """Hold the current snapshot and count its readers; the last reader frees a replaced snapshot."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from functools import partial
 
@@ -94,10 +94,14 @@ class SnapshotSlot:
             BookwheelError: Another worker cannot open it; `loaded_snapshot` is closed.
         """
 
-    def withdraw(self) -> None:
-        """Serve no snapshot until the next swap, because the current one was taken down."""
+    def withdraw(self, taken_down: Collection[str]) -> str | None:
+        """If the current snapshot was taken down, serve none until the next swap; return its id, else None."""
+        current = self._current
+        if current is None or current.id not in taken_down:
+            return None
         self._not_ready_reason = "the snapshot was taken down, and no other one is open: publish one, and ask again"
         self.close()
+        return current.id
 
     def swap(self, loaded_snapshot: LoadedSnapshot) -> None:
         """Make `loaded_snapshot` the current snapshot; the previous one is freed after its last reader."""
