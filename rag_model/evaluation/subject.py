@@ -22,7 +22,9 @@ from rag_model.store.store import MODEL_PREFIX, Store
 from rag_model.store.versions.evaluation_manifest import EvaluationSubject
 from rag_model.store.versions.snapshot import Snapshot
 
-VERSION = 2  # version of the code that computes metrics; a new number gives evaluations new ids
+# Versions of the code that computes the metrics of retrieval, and of answers. A new number gives
+# evaluations new ids.
+_RETRIEVAL_VERSION, _ANSWERS_VERSION = 2, 3
 _ROUTE_SETTINGS = ("route", "choose_route")
 # Other releases of these libraries round numbers differently, so that answers may change.
 _LIBRARIES = ("torch", "transformers")
@@ -60,7 +62,7 @@ def describe_retrieval_subject(
         "patterns": judge.patterns,
         "encoder": encoder,
         "models": resolve_retriever_models(store, snapshot, expressions, encoder),
-        "version": VERSION,
+        "version": _RETRIEVAL_VERSION,
         **_describe_measures(),
     }
     return EvaluationSubject(snapshot.id, "", digest_questions(question_set), settings_json)
@@ -97,7 +99,7 @@ def describe_answers_subject(
         "asks": encoder,
         "models": resolve_retriever_models(store, snapshot, [retriever], encoder),
         "libraries": {name: version(name) for name in _LIBRARIES},
-        "version": VERSION,
+        "version": _ANSWERS_VERSION,
         **_describe_measures(),
     }
     if "auto" not in settings.readers:

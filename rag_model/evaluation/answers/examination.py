@@ -368,9 +368,19 @@ class AnswerEvaluation:
 
     @property
     def ranks(self) -> dict[str, float]:
-        """The metrics of `compute_rank_metrics`; for labels, only those of evidence pages."""
+        """The metrics of `compute_rank_metrics`, without those whose name is a measure of `retrieval`
+        or of the answers: R-precision of the answers, for example, is that of the passages read.
+
+        RR@k is included only if passages are judged by answers, other than labels.
+        """
         ranks = compute_rank_metrics(self.retrievals, self._measured_depth)
-        return {name: rank for name, rank in ranks.items() if self.settings.kind != "labels" or name[:3] != "RR@"}
+        has_answer_ranks = self.judge.judged_by == "answers" and not self._skips_retrieval
+        measures = {*self.retrieval, *self.results[0].metrics}
+        return {
+            name: rank
+            for name, rank in ranks.items()
+            if name not in measures and (has_answer_ranks or not name.startswith("RR@"))
+        }
 
     @property
     def stages(self) -> dict[str, float]:

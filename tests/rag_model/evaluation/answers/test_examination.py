@@ -16,6 +16,7 @@ from rag_model.evaluation.answers.ablation import (
 )
 from rag_model.evaluation.answers.examination import AnswerCache, AnswerEvaluation
 from rag_model.evaluation.answers.settings import EvaluationSettings
+from rag_model.evaluation.measures.measure import JudgedBy
 from rag_model.evaluation.questions import Question, QuestionSet
 from rag_model.retrieve.hits import Hit
 from rag_model.store.store import Store
@@ -112,10 +113,30 @@ def test_labels_are_not_searched_in_passages(evaluate: Evaluate) -> None:
     claims = [Question(str(n), str(n), ("SUPPORTS",), (frozenset({str(n)}),)) for n in range(N)]
     evaluation = evaluate(claims, EvaluationSettings(kind="labels", depth=5, ablations=AblationSettings(sweep=())))
     assert evaluation.retrieval == {}
-    assert evaluation.ranks == {"R-precision": 1, "recall@5": 1, "nDCG@10": 1, "Article@1": 1, "Article@10": 1}
+    assert evaluation.ranks == {"nDCG@10": 1, "Article@1": 1, "Article@10": 1}
     assert evaluation.results[2].name == GOLD_PASSAGE  # found by its page
     assert evaluation.results[0].metrics["R-precision"].value == 1
     assert evaluation.results[0].metrics["KILT-AC"].value == 0
+
+
+@pytest.mark.parametrize(("judged_by", "depth"), [("answers", 20), ("pages", 20), ("passages", 10)])
+def test_each_recorded_value_is_the_mean_of_its_values_per_question(
+    evaluate: Evaluate, judged_by: JudgedBy, depth: int
+) -> None:
+    # Two passages are read; the relevant page is at rank 4.
+    evidence = [(frozenset({str((n + 3) % N)}),) for n in range(N)]
+    passages = [(f"{(n + 3) % N}-{(n + 3) % N + 1}",) for n in range(N)]
+    questions = [Question(str(n), str(n), (f"{1900 + n}",), evidence[n], passages[n]) for n in range(N)]
+    evaluation = evaluate(questions, EvaluationSettings(judged_by=judged_by, depth=depth))
+    estimates = {**evaluation.intervals, **evaluation.results[0].metrics}
+    answer_metrics = {name: estimate.value for name, estimate in evaluation.results[0].metrics.items()}
+    recorded_metrics = {**evaluation.retrieval, **answer_metrics, **evaluation.ranks}
+    assert (recorded_metrics["recall@5"], recorded_metrics["Article@10"]) == (0, 1)
+    columns = evaluation.list_question_values()
+    assert {"recall@5", "R-precision", "EM"} < columns.keys() <= recorded_metrics.keys()
+    for name, column in columns.items():
+        assert recorded_metrics[name] == pytest.approx(sum(filter(None, column)) / N), name
+        assert estimates[name].low <= recorded_metrics[name] <= estimates[name].high, name
 
 
 def test_invalid_settings_are_refused() -> None:
