@@ -61,7 +61,7 @@ def compute_risk_coverage_curve(scores: Sequence[float], correctness: Sequence[f
     of -inf is below every threshold.
 
     >>> compute_risk_coverage_curve([0.9, 0.5, 0.5, 0.1], [1, 1, 0, 0])[1]
-    CoveragePoint(minimum_score=0.5, coverage=0.75, risk=0.33333333333333337)
+    CoveragePoint(minimum_score=0.5, coverage=0.75, risk=0.3333333333333333)
     """
     pairs = sorted(zip(scores, correctness, strict=True), key=lambda pair: -pair[0])
     points: list[CoveragePoint] = []
@@ -69,7 +69,7 @@ def compute_risk_coverage_curve(scores: Sequence[float], correctness: Sequence[f
     for n_answered, (score, correct_share) in enumerate(pairs, start=1):
         n_correct += correct_share
         if score > -math.inf and (n_answered == len(pairs) or pairs[n_answered][0] < score):
-            points.append(CoveragePoint(score, n_answered / len(pairs), 1 - n_correct / n_answered))
+            points.append(CoveragePoint(score, n_answered / len(pairs), (n_answered - n_correct) / n_answered))
     return points
 
 
@@ -110,9 +110,14 @@ def measure_threshold(scored_answers: Sequence[ScoredAnswer], measure: str, thre
 
 
 def compute_confidence(reading: Reading, signal: Signal) -> float | None:
-    """Return the confidence score of an answer, as `confidence.get_score` does; None if unknown."""
+    """Return the confidence score of an answer, as `confidence.get_score` does; None if unknown.
+
+    An empty answer without a likelihood has the score -inf, as in `Threshold.apply`.
+    """
     if signal == "retrieval":
         return max((passage.score for passage in reading.passages if passage.id), default=-math.inf)
+    if reading.log_likelihood is None and not reading.answer:
+        return -math.inf
     if signal == "likelihood" or reading.log_likelihood is None:
         return reading.log_likelihood
     return None if reading.closed_book is None else reading.log_likelihood - reading.closed_book

@@ -2,6 +2,7 @@
 
 import math
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -89,6 +90,26 @@ def test_a_given_threshold_is_measured() -> None:
     unanswered = measure_threshold(answers, "EM", Threshold("retrieval", 0.6))
     assert unanswered.operating_point is None
     assert "no question is answered" in describe_abstention(unanswered)
+
+
+def test_an_empty_answer_does_not_hide_the_likelihoods_of_the_others() -> None:
+    answers = [create_answer(1, -1.0, 0.5, -3.0), create_answer(1, -2.0, 0.4, -3.0), create_answer(0, None, 0.9)]
+    filtered_answer = replace(answers[2], reading=replace(answers[2].reading, answer=""))
+    choice = choose_threshold([*answers[:2], filtered_answer], "EM", risk_limit=0.1)
+    assert choice.threshold == Threshold("likelihood", -2.0)
+    assert set(choice.areas) == {"likelihood", "retrieval", "passages"}
+    result = measure_threshold([*answers[:2], filtered_answer], "EM", Threshold("passages", 1.5))
+    assert result.operating_point == CoveragePoint(1.5, pytest.approx(1 / 3), 0)
+    assert set(choose_threshold(answers, "EM", risk_limit=0.1).areas) == {"retrieval"}
+
+
+def test_a_risk_equal_to_the_limit_is_allowed() -> None:
+    for n in range(1, 201):
+        for n_wrong in range(n + 1):
+            curve = compute_risk_coverage_curve([1.0] * n, [0.0] * n_wrong + [1.0] * (n - n_wrong))
+            assert curve == [CoveragePoint(1.0, 1.0, n_wrong / n)]
+    answers = [create_answer(float(n > 0), -1.0, 0.5) for n in range(20)]
+    assert choose_threshold(answers, "EM", risk_limit=0.05).threshold == Threshold("likelihood", -1.0)
 
 
 def test_signals_of_a_reading() -> None:
