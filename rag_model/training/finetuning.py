@@ -26,6 +26,7 @@ from rag_model.errors import StoreError, UsageError
 from rag_model.evaluation.reports.reproduction import format_markdown_table
 from rag_model.evaluation.reports.run_files import store_report
 from rag_model.evaluation.reports.training import read_training_curves, render_training_report
+from rag_model.evaluation.subject import resolve_retriever_models
 from rag_model.extras import get_versions
 from rag_model.process import format_bytes
 from rag_model.resources import CORE_FLOPS, WorkEstimate, estimate_weight_bytes
@@ -180,12 +181,20 @@ class Finetuning:
         """All inputs that determine the model, as JSON values.
 
         The first access reads the files of the initial models.
+
+        Raises:
+            StoreError: the store does not have a model that a retriever expression names.
+            UsageError: a retriever expression is invalid.
         """
         settings, n_processes = self.job.settings, find_processes().count
+        retrievers = self.objective.list_retrievers(settings)
+        # A name such as model:NAME may name another model later.
+        retriever_models = resolve_retriever_models(self.store, self.snapshot, retrievers)
         return {
             "kind": self.objective.name,
             "snapshot": self.snapshot.id,
             "models": dict(self.job.origins.digests()),
+            **({"retriever_models": retriever_models} if retriever_models else {}),
             "recipe": {
                 **asdict(settings),
                 **{
@@ -209,7 +218,8 @@ class Finetuning:
         train, only the first process prepares the examples.
         """
         if self._prepared is None:
-            job = replace(self.job, digests=self.inputs["models"], work=work, on_progress=on_progress)
+            digests = {**self.inputs["models"], **self.inputs.get("retriever_models", {})}
+            job = replace(self.job, digests=digests, work=work, on_progress=on_progress)
             examples = find_processes().share(lambda: self.objective.prepare(job))
             self._prepared = replace(job, examples=examples)
         return self._prepared

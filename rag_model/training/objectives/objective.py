@@ -20,11 +20,13 @@ from rag_model.encoders.architecture import Architecture
 from rag_model.encoders.space import Space, read_declared_space
 from rag_model.errors import BookwheelError, UsageError
 from rag_model.plugins import Registry
+from rag_model.retrieve.expression import RetrieverChoice
 from rag_model.store.recorded_tasks import OnProgress, TaskRunner
 from rag_model.store.store import Store
 from rag_model.store.versions.model_manifest import CROSS_ENCODER, GENERATOR, PASSAGE, QUESTION
 from rag_model.store.versions.snapshot import Snapshot
 from rag_model.training.data.examples import Example
+from rag_model.training.data.negatives import NegativesRecipe
 from rag_model.training.data.temporary_index import Indexer
 from rag_model.training.loop.loop_settings import LoopSettings
 from rag_model.training.loop.task import Measures, Task
@@ -59,8 +61,11 @@ S = TypeVar("S", bound=TrainingSettings)
 
 def find_loop_settings(settings: TrainingSettings) -> dict[str, LoopSettings]:
     """Return the loop settings of all stages by the name of their table, such as `loop`."""
-    tables = {settings_field.name: getattr(settings, settings_field.name) for settings_field in fields(settings)}  # type: ignore[arg-type]
-    return {name: table for name, table in tables.items() if isinstance(table, LoopSettings)}
+    return {name: table for name, table in _get_tables(settings).items() if isinstance(table, LoopSettings)}
+
+
+def _get_tables(settings: TrainingSettings) -> dict[str, Any]:
+    return {settings_field.name: getattr(settings, settings_field.name) for settings_field in fields(settings)}  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +77,8 @@ class Job(Generic[S]):
     origins: InitialModels  # the initial models
     settings: S
     examples: Examples
-    # digests of the files of the initial models, by part; empty for `costs`
+    # digests of the files of the initial models, by part, and the identities of the models that
+    # retriever expressions name, by name; empty for `costs`
     digests: Mapping[str, str] = field(default_factory=dict)
     work: Path | None = None  # the training's folder, where `prepare` may cache slow results
     # function that is called with the finished and the total amount of work
@@ -177,6 +183,18 @@ class Objective(Protocol[S]):
         One such input is the digest of a file that the settings name.
         """
         return {}
+
+    def list_retrievers(self, settings: S) -> list[str | None]:
+        """Return the retriever expressions of the settings; None means the snapshot's default.
+
+        The models that they name are inputs of the training. By default, the expressions are those
+        of tables that are a `RetrieverChoice`, or a `NegativesRecipe` that searches the snapshot.
+        """
+        tables = _get_tables(settings).values()
+        return [
+            *(table.expression for table in tables if isinstance(table, RetrieverChoice)),
+            *(table.retriever for table in tables if isinstance(table, NegativesRecipe) and table.search == "snapshot"),
+        ]
 
     def prepare(self, job: Job[S]) -> Examples:
         """Return the examples for the task, for example with mined negatives; this may be slow.

@@ -366,6 +366,10 @@ class OpenRag(Objective[OpenRagTraining]):
             raise UsageError(f"{named_models.encoder} is not a SiDR: train one with `finetune sidr`")
         return initial_models
 
+    def list_retrievers(self, settings: OpenRagTraining) -> list[str | None]:
+        """Return the retriever expression, if one is set, instead of the bag index."""
+        return [] if settings.openrag.retriever is None else [settings.openrag.retriever]
+
     def prepare(self, job: Job[OpenRagTraining]) -> Examples:
         """Return the training examples with pools that the generator judged, and the dev examples.
 
