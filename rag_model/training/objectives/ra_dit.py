@@ -55,6 +55,9 @@ class RaDit(Objective[RaDitTraining]):
     summary = "a generator tuned to read retrieved passages, then a question encoder tuned to its preferences"
     options = frozenset({"encoder", "generator"})
     settings = RaDitTraining
+    # Since version 1, the generator is published as it was trained, also if R-ft used it in
+    # bfloat16.
+    version = 1
     tempered = "ra_dit"
     result = ModelDescription(
         summary="A generator tuned to answer from retrieved passages, one at a time, and a question encoder tuned to "
@@ -162,13 +165,14 @@ def _build_retriever_task(job: Job[RaDitTraining], tuned_folder: Path | None, on
     data_identity = {**_build_data_identity(job), "texts": len(text_lists), "scores": scores_digest}
     return RetrieverTask(
         encoder,
-        partial(_load_generator, job, tuned_folder, frozen_dtype),
+        partial(_load_generator, job, tuned_folder),
         lister.memory,
         train,
         (dev, scored_lists[n_train:]),
         recipe,
         shared_recipe,
         data_identity,
+        frozen_dtype,
     )
 
 
@@ -189,9 +193,11 @@ def _digest_generator(job: Job[RaDitTraining], tuned_folder: Path | None) -> str
     return job.digests.get("generator") or job.origins.digests()["generator"]
 
 
-def _load_generator(job: Job[RaDitTraining], tuned_folder: Path | None, dtype: str = "float32") -> Any:
+def _load_generator(
+    job: Job[RaDitTraining], tuned_folder: Path | None, dtype: str = "float32", device: str | None = None
+) -> Any:
     """Load the generator that LM-ft trained or, if `tuned_folder` is None, the initial one."""
-    device = "cpu" if job.settings.loop.cpu else None
+    device = "cpu" if job.settings.loop.cpu else device
     if tuned_folder is not None:
         return load_rag(tuned_folder, device=device, dtype=dtype).generator
     return load_generator(job.origins.names["generator"], device=device, dtype=dtype)

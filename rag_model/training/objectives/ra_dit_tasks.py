@@ -372,16 +372,18 @@ class RetrieverTask(StageTask):
     def __init__(
         self,
         question_encoder: TrainableEncoder,
-        load_generator: Callable[[], Generator],
+        load_generator: Callable[..., Generator],
         memory: PassageMemory,
         train: Sequence[PassageList],
         dev: tuple[DevSet, Sequence[PassageList]],
         recipe: RetrieverRecipe,
         shared_recipe: RaDitRecipe,
         data_identity: Mapping[str, Any] | None = None,
+        frozen_dtype: str = "float32",
     ) -> None:
-        """Store the data; `load_generator` is called at the first evaluation.
+        """Store the data; `load_generator` is called at the first evaluation, with `frozen_dtype`.
 
+        It is also called with float32 and the CPU, to save a generator that `frozen_dtype` rounds.
         `dev` has the dev set and its scored lists. `data_identity` contains the digests of data and
         models.
 
@@ -396,13 +398,13 @@ class RetrieverTask(StageTask):
         super().__init__(question_encoder, train, recipe, shared_recipe, data_identity)
         self.goal = Goal.for_measure(recipe.goal)
         self._question, self._load_generator, self._memory = question_encoder, load_generator, memory
-        self._dev_set, self._dev_lists = dev[0], tuple(dev[1])
+        self._dev_set, self._dev_lists, self._frozen_dtype = dev[0], tuple(dev[1]), frozen_dtype
         self._warn_if_uniform()
 
     @cached_property
     def generator(self) -> Generator:
         """The frozen generator that answers dev questions."""
-        generator = self._load_generator()
+        generator = self._load_generator(dtype=self._frozen_dtype)
         generator.module.requires_grad_(False)
         return generator
 
@@ -440,7 +442,9 @@ class RetrieverTask(StageTask):
 
     def save(self, folder: Path) -> None:
         """Write a folder for `load_rag`; question vectors are in the space of the snapshot."""
-        rag = Rag(self._question, self.generator, self._shared_recipe.build_model_settings())
+        is_rounded = self._frozen_dtype != "float32"
+        generator = self._load_generator(dtype="float32", device="cpu") if is_rounded else self.generator
+        rag = Rag(self._question, generator, self._shared_recipe.build_model_settings())
         save_rag(rag, folder, Space.from_json(self._memory.snapshot.space or {}))
 
     def compute_log_targets(self, batch: Sequence[PassageList]) -> tuple[Tensor, Tensor]:

@@ -190,6 +190,20 @@ def has_weights_of(module: Any, folder: Path) -> bool:
     return all(torch.equal(weights, weights_of_folder[name]) for name, weights in module.state_dict().items())
 
 
+def test_generator_is_published_as_it_was_trained(
+    build_job: Any, tmp_path: Path, models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU with bf16, the second stage uses the generator in bfloat16."""
+    monkeypatch.setattr("rag_model.training.objectives.ra_dit.choose_frozen_dtype", lambda _: "bfloat16")
+    for stages in ("both", "retriever"):
+        result = Finetuning(RA_DIT, build_job(stages=stages)).run(tmp_path / stages)
+        best_of_first_stage = sorted((tmp_path / stages / "lm").glob("best-*"))[-1:]
+        published = load_rag(result.best_folder, device="cpu", dtype="float32").generator.module
+        assert has_weights_of(
+            published, best_of_first_stage[0] / "generator" if best_of_first_stage else models["llama"]
+        )
+
+
 def load_retriever_task(job: Job[RaDitTraining]) -> RetrieverTask:
     task = RA_DIT.stages(job)[-1].task(None, lambda _, __: None)
     assert isinstance(task, RetrieverTask)
@@ -314,7 +328,7 @@ def test_generator_with_equal_scores_is_logged(build_job: Any, caplog: pytest.Lo
     assert float(loss.detach()) > 0
     assert float(measures["target_entropy"]) == pytest.approx(math.log(4), rel=1e-6)
     with caplog.at_level(logging.WARNING):
-        parts = task._question, lambda: task.generator, task._memory, batch, (task._dev_set, batch)
+        parts = task._question, lambda **_: task.generator, task._memory, batch, (task._dev_set, batch)
         RetrieverTask(*parts, task._recipe, task._shared_recipe)
     assert "100 % of the examples have a uniform target" in caplog.text
 
