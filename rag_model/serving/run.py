@@ -102,7 +102,9 @@ def run(
     bearer_tokens = None if bind_settings.tokens is None else BearerTokens(bind_settings.tokens)
     certificate = None if bind_settings.certificate is None else ReloadingCertificate(bind_settings.certificate)
     try:
-        target.check(lambda: _check_stop(link))
+        # A restarted leader follows the ref also if the store has no snapshot of it any more.
+        if link is None or not (link.is_leader and link.is_restarted):
+            target.check(lambda: _check_stop(link))
     except FollowerStoppedError:
         return
 

@@ -188,7 +188,6 @@ class RefFollower(FollowerThread):
         self.taken_down: frozenset[str] = frozenset()
         # a version and its refusal; the version is None if the ref's record is unreadable
         self._refused_version: tuple[_TargetVersion | None, Refusal] | None = None
-        self._has_served = False  # whether any version was served since the start
         self._thread_id: int | None = None  # id of the follower's own thread; None until it runs
         self._release_deadline = math.inf  # end of the wait for the release of the lease; monotonic clock
         self._retry_time = 0.0  # when to retry the refused version; monotonic clock
@@ -323,7 +322,7 @@ class RefFollower(FollowerThread):
     def _handle_poll_error(self, error: BookwheelError) -> None:
         """Handle an unreachable store, an unusable ref record, or a missing ref."""
         is_missing = isinstance(error, NotFoundError)
-        if is_missing and not self._has_served:
+        if is_missing and not self._slot.has_served:
             self._on_fatal(error)
         try:
             move_numbers = [] if self._store is None else self._store.refs.list_numbers(self._target_ref.ref)
@@ -336,7 +335,7 @@ class RefFollower(FollowerThread):
             self._refuse(None, ServedRef(self._target_ref.ref, move_numbers[-1], "", ""), error, is_final=False)
         else:
             self._record_poll(str(error))
-            if self._slot.current is None and isinstance(error, _PERMANENT_ERRORS):
+            if not self._slot.has_served and isinstance(error, _PERMANENT_ERRORS):
                 self._on_fatal(error)
             elif self._slot.current is None and not is_missing:
                 self._serve_last_pulled()
@@ -498,7 +497,6 @@ class RefFollower(FollowerThread):
         )
         notify(self._observer.on_swap, loaded_snapshot, seconds)
         self._slot.swap(loaded_snapshot)
-        self._has_served = True
         # Before the first swap there is no request to yield to, and at a lower priority the
         # compilation of the first search, 10 s of CPU time, would take minutes on a busy machine.
         if self._thread_id == threading.get_native_id():
@@ -577,7 +575,7 @@ class RefFollower(FollowerThread):
             _LOG.error("%s@%d is refused: %s", served_ref.ref, served_ref.number, refusal.reason)
         self._refused_version = target, refusal
         notify(self._observer.on_refused, refusal)
-        if is_final and self._slot.current is None and isinstance(error, BookwheelError):
+        if is_final and not self._slot.has_served and isinstance(error, BookwheelError):
             self._on_fatal(error)
 
 
@@ -649,7 +647,7 @@ class FolderFollower(FollowerThread):
             self._tries = self._tries + 1 if folder == self._rejected_folder else 1
             self._retry_time = self._compute_retry_time(self._tries, is_final=isinstance(error, _PERMANENT_ERRORS))
             self._rejected_folder, self.problem = folder, problem
-            if current is None:
+            if not self._slot.has_served:
                 self._on_fatal(error)
 
     def _open_snapshot(self, folder: Path, current: LoadedSnapshot | None) -> LoadedSnapshot:

@@ -57,6 +57,11 @@ class WorkerSlot(SnapshotSlot):
         self._prepared: tuple[int, LoadedSnapshot] | None = None
 
     @property
+    def has_served(self) -> bool:
+        """Whether any worker has served a snapshot, also before this worker was restarted."""
+        return self._link.switch_number > 0
+
+    @property
     def served_ref(self) -> ServedRef | None:
         """The ref of the current snapshot; None if other workers serve a newer snapshot."""
         self.switch_if_due()

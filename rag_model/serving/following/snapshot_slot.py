@@ -30,6 +30,7 @@ class SnapshotSlot:
         self._on_freed, self._on_loaded = on_freed, on_loaded
         self._lock = threading.RLock()
         self._current: LoadedSnapshot | None = None
+        self._has_served = False
         self._not_ready_reason = "no snapshot is open yet: ask again in a moment"
         # number of readers of each snapshot in memory, by `id(loaded_snapshot)`
         self._reader_counts: dict[int, int] = {}
@@ -38,6 +39,11 @@ class SnapshotSlot:
     def current(self) -> LoadedSnapshot | None:
         """The current snapshot; only for the thread that calls `swap`, others use `acquire`."""
         return self._current
+
+    @property
+    def has_served(self) -> bool:
+        """Whether the service, with all its workers, has served any snapshot since its start."""
+        return self._has_served
 
     @property
     def served_ref(self) -> ServedRef | None:
@@ -108,6 +114,7 @@ class SnapshotSlot:
         with self._lock:
             # The slot itself counts as a reader.
             previous_snapshot, self._current = self._current, self.hold(loaded_snapshot)
+            self._has_served = True
         if previous_snapshot is not None:
             self.release(previous_snapshot)
 

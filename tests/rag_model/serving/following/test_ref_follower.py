@@ -284,15 +284,20 @@ def test_snapshot_without_a_replacement_is_not_served_after_its_takedown(library
 
 
 def test_snapshot_is_not_served_after_its_takedown_if_the_replacement_is_refused(library: Library, dest: Path) -> None:
-    with run_service(library.url, dest, make_settings(retrievers=("hnsw",))) as service:
+    settings, failures = make_settings(retrievers=("hnsw",)), list[BookwheelError]()
+    with run_service(library.url, dest, settings, on_fatal=failures.append) as service:
         content = library.store.snapshots.get(library.blue).content
         files = {name: ref for name, ref in content.files.items() if not name.startswith("index/")}
         without_index = library.store.snapshots.publish(Manifest(replace(content, files=files, indexes={})))
         library.store.takedowns.record_replacement(library.red, without_index)
         wait_until(lambda: "no index 'hnsw'" in service.client.get("/readyz").text)
         wait_until(lambda: not find_texts(dest, "red"))
+        number = library.store.refs.list_numbers("latest")[-1]
+        library.store.refs.move("latest", without_index, number)
+        wait_until(lambda: (refusal := service.service.follower.refusal) and refusal.number == number + 1)
         library.move(library.blue)
         service.wait_until_served(library.blue)
+    assert failures == []
 
 
 def test_takedown_takes_effect_while_a_requested_snapshot_cannot_be_opened(
