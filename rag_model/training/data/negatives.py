@@ -221,6 +221,9 @@ def mine_passages(
 ) -> list[Example]:
     """Return the examples, in order, with the passages that `select_candidates` selects.
 
+    An example that has negatives keeps them, except copies of its new positive; mined negatives are
+    used if none is left.
+
     Args:
         examples: the examples to mine passages for.
         rows: (q, k) snapshot rows of the retrieved passages, best first, padded with -1.
@@ -236,14 +239,14 @@ def mine_passages(
         selections.append((example_rows[positives].tolist(), example_rows[negatives].tolist()))
     chosen_rows = sorted({row for selection in selections for row in chain(*selection)})
     passages = read_passages(snapshot, chosen_rows, runner, lambda done, total: on_progress(total + done, 2 * total))
-    return [
-        replace(
-            example,
-            positives=tuple(passages[row] for row in positives) or example.positives,
-            negatives=tuple(passages[row] for row in negatives),
-        )
-        for example, (positives, negatives) in zip(examples, selections, strict=True)
-    ]
+    mined_examples = list[Example]()
+    for example, (positive_rows, negative_rows) in zip(examples, selections, strict=True):
+        all_positives = tuple(passages[row] for row in positive_rows) or example.positives
+        positive_hashes = {passage.hash for passage in all_positives}
+        own_negatives = tuple(passage for passage in example.negatives if passage.hash not in positive_hashes)
+        all_negatives = own_negatives or tuple(passages[row] for row in negative_rows)
+        mined_examples.append(replace(example, positives=all_positives, negatives=all_negatives))
+    return mined_examples
 
 
 def _check_candidates(

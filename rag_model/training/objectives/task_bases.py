@@ -405,6 +405,8 @@ class MiningObjective(Objective[S]):
     The settings have a `NegativesRecipe` in the table `negatives`.
     """
 
+    version = 1  # Since version 1, an example keeps its negatives if its positive is mined.
+
     def prepare(self, job: Job[S]) -> Examples:
         """Return the examples with mined negatives and positives; see `add_mined_passages`."""
         settings: Any = job.settings

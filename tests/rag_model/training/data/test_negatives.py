@@ -1,5 +1,6 @@
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,17 @@ def test_given_positives_are_kept_and_never_negatives(corpus: Snapshot) -> None:
     assert (mined.positives, mined.negatives) == ((CORPUS[1],), (CORPUS[0],))
     (skipped,) = mine(corpus, QUESTION, find_positives=False, skip=2)
     assert (skipped.positives, [negative.title for negative in skipped.negatives]) == ((), ["Farm"])
+
+
+def test_given_negatives_are_kept_and_are_no_copy_of_the_new_positive(corpus: Snapshot) -> None:
+    own_negatives = (CORPUS[0], build_passage("Napoleon", "a pig of the novella"))
+    for settings in ({}, {"negatives": 0}):
+        (mined,) = mine(corpus, replace(QUESTION, negatives=own_negatives), **settings)
+        assert (mined.positives, mined.negatives) == ((CORPUS[0],), own_negatives[1:])
+    (mined,) = mine(corpus, replace(QUESTION, negatives=own_negatives), find_positives=False)
+    assert (mined.positives, mined.negatives) == ((), own_negatives)
+    (mined,) = mine(corpus, replace(QUESTION, negatives=own_negatives[:1]))
+    assert [negative.title for negative in mined.negatives] == ["Novella", "Farm"], "its only negative is the positive"
 
 
 def test_own_document_is_no_negative(corpus: Snapshot) -> None:
