@@ -304,6 +304,8 @@ def _list_tune_inputs(content: Content, name: str, target: float, recipe: GateRe
     files = {path: blob.id for path, blob in sorted(content.files.items()) if path.partition("/")[0] in _INPUT_FOLDERS}
     return {
         "index": content.files[content.index_file(name)].id,
+        # The file is the same with and without `Refine(vectors)`, but its search parameters differ.
+        "refine": content.indexes[name].get("refine"),
         "target": target,
         "files": files,
         "questions": [recipe.k, recipe.queries, recipe.seed],

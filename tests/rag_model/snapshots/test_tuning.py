@@ -12,6 +12,8 @@ from beam_jobs.job_settings import JobSettings
 from rag_model.evaluation.gate import GateRecipe
 from rag_model.index.files.engine import faiss
 from rag_model.index.recipe import IndexRecipe, resolve
+from rag_model.index.search import FaissFileIndex
+from rag_model.retrieve.indexes import open_index
 from rag_model.snapshots.content import BuiltIndex
 from rag_model.snapshots.measure import QuerySample
 from rag_model.store.objects.blobs import BlobRef
@@ -80,6 +82,23 @@ def test_second_run_uses_the_recorded_setting(content: tuple[Store, Content], mo
     assert tune(store, base_content, indexes) == first
     with pytest.raises(NameError):
         tune(store, base_content, indexes, replace(RECIPE, k=2))
+
+
+@pytest.mark.parametrize("factories", [("HNSW32,Refine(vectors)", "HNSW32"), ("HNSW32", "HNSW32,Refine(vectors)")])
+def test_a_refinement_and_its_absence_are_tuned_separately(
+    content: tuple[Store, Content], factories: tuple[str, str]
+) -> None:
+    store, base_content = content
+    for factory in factories:
+        plan = resolve(IndexRecipe(factory, recall_target=0.9), 12, 384)
+        index = BuiltIndex("hnsw", plan, base_content.files["index/hnsw.faiss"])
+        (tuned,) = tune(store, replace(base_content, indexes={"hnsw": plan.entry()}), [index])
+        assert tuned.plan.search.keys() == plan.search.keys()
+        tuned_content = replace(base_content, indexes={"hnsw": tuned.plan.entry()})
+        with Snapshot.from_manifest(store, Manifest(tuned_content)) as snapshot:
+            searcher = open_index(snapshot, "hnsw")
+            assert isinstance(searcher, FaissFileIndex)
+            assert searcher.defaults == tuned.plan.search
 
 
 def test_unreachable_target_is_noted(content: tuple[Store, Content], tmp_path: Path) -> None:
