@@ -4,9 +4,10 @@ The loss is cross-entropy over in-batch negatives and, with a teacher, distillat
 cross-encoder's scores (ColBERTv2, Santhanam et al. 2022).
 """
 
+import logging
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -69,6 +70,7 @@ from rag_model.training.origins import TEACHER, InitialModels, NamedModels, choo
 GoalName = Literal["average_rank", "Success@20"]
 LOOP = LoopSettings(epochs=1, learning_rate=1e-5, warmup_share=0.05)
 """ColBERTv2, section 3.2 and code: one epoch of 400,000 steps, 20,000 of them warm-up, at 1e-5."""
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +85,8 @@ class ColbertRecipe(GroupRecipe):
     passage_length: int = 180
     batch_size: int = 32  # number of questions per batch and process; ColBERT, section 4.1: 32
     # number of passages per question, including the positive; 0 means 64 with a teacher, as in
-    # ColBERTv2, and 2 without one
+    # ColBERTv2, and 2 without one; at least as many negatives are mined as a question needs, unless
+    # negatives of [negatives.mining] is 0
     ways: int = 0
     # maximum number of passages whose activations are in memory at a time; a larger batch is
     # computed in parts, and again in the backward pass, with the same gradient (GradCache, Gao et
@@ -173,6 +176,7 @@ class ColbertTask(ListTask[TokenModel, ColbertRecipe]):
         self._has_teacher = all(example.scores for example in self.train)
         if not (recipe.in_batch or self._has_teacher):
             raise UsageError("in_batch = false leaves no loss without a teacher: name a --teacher, or set in_batch")
+        self._warn_if_short()
 
     def recipe(self) -> Mapping[str, Any]:
         """Return the recipe, the digests of data and models, and the spec of the encoder."""
@@ -240,6 +244,18 @@ class ColbertTask(ListTask[TokenModel, ColbertRecipe]):
         """Write the folder `colbert/`, which `TokenEncoder.load` opens."""
         self.module.save(folder / PART, self._initial.folder, self._initial.tokenizer.spec)
 
+    def _warn_if_short(self) -> None:
+        """Warn if most examples have fewer passages than a list should have."""
+        n_passages = 1 + self._recipe.count_negatives(has_teacher=self._has_teacher)
+        median = sorted(1 + len(example.negatives) for example in self.train)[len(self.train) // 2]
+        if median < n_passages:
+            _log.warning(
+                "most examples have %d or fewer of %d passages: raise depth of [negatives.mining], or lower ways of "
+                "[colbert]; of a file with more hard negatives, the first 30 are used",
+                median,
+                n_passages,
+            )
+
     def _embed_questions(self, batch: ListBatch) -> Tensor:
         token_batch = self._initial.tokenizer.encode_questions([example.question for example in batch.examples])
         vectors: Tensor = self.module(*as_tensors(token_batch, self.module.device))  # (b, l, d)
@@ -285,6 +301,7 @@ class Colbert(MiningObjective[ColbertTraining]):
     summary = "an encoder with one vector per token, for late interaction"
     options = frozenset({"encoder", "teacher"})
     settings = ColbertTraining
+    version = 2  # Since version 2, enough negatives are mined for lists of more than 31 passages.
     result = ModelDescription(
         summary="A ColBERT, which makes one vector a token and compares them by MaxSim, trained to tell each "
         "question's passage from others (Khattab and Zaharia 2020), and by a cross-encoder's "
@@ -301,12 +318,15 @@ class Colbert(MiningObjective[ColbertTraining]):
 
     def prepare(self, job: Job[ColbertTraining]) -> Examples:
         """Return the examples with mined negatives and positives and with scores by the teacher."""
-        model_names, settings = job.origins.names, job.settings
-        teacher = load_teacher(job) if TEACHER in model_names else None
-        examples = super().prepare(job)
+        settings, mining = job.settings, job.settings.negatives.mining
+        teacher = load_teacher(job) if TEACHER in job.origins.names else None
+        n_negatives = settings.colbert.count_negatives(has_teacher=teacher is not None)
+        if mining.negatives:
+            mining = replace(mining, negatives=max(mining.negatives, n_negatives))
+        recipe = replace(settings.negatives, mining=mining)
+        examples = super().prepare(replace(job, settings=replace(settings, negatives=recipe)))
         if teacher is None:
             return examples
-        n_negatives = settings.colbert.count_negatives(has_teacher=True)
         return {**examples, "train": add_teacher_scores(examples["train"], teacher, n_negatives)}
 
     def task(self, job: Job[ColbertTraining]) -> ColbertTask:

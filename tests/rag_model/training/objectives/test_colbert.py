@@ -1,5 +1,6 @@
 """The objective `colbert`: both losses, training steps, and the saved model."""
 
+import logging
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,12 +11,16 @@ from rag_model.encoders.cross_encoder import CrossEncoder
 from rag_model.encoders.spec import TokenSpec
 from rag_model.encoders.token_encoder import TokenEncoder
 from rag_model.errors import InputError, UsageError
+from rag_model.store.store import Store
 from rag_model.training.data.batches import add_teacher_scores, build_list_batch
 from rag_model.training.data.examples import Example, build_passage
-from rag_model.training.objectives.colbert import ColbertRecipe, ColbertTask, InitialColbert
-from rag_model.training.objectives.objective import get_objective
+from rag_model.training.loop.loop_settings import LoopSettings
+from rag_model.training.objectives.colbert import COLBERT, ColbertRecipe, ColbertTask, ColbertTraining, InitialColbert
+from rag_model.training.objectives.objective import Job, get_objective
+from rag_model.training.origins import InitialModels
 from tests.fixtures.tiny import save_bert, save_cross_encoder
 from tests.fixtures.tiny_colbert import save_colbert, save_marked_bert
+from tests.fixtures.tiny_snapshot import publish_tiny
 
 WORDS = ["river", "king", "music", "war", "theory", "city"]
 RECIPE = ColbertRecipe(dim=16, question_length=12, passage_length=24, batch_size=3, seed=1)
@@ -73,6 +78,32 @@ def test_teacher_adds_the_distillation_loss_of_whole_lists(marked_bert: Path, tm
     distillation_only = load_task(marked_bert, replace(RECIPE, in_batch=False), scored)
     loss, measures = distillation_only.loss(distillation_only.batches(0)[0])
     assert float(loss.detach()) == pytest.approx(float(measures["distillation"]), rel=1e-6)
+
+
+def test_lists_have_as_many_passages_as_the_settings_say(
+    marked_bert: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    articles = {f"City {number}": f"the king of city {number} was {number + 1000}." for number in range(120)}
+    (tmp_path / "work").mkdir()
+    store = Store.open(str(tmp_path / "store"), create=True)
+    snapshot = publish_tiny(store, marked_bert, articles, tmp_path / "work")
+    question = Example("1", "who was the king of city 7?", ("1007",))
+    teacher = save_cross_encoder(tmp_path / "teacher")
+
+    def list_lengths(settings: ColbertTraining, **models: str) -> list[int]:
+        origins = InitialModels({"colbert": str(marked_bert), **models})
+        job = Job(store, snapshot, origins, settings, {"train": [question], "dev": [question]})
+        with caplog.at_level(logging.WARNING):
+            return COLBERT.task(replace(job, examples=COLBERT.prepare(job))).batches(0)[0].lengths
+
+    loop = LoopSettings(cpu=True)
+    assert list_lengths(ColbertTraining(loop), teacher=str(teacher)) == [64], "as many as in ColBERTv2"
+    assert list_lengths(ColbertTraining(loop)) == [2]
+    assert list_lengths(ColbertTraining(loop, replace(RECIPE, ways=40))) == [40]
+    assert not caplog.records
+    (shorter,) = list_lengths(ColbertTraining(loop, replace(RECIPE, ways=110)))
+    assert shorter < 110
+    assert f"most examples have {shorter} or fewer of 110 passages" in caplog.text
 
 
 def test_training_steps_improve_the_rank(marked_bert: Path, tmp_path: Path) -> None:
