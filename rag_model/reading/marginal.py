@@ -234,6 +234,14 @@ class LabelReader(MarginalReader):
         """The labels, their words and how they are scored, for memo keys."""
         return {"labels": self._labels, "scored": "whole targets"}
 
+    def log_likelihood(
+        self, questions: Sequence[str], hits: Sequence[Sequence[Hit]], texts: Sequence[str]
+    ) -> list[float]:
+        """Return the log-likelihood of each text as in `MarginalReader`; that of a label is the one
+        of its word, which the model generates.
+        """
+        return super().log_likelihood(questions, hits, [self._labels.get(text, text) for text in texts])
+
     @torch.inference_mode()
     def _answer_batch(
         self, generator: Generator, questions: Sequence[str], hits: Sequence[Sequence[Hit]], timer: AnswerTimer

@@ -58,6 +58,16 @@ def test_label_is_scored_like_a_training_target(tmp_path: Path, family: str, kin
         assert [passage.posterior for passage in answer.support] == pytest.approx(posterior, abs=1e-5)
 
 
+@pytest.mark.parametrize("kind", ["sequence", "token"])
+@pytest.mark.parametrize("exclude_bos", [False, True])
+def test_likelihood_of_a_label_is_that_of_its_word(tmp_path: Path, kind: str, exclude_bos: bool) -> None:
+    reader = LabelReader(None, load_model(tmp_path, "bart", kind, exclude_bos), LABELS)
+    for hits in (HITS, [[]] * 3):
+        answers = reader.answer_from(CLAIMS, hits)
+        likelihoods = reader.log_likelihood(CLAIMS, hits, [answer.text for answer in answers])
+        assert likelihoods == pytest.approx([answer.log_likelihood for answer in answers], abs=1e-4)
+
+
 def test_answers_do_not_depend_on_the_batch(tmp_path: Path) -> None:
     rag = load_model(tmp_path, "bart", "token")
     hits = [HITS[0], [], HITS[2][:1]]
