@@ -49,7 +49,7 @@ _KEY_DIGITS = 16  # a passage's sampling key is computed from this many hex digi
 _BUILD_METRICS = {"unreachable_repaired": "repaired"} | {
     name: name for name in ("built_cells", "updated_cells", "reused_cells", "generation", "replaced")
 }
-CODE = 2  # increase it when the same index and queries would give other search parameters
+CODE = 3  # increase it when the same index and queries would give other search parameters
 # Folders of a snapshot from which the queries and their exact neighbours are computed.
 _INPUT_FOLDERS = ("passages", "encoder", "embeddings")
 

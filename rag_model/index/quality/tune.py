@@ -49,16 +49,13 @@ _MAX_PRODUCTS = 4e11  # maximum multiplications of exact search: half a minute o
 
 @dataclass(frozen=True, slots=True)
 class _SearchGrid:
-    """The settings to try: values of a parameter from `minimum` to `maximum`, and refinement
-    factors.
+    """The settings to try: refinement factors, and values of a parameter.
 
     An index without a refinement has the factor 0.
     """
 
     name: str  # efSearch or nprobe
-    minimum: int
-    maximum: int
-    refine_factors: tuple[int, ...] = (0,)
+    limits: Mapping[int, tuple[int, int]]  # minimum and maximum value by refinement factor
 
     def build_search(self, refine_factor: int, value: int) -> dict[str, int]:
         return {self.name: value} | ({"refine": refine_factor} if refine_factor else {})
@@ -68,8 +65,9 @@ def tune_search(index: FaissFileIndex, query_set: VectorQuerySet, target: float)
     """Return the smallest setting whose mean recall@k is at least `target`.
 
     If no setting reaches `target`, return the smallest one within .005 of the best recall. A graph
-    searched for k neighbours keeps at least k candidates, so its settings begin at k. With a
-    refinement, several of its factors are tried, and the cheapest setting is returned.
+    searched for k neighbours keeps at least k candidates, so its settings begin at k, or, with a
+    refinement, at the number of candidates that are reranked. Several factors of a refinement are
+    tried, and the cheapest setting is returned.
 
     Args:
         index: the index; its default setting is tried first.
@@ -92,14 +90,14 @@ def tune_search(index: FaissFileIndex, query_set: VectorQuerySet, target: float)
     grid = _build_grid(index, query_set.k)
     measure_recall = cache(lambda factor, value: measure(grid.build_search(factor, value)))
     estimate_cost = partial(_estimate_cost, index, query_set.k)
-    first_setting = index.defaults.get("refine", 0), index.defaults.get(grid.name, grid.minimum)
+    first_setting = index.defaults.get("refine", 0), index.defaults.get(grid.name, 1)
     best_setting = _find_cheapest(measure_recall, grid, target, estimate_cost, first_setting)
     if best_setting is not None:
         return TuningResult(grid.build_search(*best_setting), measure_recall(*best_setting))
     best_recall = max(
         measure_recall(factor, value)
-        for factor in grid.refine_factors
-        for value in _double_up_to(grid.minimum, grid.maximum)
+        for factor, (minimum, maximum) in grid.limits.items()
+        for value in _double_up_to(minimum, maximum)
     )
     lower_target = best_recall - CEILING_TOLERANCE
     best_setting = _find_cheapest(measure_recall, grid, lower_target, estimate_cost, first_setting)
@@ -116,9 +114,13 @@ def _build_grid(index: FaissFileIndex, k: int) -> _SearchGrid:
         if "refine" in index.defaults
         else (0,)
     )
-    if index.structure == "hnsw":
-        return _SearchGrid("efSearch", k, max(k, min(MAX_EF_SEARCH, index.n)), factors)
-    return _SearchGrid("nprobe", 1, min(MAX_NPROBE, index.n_lists), factors)
+    if index.structure != "hnsw":
+        return _SearchGrid("nprobe", dict.fromkeys(factors, (1, min(MAX_NPROBE, index.n_lists))))
+    # At depth k the index raises a smaller efSearch to this number, but less at smaller depths, where
+    # the measured recall would not be reached.
+    candidate_counts = {factor: min(k * max(1, factor), index.n) for factor in factors}
+    maximum = min(MAX_EF_SEARCH, index.n)
+    return _SearchGrid("efSearch", {factor: (n, max(n, maximum)) for factor, n in candidate_counts.items()})
 
 
 def _find_cheapest(
@@ -135,17 +137,15 @@ def _find_cheapest(
     misses the target, all smaller values miss it too.
     """
     best_setting: tuple[int, int] | None = None
-    for factor in sorted(grid.refine_factors, key=lambda factor: factor != first_setting[0]):
-        max_value = grid.maximum
+    for factor in sorted(grid.limits, key=lambda factor: factor != first_setting[0]):
+        minimum, max_value = grid.limits[factor]
         if best_setting is not None:
             factor_cost = estimate_cost((factor, 0))
             cost_per_value = estimate_cost((factor, 1)) - factor_cost
             max_value = min(max_value, ceil((estimate_cost(best_setting) - factor_cost) / cost_per_value) - 1)
-            if max_value < grid.minimum or measure_recall(factor, max_value) < target:
+            if max_value < minimum or measure_recall(factor, max_value) < target:
                 continue
-        smallest_value = _find_smallest(
-            partial(measure_recall, factor), grid.minimum, max_value, target, first_setting[1]
-        )
+        smallest_value = _find_smallest(partial(measure_recall, factor), minimum, max_value, target, first_setting[1])
         best_setting = best_setting if smallest_value is None else (factor, smallest_value)
     return best_setting
 

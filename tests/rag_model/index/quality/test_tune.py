@@ -105,6 +105,18 @@ def test_ef_search_is_at_least_k(build: Build) -> None:
     assert tune_search(index, query_set, 0.01).search == {"efSearch": 10}
 
 
+def test_tuned_ef_search_of_a_refined_graph_reaches_the_target_at_smaller_depths(build: Build, tmp_path: Path) -> None:
+    _, query_set = build("HNSW4_SQ4")
+    vectors = [tmp_path / "part-00000.npy"]
+    index = open_index(tmp_path / "index.faiss", vectors=vectors)
+    tuned = tune_search(index, query_set, 0.95)
+    assert tuned.note == ""
+    assert tuned.search["refine"] > 1  # codes alone do not reach this recall
+    assert tuned.search["efSearch"] >= query_set.k * tuned.search["refine"]
+    shallow_query_set = VectorQuerySet.from_exact_search(ExactIndex(vectors), query_set.vectors, 5)
+    assert measure_recall(index, shallow_query_set, **tuned.search) >= 0.95 - 0.01
+
+
 def test_tune_of_flat_has_no_setting(build: Build) -> None:
     tuned = tune_search(*build("Flat"), 0.99)
     assert (tuned.search, tuned.recall, tuned.note) == ({}, 1.0, "")
