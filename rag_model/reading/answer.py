@@ -12,7 +12,7 @@ import math
 import re
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from rag_model.corpus.chunkers.article_words import ends_line, ends_sentence, ends_unspaced_sentence, split_token
@@ -76,7 +76,7 @@ def remove_citations(text: str, n_entries: int) -> str:
 
 def _extract_citations(text: str, n_entries: int) -> tuple[str, list[_CitationMark]]:
     plain_text, marks, plain_end = "", list[_CitationMark](), 0
-    quotation_spans = [match.span() for match in _QUOTATION.finditer(text) if match.span() != (0, len(text.rstrip()))]
+    quotation_spans = [match.span() for match in _QUOTATION.finditer(text) if match[0] != text.strip()]
     for match in _BRACKET.finditer(text) if n_entries else ():
         entry_numbers = tuple(_parse_numbers(match[1], n_entries))
         if not entry_numbers or any(start < match.start(1) < end for start, end in quotation_spans):
@@ -84,7 +84,11 @@ def _extract_citations(text: str, n_entries: int) -> tuple[str, list[_CitationMa
         plain_text += text[plain_end : match.start()]
         marks.append(_CitationMark(len(plain_text), entry_numbers))
         plain_end = match.end()
-    return (plain_text + text[plain_end:]).strip() if marks else text, marks
+    if not marks:
+        return text, marks
+    plain_text += text[plain_end:]
+    n_leading = len(plain_text) - len(plain_text.lstrip())
+    return plain_text.strip(), [replace(mark, offset=max(0, mark.offset - n_leading)) for mark in marks]
 
 
 def _parse_numbers(bracket: str, n_entries: int) -> Iterator[int]:

@@ -45,6 +45,23 @@ def test_citation_belongs_to_the_statement_before_it() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "It is by Orwell [1]. It was published in 1945 [2].",
+        "It is by Orwell. [1] It was published in 1945. [2]",
+        "[1] It is by Orwell. [2] It was published in 1945. [1]",
+        '"It is by Orwell. [1] It was published in 1945. [2]"',
+    ],
+)
+def test_leading_blank_lines_do_not_move_citations(text: str) -> None:
+    statements = split_statements(text, 2)
+    assert [len(statement.cited) for statement in statements] == [2 if text.startswith("[") else 1, 1]
+    for n_blank_lines in range(6):
+        assert split_statements("\n" * n_blank_lines + text, 2) == statements
+        assert split_statements(text.replace("[1] It is", "[1] " + "\n" * n_blank_lines + "It is"), 2) == statements
+
+
 def test_scripts_without_spaces_are_split_into_statements() -> None:
     text = "ジョージ・オーウェルの小説である[1]。一九四五年に出版された作品である。[2]"
     statements = split_statements(text, 2)
