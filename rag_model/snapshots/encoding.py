@@ -197,8 +197,9 @@ def store_sparse_encoder(
     space = name_space_by_content(compute_sparse_space(folder, spec), folder)
 
     def collect_files(encoder_folder: Path, workdir: Path) -> Mapping[str, Path]:
-        folder_spec = spec if encoder_folder == folder else read_sparse_spec(encoder_folder)
-        return collect_sparse_encoder_files(encoder_folder, folder_spec, space, workdir)
+        return collect_sparse_encoder_files(
+            encoder_folder, read_sparse_spec(encoder_folder, recipe.spec), space, workdir
+        )
 
     passage_files, question_files = _store_encoder_pair(store, folder, question_folder, space, collect_files)
     return StoredEncoder(name, spec, space, passage_files, question_files, "sparse", spec.scale, commits)

@@ -23,6 +23,8 @@ from rag_model.encoders.sparse_encoder import (
 from rag_model.encoders.sparse_model import find_top_terms
 from rag_model.encoders.spec import is_sparse_encoder
 from rag_model.errors import InputError, UsageError
+from rag_model.snapshots.encoding import RepresentRecipe, store_sparse_encoder
+from rag_model.store.store import Store
 from tests.fixtures.tiny import save_bert, write_json
 from tests.fixtures.tiny_splade import compute_weights, save_mlm, save_splade
 
@@ -133,6 +135,17 @@ def test_stored_files_are_the_same_encoder(folder: Path, tmp_path: Path) -> None
     assert (stored_encoder.spec, stored_encoder.space()) == (spec, space)
     assert isinstance(load_question_encoder(str(folder)), Encoder), "a plain folder has no setting of a sparse encoder"
     assert not is_sparse_encoder(folder)
+
+
+def test_settings_of_a_recipe_reach_a_separate_question_encoder(folder: Path, tmp_path: Path) -> None:
+    store = Store.open(str(tmp_path / "store"), create=True)
+    other_folder = shutil.copytree(folder, tmp_path / "questions")
+    settings = {"question_terms": 3, "question_prompt": "query: ", "max_length": 9, "pooling": "sum"}
+    for question_folder in ("", str(other_folder)):
+        recipe = RepresentRecipe(question_encoder=question_folder, spec=settings)
+        stored_encoder = store_sparse_encoder(store, str(folder), recipe)
+        record = json.loads(store.blobs.read(dict(stored_encoder.question)["bookwheel.json"]))
+        assert record["sparse"].items() >= settings.items()
 
 
 def update_json(folder: Path, file: str, **values: Any) -> Path:
