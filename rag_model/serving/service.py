@@ -47,7 +47,7 @@ _RESERVE_SECONDS = 1.0
 _RESERVE_CHECK_SECONDS = 0.05
 _FULL_QUEUE_SECONDS = 0.05  # seconds between two attempts to enter a full queue
 # How long a request waits for a snapshot that is being opened. If another worker has to look up the
-# name, this takes three exchanges of messages; the rest is time for the look-up.
+# name, this takes four exchanges of messages; the rest is time for the look-up.
 _OPENING_SECONDS = 10 * EXCHANGE_SECONDS
 _OPENING_CHECK_SECONDS = 0.02
 

@@ -147,10 +147,13 @@ class WorkerLink:
             self._connection.send_bytes(json.dumps({"kind": kind, **values}).encode())
 
     def _receive(self) -> None:
+        tick_time = 0.0  # when the next tick is due; monotonic clock
         while True:
+            if time.monotonic() >= tick_time:
+                self._tick()
+                tick_time = time.monotonic() + EXCHANGE_SECONDS
             try:
-                if not self._connection.poll(EXCHANGE_SECONDS):
-                    self._tick()
+                if not self._connection.poll(tick_time - time.monotonic()):
                     continue
                 received_message = json.loads(self._connection.recv_bytes())
             except (EOFError, OSError):  # the supervisor was killed

@@ -185,7 +185,6 @@ class LeaderStatePublisher:
         """Store the arguments; each `tick` sends the state."""
         self._link, self._slot, self._follower, self._pins = link, slot, follower, pins
         self._published_state: Message = {}
-        self._pin_requests: list[Message] = []
 
     def tick(self) -> None:
         """Send the state if it changed; reply to workers that wait for pinned snapshots."""
@@ -200,22 +199,20 @@ class LeaderStatePublisher:
             self._link.send("state", **state)
         with suppress(queue.Empty):
             while True:
-                self._pin_requests.append(self._link.inbox.get_nowait())
-        self._pin_requests = [request for request in self._pin_requests if not self._reply_to_pin(request)]
+                self._reply_to_pin(self._link.inbox.get_nowait())
 
-    def _reply_to_pin(self, request: Message) -> bool:
-        """Pin a snapshot and reply with its location; return False while it is being opened."""
+    def _reply_to_pin(self, request: Message) -> None:
+        """Pin a snapshot and reply with its location, unless it is still being opened."""
         name, reply = request["name"], {"to": request["sender"], "name": request["name"]}
         try:
             loaded_snapshot = self._pins.hold(name)
         except SnapshotOpeningError:
-            return False
+            return  # the worker asks again
         except BookwheelError as error:
             self._link.send("pin", error=error_to_dict(error), **reply)
         else:
             self._link.send("pin", error=None, opening=describe_snapshot(loaded_snapshot), **reply)
             self._slot.release(loaded_snapshot)
-        return True
 
 
 class WorkerFollower(FollowerThread):
@@ -237,9 +234,7 @@ class WorkerFollower(FollowerThread):
         self._followed_source, self._link = followed_source, link
         self._scorers = PairScorerCache(followed_source.url) if isinstance(followed_source, FollowedRef) else None
         self._reported_snapshot: LoadedSnapshot | None = None  # last reported to the observer
-        # names of snapshots that the leader was asked to pin, and its replies by name
-        self._requested_pins: set[str] = set()
-        self._pin_replies: dict[str, Message] = {}
+        self._pin_replies: dict[str, Message] = {}  # the leader's replies, by the name of the snapshot
         # the leader's state, as its last message reported it
         self.refusal: Refusal | None = None
         self.problem = ""
@@ -255,6 +250,7 @@ class WorkerFollower(FollowerThread):
                 notify(self._observer.on_swap, current, 0.0)
             self._reported_snapshot = current
             self._pins.update(self._open_pinned, self.taken_down)
+            self._pin_replies.clear()  # no request waits for the other replies any more
 
     def _handle(self, message: Message) -> None:
         match message["kind"]:
@@ -325,11 +321,9 @@ class WorkerFollower(FollowerThread):
         """Open a pinned snapshot; return None while the leader has not pulled it."""
         reply = self._pin_replies.pop(name, None)
         if reply is None:
-            if name not in self._requested_pins:
-                self._requested_pins.add(name)
-                self._link.send("pin", name=name)
+            # Ask each time, because a restarted leader does not know earlier requests.
+            self._link.send("pin", name=name)
             return None
-        self._requested_pins.discard(name)
         if reply["error"] is not None:
             error = error_from_dict(**reply["error"])
             raise NotFoundError(str(error)) if isinstance(error, GoneError) else error

@@ -20,8 +20,9 @@ from typing import Any
 import httpx
 import pytest
 
-from rag_model.errors import BookwheelError
+from rag_model.errors import BookwheelError, GoneError, error_to_dict
 from rag_model.serving.following.follower import FollowedRef
+from rag_model.serving.following.pins import SnapshotOpeningError
 from rag_model.serving.service import Service
 from rag_model.serving.workers import WorkerLink
 from rag_model.store.versions.moves import untag
@@ -48,15 +49,25 @@ def run_workers(library: Library, dest: Path) -> Iterator[tuple[str, int]]:
         assert process.wait(TIMEOUT) == 0
 
 
-@contextmanager
-def run_worker(
-    library: Library, dest: Path, worker_id: int, switch_number: int, on_fatal: Callable[[BookwheelError], None]
-) -> Iterator[tuple[Service, Connection]]:
-    """Run the service of one worker in this process, and yield it and the supervisor's end of its connection."""
+def create_link(worker_id: int, switch_number: int, folder: Path) -> tuple[WorkerLink, Connection]:
+    """Return a worker's link without sockets, and the supervisor's end of its connection."""
     supervisor_end, worker_end = Pipe()
     sockets: Any = (None, None)
-    link = WorkerLink(worker_id, worker_end, sockets, [switch_number, 0, 0], dest, is_restarted=switch_number > 0)
+    link = WorkerLink(worker_id, worker_end, sockets, [switch_number, 0, 0], folder, is_restarted=switch_number > 0)
     link.start()
+    return link, supervisor_end
+
+
+@contextmanager
+def run_worker(
+    library: Library,
+    dest: Path,
+    worker_id: int,
+    switch_number: int = 0,
+    on_fatal: Callable[[BookwheelError], None] = lambda error: None,
+) -> Iterator[tuple[Service, Connection]]:
+    """Run the service of one worker in this process, and yield it and the supervisor's end of its connection."""
+    link, supervisor_end = create_link(worker_id, switch_number, dest)
     service = Service(FollowedRef(library.url, "latest", dest), QUICK, on_fatal=on_fatal, link=link)
     service.start()
     try:
@@ -64,6 +75,10 @@ def run_worker(
     finally:
         supervisor_end.close()
         service.close()
+
+
+def send(connection: Connection, **message: Any) -> None:
+    connection.send_bytes(json.dumps(message).encode())
 
 
 def receive(connection: Connection) -> dict[str, Any]:
@@ -201,7 +216,33 @@ def test_restarted_leader_goes_on_without_the_ref(library: Library, dest: Path) 
     with run_worker(library, dest, 0, 1, failures.append) as (service, supervisor):
         wait_until(lambda: service.follower.refusal or service.follower.problem)
         library.move(library.blue)
-        opening = {**receive(supervisor), "number": 2}
-        supervisor.send_bytes(json.dumps({"kind": "all_opened", "opening": opening, "error": None}).encode())
+        send(supervisor, kind="all_opened", opening={**receive(supervisor), "number": 2}, error=None)
         wait_until(lambda: service.is_ready)
     assert failures == []
+
+
+def find_pin_error(service: Service, name: str) -> type[BookwheelError]:
+    with pytest.raises(BookwheelError) as error:
+        service.pins.hold(name)
+    return error.type
+
+
+def test_worker_asks_for_a_snapshot_until_a_leader_replies(library: Library, dest: Path) -> None:
+    reply = {"kind": "pin", "name": library.blue, "error": error_to_dict(GoneError("it expired"))}
+    with run_worker(library, dest, 1) as (service, supervisor):
+        send(supervisor, **reply)  # No request waits for this reply any more.
+        send(supervisor, kind="state", refusal=None, problem="unreachable", taken_down=[])
+        wait_until(lambda: service.follower.problem == "unreachable")
+        assert find_pin_error(service, library.blue) is SnapshotOpeningError
+        for _ in range(2):  # The first leader dies before it replies.
+            assert receive(supervisor) == {"kind": "pin", "name": library.blue}
+        send(supervisor, **reply)
+        wait_until(lambda: find_pin_error(service, library.blue) is GoneError)
+
+
+def test_state_is_published_while_messages_arrive(dest: Path) -> None:
+    link, supervisor = create_link(0, 0, dest)
+    ticked = threading.Event()
+    with supervisor:
+        link.on_tick = ticked.set
+        wait_until(lambda: send(supervisor, kind="pin") or ticked.is_set())
