@@ -290,7 +290,10 @@ def _read_pooling(path: Path) -> str:
 
 def _read_max_length(folder: Path) -> int:
     limit = read_optional_json(folder / "sentence_bert_config.json").get("max_seq_length")
-    return min(int(limit or read_max_tokens(folder)), read_max_tokens(folder))
+    if not limit or limit >= _UNBOUNDED:
+        return read_max_tokens(folder)
+    # sentence-transformers replaces the tokenizer's `model_max_length` by this limit.
+    return min(int(limit), read_position_limit(folder) or int(limit))
 
 
 def _find_prompt(prompts: Mapping[str, Any], names: tuple[str, ...]) -> str:

@@ -109,6 +109,22 @@ def test_vectors_and_scores_are_those_of_sentence_transformers(
     np.testing.assert_allclose(questions @ passages.T, scores, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize(("max_seq_length", "max_length"), [(32, 32), (None, 8)])
+def test_the_limit_of_sentence_transformers_replaces_that_of_the_tokenizer(
+    tiny_st: Build, max_seq_length: int | None, max_length: int, sentence_transformers: Any
+) -> None:
+    folder = tiny_st()
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").unlink()  # a link
+    write_json(folder / "tokenizer_config.json", {**settings, "model_max_length": 8})
+    write_json(folder / "sentence_bert_config.json", {"max_seq_length": max_seq_length, "do_lower_case": False})
+    actual = Encoder.load(folder, dtype="float32")
+    assert actual.spec.max_length == max_length
+    peer = sentence_transformers.SentenceTransformer(str(folder), device="cpu")
+    texts = ["who wrote the theory of music", "the king " * 60]
+    np.testing.assert_allclose(actual.encode_questions(texts), peer.encode_query(texts), atol=1e-5)
+
+
 def test_a_cosine_model_without_normalize_ranks_as_semantic_search(
     minilm: Path, tmp_path: Path, sentence_transformers: Any
 ) -> None:
