@@ -42,7 +42,9 @@ _POOLING_BY_MODE = {
     "mean": "mean",
     "lasttoken": "last",
 }
-# Names of prompts, in the order in which sentence-transformers' `encode_document` searches them.
+# Names of prompts, in the order in which sentence-transformers' `encode_document` searches them. It
+# never uses the later ones, because it adds an empty `document`. They are used here if the folder
+# has no `document`, because such models were saved before `encode_document` existed.
 _PASSAGE_PROMPTS = ("document", "passage", "corpus")
 _QUESTION_PROMPTS = ("query",)
 _DEMO_ADVICE = {
@@ -297,7 +299,7 @@ def _read_max_length(folder: Path) -> int:
 
 
 def _find_prompt(prompts: Mapping[str, Any], names: tuple[str, ...]) -> str:
-    return next((str(prompts[name]) for name in names if prompts.get(name)), "")
+    return next((str(prompts[name] or "") for name in names if name in prompts), "")
 
 
 def _check_text_case(folder: Path) -> None:

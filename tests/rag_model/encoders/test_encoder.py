@@ -74,6 +74,7 @@ PROMPTS = {"query": "query: ", "document": "passage: "}
         {"prompts": {**PROMPTS, "sts": "who "}, "default_prompt_name": "sts"},
         {"prompts": {"sts": "who "}, "default_prompt_name": "sts"},
         {"prompts": {"query": "", "document": "", "sts": "who "}, "default_prompt_name": "sts", "truncate_dim": None},
+        {"prompts": {"query": "query: ", "document": "", "passage": "passage: "}},
         {"prompts": PROMPTS, "truncate_dim": 8},
         {},
     ],
