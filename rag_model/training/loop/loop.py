@@ -204,8 +204,8 @@ def train(
         ResourceError: a step does not fit into the GPU's memory, even in the smallest parts.
         RefusedError: a loss or a gradient is not finite; the message names the examples and the
             last checkpoint, or the weights that were not finite from the start.
-        UsageError: `workdir` contains another training, an epoch has no batch, or this machine does
-            not support the precision.
+        UsageError: `workdir` contains another training, an epoch has no batch, `Task.evaluate` does
+            not measure the goal, or this machine does not support the precision.
     """
     release_freed_memory()
     settings = resolve_precision(settings)
@@ -239,6 +239,11 @@ def train(
                     trainer.save_best(0, initial_measures),
                     searched_snapshots=trainer.searched_snapshots,
                 )
+            )
+        if task.goal.measure not in state.initial_measures:
+            raise UsageError(
+                f"the dev set has no {task.goal.measure}, which is the goal, only {', '.join(state.initial_measures)}: "
+                "choose another goal, or give other dev examples"
             )
         for step in range(state.step + 1, trainer.n_steps + 1):
             if report is not None and trainer.is_main_process and trainer.searched_snapshots:

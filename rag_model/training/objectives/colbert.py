@@ -169,7 +169,8 @@ class ColbertTask(ListTask[TokenModel, ColbertRecipe]):
         Raises:
             InputError: no example has both a positive and a negative; or the recipe refuses
                 incomplete examples, and there is one.
-            UsageError: there is no dev example, or both losses are off.
+            UsageError: there is no dev example, or none has a positive, which the goal needs; or
+                both losses are off.
         """
         super().__init__(initial.model, train, dev, recipe, corpus, digests)
         self._initial = initial
@@ -177,6 +178,10 @@ class ColbertTask(ListTask[TokenModel, ColbertRecipe]):
         if not (recipe.in_batch or self._has_teacher):
             raise UsageError("in_batch = false leaves no loss without a teacher: name a --teacher, or set in_batch")
         self._warn_if_short()
+
+    def check_data(self) -> None:
+        """Check that the best weights can be selected with the dev examples; see `check_goal`."""
+        self.check_goal()
 
     def recipe(self) -> Mapping[str, Any]:
         """Return the recipe, the digests of data and models, and the spec of the encoder."""

@@ -222,6 +222,17 @@ class GroupTask(ABC, Generic[B, M, R]):
     def check_data(self) -> None:
         """Check that the examples suit the task; `train` has only complete examples."""
 
+    def check_goal(self) -> None:
+        """Check that the dev examples have what the goal measures.
+
+        Raises:
+            UsageError: no dev example has a positive, which the goal needs; or there is no dev
+                example.
+        """
+        if not self.goal.larger and not self._ranking_evaluator.positions_with_positives:
+            goal = self._recipe.goal
+            raise UsageError(f"goal {goal} needs dev examples with passages: use Success@20, or mine them")
+
     @cached_property
     def _ranking_evaluator(self) -> RankingEvaluator:
         """The evaluator of the dev set; raises UsageError if this has no example or no passage."""
@@ -279,9 +290,7 @@ class ContrastTask(GroupTask[DprBatch, M, R]):
         """
         if not self._dev:
             raise UsageError("there is no dev example to select the best weights with: give a dev file")
-        if not self.goal.larger and not self._ranking_evaluator.positions_with_positives:
-            goal = self._recipe.goal
-            raise UsageError(f"goal {goal} needs dev examples with passages: use Success@20, or mine them")
+        self.check_goal()
 
     def keep_complete(self, examples: Sequence[Example]) -> list[Example]:
         """Return the examples that have a positive."""

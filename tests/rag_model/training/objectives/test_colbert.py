@@ -14,6 +14,7 @@ from rag_model.errors import InputError, UsageError
 from rag_model.store.store import Store
 from rag_model.training.data.batches import add_teacher_scores, build_list_batch
 from rag_model.training.data.examples import Example, build_passage
+from rag_model.training.loop.loop import train
 from rag_model.training.loop.loop_settings import LoopSettings
 from rag_model.training.objectives.colbert import COLBERT, ColbertRecipe, ColbertTask, ColbertTraining, InitialColbert
 from rag_model.training.objectives.objective import Job, get_objective
@@ -149,6 +150,17 @@ def test_invalid_models_and_recipes_are_refused(marked_bert: Path, tmp_path: Pat
         with pytest.raises(UsageError):
             ColbertRecipe(**values)  # type: ignore[arg-type]
     assert get_objective("colbert").result.parts == {"colbert"}
+
+
+def test_goal_needs_dev_examples_with_positives(marked_bert: Path, tmp_path: Path) -> None:
+    encoder = InitialColbert.load(marked_bert, RECIPE, device="cpu")
+    dev, corpus = [Example("dev", "who wrote river?", ("river",))], [build_examples()[0].positives[0]]
+    for recipe, examples in ((RECIPE, dev), (RECIPE, [])):
+        with pytest.raises(UsageError, match=r"goal average_rank needs dev examples|the dev set has no example"):
+            ColbertTask(encoder, build_examples(), examples, recipe, corpus)
+    task = ColbertTask(encoder, build_examples(), dev, replace(RECIPE, goal="Success@20"), corpus)
+    result = train(task, LoopSettings(max_steps=2, evaluate_every=1, cpu=True), tmp_path)
+    assert (result.steps, result.best_measures["Success@20"]) == (2, 1.0)
 
 
 @pytest.mark.parametrize("passages_at_once", [1, 2, 4])
