@@ -31,7 +31,7 @@ import pyarrow as pa
 
 from rag_model.errors import UsageError
 from rag_model.extras import get_versions, hide_modules
-from rag_model.process import count_cores, limit_by_environment, temporary_folder
+from rag_model.process import count_cores, get_free_bytes, limit_by_environment, temporary_folder
 
 CPU_FLOAT32 = "cpu float32"
 # device types and dtypes that encoders use by default, depending on the machine
@@ -202,26 +202,14 @@ def limit_to_gpus(flags: Sequence[str], n_gpus: int) -> tuple[str, ...]:
 
 
 def get_worker_memory(flags: Sequence[str]) -> int | None:
-    """Return the bytes of memory that are free for workers; None if workers run on other machines.
-
-    In a container the free memory of the host is measured; `BOOKWHEEL_WORKER_MEMORY` sets the
-    container's limit in bytes.
+    """Return the bytes of memory that are free for workers, at most `BOOKWHEEL_WORKER_MEMORY` if it is
+    set; None if workers run on other machines, or if the free memory is unknown.
 
     Raises:
         UsageError: the variable is not a number of bytes.
     """
-    return (
-        limit_by_environment(_read_available_bytes(), MEMORY_VARIABLE, "number of bytes") if is_local(flags) else None
-    )
-
-
-def _read_available_bytes() -> int:
-    """Return the bytes of free memory; on Linux with caches that the kernel can free at once."""
-    with suppress(OSError):
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return 1024 * int(line.split()[1])
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    free_bytes = get_free_bytes() if is_local(flags) else None
+    return None if free_bytes is None else limit_by_environment(free_bytes, MEMORY_VARIABLE, "number of bytes")
 
 
 @contextmanager

@@ -234,6 +234,7 @@ def _load_glibc() -> Any:
         return None
 
 
+_CGROUP = Path("/sys/fs/cgroup")  # control group (version 2) with the limits of the container
 CORES_VARIABLE = "BOOKWHEEL_CORES"  # environment variable: number of processors for this run
 
 
@@ -245,6 +246,31 @@ def count_cores() -> int:
     """
     n_available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return limit_by_environment(n_available, CORES_VARIABLE, "number of processors")
+
+
+def get_free_bytes() -> int | None:
+    """Return the bytes of free memory, limited by those of the container; None if unknown.
+
+    Free memory includes caches that the kernel can free at once.
+    """
+    limits = [size for size in (_get_machine_bytes(), _get_container_bytes()) if size is not None]
+    return min(limits, default=None)
+
+
+def _get_machine_bytes() -> int | None:
+    with suppress(OSError, ValueError, IndexError):
+        return int(Path("/proc/meminfo").read_text().partition("MemAvailable:")[2].split()[0]) * 1024
+    with suppress(OSError, ValueError):  # not Linux
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return None
+
+
+def _get_container_bytes() -> int | None:
+    with suppress(OSError, ValueError, IndexError):  # memory.max is "max" if there is no limit
+        limit_bytes, used_bytes = (int((_CGROUP / name).read_text()) for name in ("memory.max", "memory.current"))
+        reclaimable_bytes = int((_CGROUP / "memory.stat").read_text().partition("\ninactive_file ")[2].split()[0])
+        return max(0, limit_bytes - used_bytes + reclaimable_bytes)
+    return None
 
 
 _reported_cpu_seconds = list[float]()

@@ -11,9 +11,10 @@ from typing import Any
 from rag_model.errors import BookwheelError, UsageError
 from rag_model.retrieve.hits import Hit
 from rag_model.serving.answering import execution
+from rag_model.serving.answering.available_retrievers import explain_retriever, list_passage_kinds
 from rag_model.serving.answering.batcher import AnswerProgress, Batcher, QueueFullError
 from rag_model.serving.answering.execution import AnswerResult, SearchResult
-from rag_model.serving.answering.loaded_snapshot import LoadedSnapshot, explain_retriever, list_passage_kinds
+from rag_model.serving.answering.loaded_snapshot import LoadedSnapshot
 from rag_model.serving.following.follower import (
     FolderFollower,
     FollowedRef,

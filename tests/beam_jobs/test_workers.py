@@ -1,4 +1,6 @@
-"""A form may set Beam's sizes, and nothing that runs code or names a file, a host or a credential."""
+"""A form may set Beam's sizes, and nothing that runs code or names a file, a host or a credential; workers fit into
+the free memory.
+"""
 
 import os
 import subprocess
@@ -9,8 +11,15 @@ import pytest
 from apache_beam.options.pipeline_options import PipelineOptions
 
 from beam_jobs.options import check_flags
-from beam_jobs.workers import ALLOWED_VARIABLE, DEFAULT_VARIABLE, refuse_unlisted, resolve_options
+from beam_jobs.workers import (
+    ALLOWED_VARIABLE,
+    DEFAULT_VARIABLE,
+    get_worker_memory,
+    refuse_unlisted,
+    resolve_options,
+)
 from rag_model.errors import UsageError
+from rag_model.process import get_free_bytes
 from tests.benchmarks.flink_cluster import ROOT
 
 HARMFUL = [
@@ -149,3 +158,16 @@ def test_the_next_run_removes_the_lease_of_a_killed_launcher(tmp_path: Path) -> 
     for process in (launcher, later_launcher):
         process.communicate()  # its input ends
     assert not [*tmp_path.iterdir()]
+
+
+def test_workers_fit_into_the_memory_limit_of_the_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rag_model.process._CGROUP", tmp_path)
+    machine_bytes = get_free_bytes()
+    assert machine_bytes is not None
+    assert machine_bytes > 1 << 20
+    files = {"memory.max": "1000000\n", "memory.current": "600000\n", "memory.stat": "anon 1\ninactive_file 50000\n"}
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    assert get_free_bytes() == get_worker_memory(()) == 450_000
+    (tmp_path / "memory.max").write_text("max\n")
+    assert get_free_bytes() > 450_000  # type: ignore[operator]

@@ -6,199 +6,197 @@ after a monthly rebuild.
 """
 
 import logging
-import re
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
-from rag_model.corpus.records import PROSE, STRUCTURES
+from rag_model.encoders.encoder import Encoder, load_any_encoder
+from rag_model.encoders.space import Space
+from rag_model.encoders.spec import is_endpoint_encoder
 from rag_model.errors import (
     EndpointError,
     GoneError,
     NotReadyError,
     RefusedError,
-    ResourceError,
     StoreError,
     UsageError,
 )
-from rag_model.index.postings.base_kind import PostingsKind, estimate_decoded_bytes
-from rag_model.process import format_bytes
+from rag_model.index.files.engine import Vectors
+from rag_model.process import get_free_bytes
 from rag_model.reading.answer import Answer
+from rag_model.reading.concat import ConcatReader
+from rag_model.reading.confidence import LikelihoodReader
+from rag_model.reading.model import ReadingModel, load_reading_model
 from rag_model.reading.reader import NO_CALLBACKS, AnswerCallbacks, Reader
-from rag_model.retrieve.context import RetrieverContext, RetrieverNeeds
+from rag_model.reading.settings import ReaderSettings
+from rag_model.reading.writers.writer import Writer
+from rag_model.retrieve.context import RetrieverContext
 from rag_model.retrieve.dense import IndexRetriever
-from rag_model.retrieve.expression import Call, Word, parse
+from rag_model.retrieve.expression import parse
 from rag_model.retrieve.factory import (
     RequestLimits,
     build_retriever,
     plan_retriever,
 )
 from rag_model.retrieve.hits import Hit
-from rag_model.retrieve.indexes import can_read_by_ranges, get_representation_type
 from rag_model.retrieve.models import PairScorerCache
-from rag_model.retrieve.retriever import Queries, SnapshotRetriever
-from rag_model.serving.answering.served_model import ServedModel, SharedQuestionEncoder
+from rag_model.retrieve.retriever import Queries, QuestionEncoder, SnapshotRetriever
+from rag_model.serving.answering.available_retrievers import (
+    AvailableRetrievers,
+    can_search_by_ranges,
+    get_file_sizes,
+)
 from rag_model.serving.runtime import count_search_threads
 from rag_model.serving.settings import ServiceSettings
 from rag_model.store.store import Store
-from rag_model.store.versions.manifest import QUESTION_ENCODER, Content, question_encoder_path
+from rag_model.store.versions.manifest import QUESTION_ENCODER
 from rag_model.store.versions.snapshot import Snapshot
 
 _LOG = logging.getLogger(__name__)
-_CGROUP = Path("/sys/fs/cgroup")  # control group (version 2) with the limits of the container
 _READ_BYTES = 1 << 20
-_LIBRARY_BYTES = 450_000_000  # bytes of a process with torch and faiss, without an encoder
-_INDEX_FOLDER = "index/"
 _WARM_UP_QUERIES = 3  # queries that are searched before the snapshot is served
 _WARM_UP_K = 5
-_EXPLANATION_BY_KIND = {
-    "exact": "by meaning: compares the question with every passage",
-    "hnsw": "by meaning, along a graph of near passages: fast",
-    "ivf": "by meaning, in lists of compressed vectors: little memory",
-    "bm25": "by the words of the question; rare words count more",
-    "impact": "by learned weights of words, also of related ones",
-    "tokens": "by meaning, word by word",
-}
-_EXPLANATION_BY_FUNCTION = {
-    "rrf": "joins the rankings of {}",
-    "interpolate": "joins the scores of {}",
-    "rerank": "a model reads the best passages of {} and orders them again",
-    "maxsim": "compares the best passages of {} word by word",
-    "where": "only some kinds of passages of {}",
-}
 
 
-def fill_page_cache(files: Iterable[Path], mapped_bytes: int = 0) -> None:
-    """Read files that will be memory-mapped, in order, so that they are in the page cache.
+class SharedQuestionEncoder:
+    """A loaded `QuestionEncoder` that does not need its folder any more.
 
-    Otherwise the first searches would read them from the disk page by page. Stop when the free
-    memory is used up; `mapped_bytes` of it are reserved for files that are mapped already.
+    Snapshots whose encoder files are equal share it. The description of the vector space is read at
+    the beginning, because the folder may be deleted while the weights are still in use. float32
+    weights stay mapped from the file in that folder, even after the snapshot is deleted or taken
+    down; weights of other dtypes are copied. The file contains no text of a page, and takes no
+    additional disk space, because the current snapshot links to it.
     """
-    remaining_bytes = (get_free_bytes() or 0) - mapped_bytes  # free memory includes the page cache
-    for file in files:
-        remaining_bytes -= file.stat().st_size
-        if remaining_bytes < 0:
-            return
-        with file.open("rb", buffering=0) as index_file:
-            while index_file.read(_READ_BYTES):
-                pass
 
+    def __init__(self, encoder: QuestionEncoder) -> None:
+        """Read the vector space of `encoder`.
 
-def get_free_bytes() -> int | None:
-    """Return the bytes of free memory, limited by those of the container; None if unknown."""
-    limits = [size for size in (_get_machine_bytes(), _get_container_bytes()) if size is not None]
-    return min(limits, default=None)
+        Raises:
+            InputError: The encoder's folder is damaged, or does not name its passage encoder.
+        """
+        self._encoder, self._space = encoder, encoder.space()
 
+    @classmethod
+    def load(cls, folder: Path, threads: int) -> Self:
+        """Load the question encoder in `folder`, and let torch use `threads` threads."""
+        if is_endpoint_encoder(folder):
+            return cls(load_any_encoder(folder))
+        return cls(Encoder.load(folder, "question", threads=threads))
 
-def _get_machine_bytes() -> int | None:
-    with suppress(OSError, ValueError, IndexError):
-        return int(Path("/proc/meminfo").read_text().partition("MemAvailable:")[2].split()[0]) * 1024
-    return None
+    def space(self) -> Space:
+        """Return the space of the question vectors."""
+        return self._space
 
-
-def _get_container_bytes() -> int | None:
-    with suppress(OSError, ValueError, IndexError):  # memory.max is "max" if there is no limit
-        limit_bytes, used_bytes = (int((_CGROUP / name).read_text()) for name in ("memory.max", "memory.current"))
-        reclaimable_bytes = int((_CGROUP / "memory.stat").read_text().partition("\ninactive_file ")[2].split()[0])
-        return limit_bytes - used_bytes + reclaimable_bytes
-    return None
-
-
-def check_memory(content: Content, indexes: Sequence[str], settings: ServiceSettings) -> None:
-    """Check that indexes fit into the free memory; indexes that are only mapped always fit.
-
-    Raises:
-        ResourceError: The indexes do not fit.
-    """
-    free_bytes = get_free_bytes()
-    if not settings.in_memory or free_bytes is None:
-        return
-    index_files = [content.files.get(content.index_file(name)) for name in indexes]
-    needed_bytes = sum(index_file.size for index_file in index_files if index_file is not None)
-    if needed_bytes > free_bytes:
-        raise ResourceError(
-            f"the indexes need {format_bytes(needed_bytes)} of memory next to the ones in use, and "
-            f"{format_bytes(free_bytes)} are free: give the service more memory, or serve without "
-            "--in-memory"
-        )
+    def encode_questions(self, questions: Sequence[str]) -> Vectors:
+        """Return the (n, d) float32 vectors of the questions, in order."""
+        return self._encoder.encode_questions(questions)
 
 
 @dataclass(frozen=True, slots=True)
-class AvailableRetrievers:
-    """The retrievers that a service offers over a snapshot, and the indexes that they need."""
+class ServedModel:
+    """A reading model, local or remote, and its reader settings."""
 
-    retrievers: tuple[str, ...]  # expressions; the first is the default
-    indexes: tuple[str, ...]  # opened indexes; requests may combine them to other retrievers
-    needs_embeddings: bool  # whether the vectors of passages must be pulled
-    notes: tuple[str, ...] = ()  # retrievers that are not served, and why
-
-    @classmethod
-    def plan_ranged(cls, snapshot: Snapshot, settings: ServiceSettings) -> Self:
-        """Plan the retrievers that can be searched by byte ranges: those of `plan`, then other indexes.
-
-        If the settings name retrievers, no other indexes are added.
-
-        Raises:
-            UsageError: No retriever and no index can be searched by byte ranges.
-        """
-        plan_with_pull = cls.plan(snapshot, replace(settings, pull_embeddings=True), uses_inner_products=False)
-        other_indexes = () if settings.retrievers else snapshot.manifest.content.indexes
-        candidates = (*plan_with_pull.retrievers, *other_indexes)
-        retrievers = tuple(dict.fromkeys(name for name in candidates if _can_read_by_ranges(snapshot, name)))
-        if not retrievers:
-            raise UsageError(
-                f"none of {', '.join(plan_with_pull.retrievers)} of snapshot {snapshot.id[:12]} "
-                "can be searched in the store by ranges: choose an index of the kind bm25 or ivf "
-                "with --index, or pull the snapshot"
-            )
-        retriever_needs = RetrieverNeeds.merge(plan_retriever(snapshot, expression) for expression in retrievers)
-        notes = [*plan_with_pull.notes]
-        if unsearchable_retrievers := [name for name in plan_with_pull.retrievers if name not in retrievers]:
-            consequence = "served once the snapshot is pulled" if settings.pull else "not served without a pull"
-            notes.append(
-                f"{', '.join(unsearchable_retrievers)} cannot be searched by ranges: {consequence}, and the "
-                f"default is {retrievers[0]}; an index of inverted lists (IVF) can be searched by "
-                "ranges"
-            )
-        return cls(retrievers, retriever_needs.index_names, needs_embeddings=False, notes=tuple(notes))
+    model: ReadingModel
+    settings: ReaderSettings
+    question_encoder: SharedQuestionEncoder | None  # None means the snapshot's encoder
+    # for readers that put all passages into one prompt; None if the reader reads each one alone
+    writer: Writer | None
 
     @classmethod
-    def plan(cls, snapshot: Snapshot, settings: ServiceSettings, *, uses_inner_products: bool) -> Self:
-        """Plan the retrievers that the settings name, or all retrievers that the snapshot offers.
-
-        If the settings name no retrievers, these are the snapshot's default retriever, its other
-        indexes that fit into memory (`_choose_retrievers`), and the fusion of the default with BM25
-        if the snapshot has both.
+    def load(
+        cls,
+        store: Store | None,
+        model_id: str,
+        settings: ReaderSettings,
+        passage_encoder: str | None = None,
+        batch_size: int = 8,
+    ) -> Self:
+        """Load a model.
 
         Args:
-            snapshot: The snapshot to serve.
-            settings: The service's settings.
-            uses_inner_products: Whether a model weighs the hits by inner products.
+            store: The store of the model; None for a folder or an endpoint.
+            model_id: Id in the store, folder or `openai:MODEL`.
+            settings: The reader settings.
+            passage_encoder: The passage encoder that belongs to the model's question encoder, if
+                the model does not record it.
+            batch_size: Number of questions that are decoded together, so that no answer waits for
+                another answer.
+        """
+        if settings.route is not None:
+            mismatch = settings.route.explain_mismatch(model_id, settings.reader_for(model_id))
+            if mismatch:
+                # This is only a warning, so that a new version of the model does not end the
+                # service.
+                _LOG.warning("%s; until then the memory with the likelier answer is chosen", mismatch)
+                settings = replace(settings, route=None)
+        model = load_reading_model(store, model_id, settings.reader_for(model_id), passage_encoder)
+        question_encoder = None if model.question_encoder is None else SharedQuestionEncoder(model.question_encoder)
+        return cls(
+            model,
+            settings,
+            question_encoder,
+            model.open_writer(settings, batch_size) if settings.reader_for(model_id) == "concat" else None,
+        )
+
+    @property
+    def id(self) -> str:
+        """The id in the store, the path of a folder, or the name of an endpoint's model."""
+        return self.model.id
+
+    @property
+    def uses_inner_products(self) -> bool:
+        """Whether the reader weights passages by inner products that the retriever returns."""
+        return self.settings.reader_for(self.id) == "marginal"
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the model is in this process's memory; calling a remote model may cost money."""
+        return self.model.generator is not None or self.model.span_model is not None
+
+    def create_reader(self, retriever: SnapshotRetriever) -> Reader:
+        """Create a reader of a retriever's passages."""
+        return self.model.open_reader(retriever, self.settings, self.writer)
+
+    @property
+    def has_likelihoods(self) -> bool:
+        """Whether the model can compute the likelihood of a given answer.
+
+        Remote, extractive and label models cannot.
+        """
+        return self.model.generator is not None and not self.settings.labels
+
+    def create_likelihood_reader(self) -> LikelihoodReader:
+        """Create a reader that computes the likelihood of given answers, without citations.
 
         Raises:
-            UsageError: A retriever expression is invalid, it names an index that the snapshot does
-                not have, or the retrievers need more memory than the settings allow.
+            UsageError: The model cannot compute likelihoods.
         """
-        content = snapshot.manifest.content
-        notes: list[str] = []
-        retrievers = settings.retrievers or _choose_retrievers(snapshot, settings, uses_inner_products, notes)
-        retriever_needs = RetrieverNeeds.merge(
-            plan_retriever(snapshot, expression, products=uses_inner_products) for expression in retrievers
-        )
-        if settings.retrievers and settings.memory_bytes is not None:
-            needed_bytes = _count_bytes(snapshot, _list_resource_files(snapshot, retriever_needs, settings), settings)
-            if needed_bytes > settings.memory_bytes:
-                raise UsageError(
-                    f"{', '.join(retrievers)} of snapshot {snapshot.id[:12]} need "
-                    f"{format_bytes(needed_bytes)}, and --memory allows "
-                    f"{format_bytes(settings.memory_bytes)}: allow more, or leave the choice of "
-                    "retrievers to the service"
-                )
-        needs_vectors = settings.pull_embeddings or retriever_needs.reads_vectors(content)
-        return cls(retrievers, retriever_needs.index_names, needs_vectors, tuple(notes))
+        if not self.has_likelihoods:
+            raise UsageError(f"model {self.id} cannot compute the likelihood of a given answer")
+        if self.writer is not None:
+            return self.create_uncited_reader()
+        reader: Any = self.model.open_reader(None, replace(self.settings, threshold=None, reader="marginal"))
+        likelihood_reader: LikelihoodReader = reader
+        return likelihood_reader
+
+    def create_uncited_reader(self) -> ConcatReader:
+        """Create a reader that puts given passages, or none, into one prompt without citations.
+
+        Raises:
+            UsageError: The model reads each passage separately.
+        """
+        if self.writer is None:
+            raise UsageError(f"model {self.id} reads passages separately: choose the reader concat")
+        return ConcatReader(None, self.writer, replace(self.settings.concat, cite=False), self.model.k)
+
+    def close(self) -> None:
+        """Close the connections to a remote model."""
+        if not self.is_local and self.writer is not None:
+            remote_writer: Any = self.writer
+            remote_writer.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,9 +283,9 @@ class LoadedSnapshot:
             )
             load_encoder = _create_encoder_loader(snapshot, settings, previous)
             if not settings.in_memory:
-                mapped_files = _get_file_sizes(previous.snapshot, previous.indexes) if previous else {}
+                mapped_files = get_file_sizes(previous.snapshot, previous.indexes) if previous else {}
                 first_indexes = plan_retriever(snapshot, available.retrievers[0]).index_names
-                opened_files = _get_file_sizes(snapshot, available.indexes if settings.retrievers else first_indexes)
+                opened_files = get_file_sizes(snapshot, available.indexes if settings.retrievers else first_indexes)
                 fill_page_cache(map(snapshot.path, opened_files), sum(mapped_files.values()))
             context = RetrieverContext(snapshot, load_encoder, scorers, mmap=not settings.in_memory)
             return cls(served_ref, available, context, settings, model)
@@ -386,7 +384,7 @@ class LoadedSnapshot:
             NotReadyError: The retriever needs files that are not pulled yet.
             UsageError: The retriever needs files that are not pulled, and the service pulls none.
         """
-        if self.is_ranged and not _can_read_by_ranges(self.snapshot, expression):
+        if self.is_ranged and not can_search_by_ranges(self.snapshot, expression):
             choices = ", ".join(self.retrievers)
             if self._will_be_pulled:
                 raise NotReadyError(f"{expression} needs files that are not pulled yet: search {choices} meanwhile")
@@ -508,192 +506,6 @@ class LoadedSnapshot:
         return self.model is not None and self.model.uses_inner_products
 
 
-def _choose_retrievers(
-    snapshot: Snapshot, settings: ServiceSettings, uses_inner_products: bool, notes: list[str]
-) -> tuple[str, ...]:
-    """Return the default retriever, other indexes that can be opened, and a fusion with BM25.
-
-    An index cannot be opened if its kind is not installed, if one of its files was not pulled, if
-    it needs vectors that the settings do not pull, or if it needs more memory than is free. It
-    needs memory for its encoder and, with `in_memory` or a memory limit, for its files.
-
-    If the default does not fit into the memory limit, the first retriever is the index with the
-    largest recall among those that fit. `notes` gets a sentence on each index that does not fit.
-
-    Raises:
-        UsageError: No index fits into the memory of the settings.
-    """
-    content = snapshot.manifest.content
-    default = content.default_retriever
-    default_needs = plan_retriever(snapshot, default, products=uses_inner_products)
-    may_read_vectors = settings.pull_embeddings or default_needs.reads_vectors(content)
-    opened_files = _list_resource_files(snapshot, default_needs, settings)
-    free_bytes = get_free_bytes() if settings.memory_bytes is None else settings.memory_bytes
-    index_names, retrievers = [name for name in content.indexes if name != default], [default]
-    bytes_by_retriever = {default: _count_bytes(snapshot, opened_files, settings)}
-    if settings.memory_bytes is not None and bytes_by_retriever[default] > settings.memory_bytes:
-        default_representations = {content.representation_of(name) for name in default_needs.index_names}
-        index_names.sort(
-            key=lambda name: (
-                content.representation_of(name) not in default_representations,
-                -(_get_recall(snapshot, name)[1] or 0),
-            )
-        )
-        retrievers, opened_files = [], {}
-    for name in index_names:
-        try:
-            retriever_needs = plan_retriever(snapshot, name, products=uses_inner_products)
-            files = _list_resource_files(snapshot, retriever_needs, settings)
-        except (StoreError, UsageError):  # for example, the index kind is not installed
-            continue
-        if retriever_needs.reads_vectors(content) and not may_read_vectors:
-            continue
-        if isinstance(snapshot.location, Path) and not _are_pulled(
-            snapshot, [*retriever_needs.files(snapshot), *files]
-        ):
-            continue
-        bytes_by_retriever[name] = needed_bytes = _count_bytes(snapshot, opened_files | files, settings)
-        if free_bytes is not None and needed_bytes > free_bytes and not files.keys() <= opened_files.keys():
-            continue
-        opened_files |= files
-        retrievers.append(name)
-    if settings.memory_bytes is not None:
-        notes += _describe_unserved_indexes(snapshot, bytes_by_retriever, retrievers, settings.memory_bytes)
-    text_index = next(
-        (name for name in retrievers if name in content.indexes and _takes_text(snapshot, name)),
-        None,
-    )
-    if retrievers[0] in content.indexes and text_index not in (None, retrievers[0]):
-        retrievers.append(str(parse(f"rrf({retrievers[0]}, {text_index})")))
-    return tuple(retrievers)
-
-
-def _count_bytes(snapshot: Snapshot, sizes: Mapping[str, int], settings: ServiceSettings) -> int:
-    """Return the bytes of memory that files need; with a memory limit, in all processes together.
-
-    The processes share the index files, but each process has its own libraries, encoders and
-    decoded posting lists.
-    """
-    if settings.memory_bytes is None:
-        return sum(sizes.values())
-    shared_bytes = sum(n_bytes for path, n_bytes in sizes.items() if path.startswith(_INDEX_FOLDER))
-    decoded_bytes = sum(
-        estimate_decoded_bytes(snapshot.n, n_bytes)
-        for path, n_bytes in sizes.items()
-        if path.endswith(f".{PostingsKind.suffix}")
-    )
-    process_bytes = sum(sizes.values()) - shared_bytes + decoded_bytes + _LIBRARY_BYTES
-    return shared_bytes + process_bytes * settings.processes
-
-
-def _describe_unserved_indexes(
-    snapshot: Snapshot, bytes_by_retriever: Mapping[str, int], retrievers: Sequence[str], memory_bytes: int
-) -> list[str]:
-    """Return a sentence for each index that does not fit into the memory, with its recall if that
-    can be compared with the default's.
-
-    Raises:
-        UsageError: No index fits.
-    """
-    if not retrievers:
-        name, needed_bytes = min(bytes_by_retriever.items(), key=lambda item: item[1])
-        raise UsageError(
-            f"the smallest index of snapshot {snapshot.id[:12]} is {name}, which needs "
-            f"{format_bytes(needed_bytes)} with the service, and --memory allows "
-            f"{format_bytes(memory_bytes)}: allow more, or build a smaller index"
-        )
-    measure, served_recall = _get_recall(snapshot, retrievers[0])
-    notes, indexes = [], snapshot.manifest.content.indexes
-    for name, needed_bytes in bytes_by_retriever.items():
-        if name in retrievers:
-            continue
-        note = (
-            f"{name} is not served: it needs {format_bytes(needed_bytes)}, and {format_bytes(memory_bytes)} are allowed"
-        )
-        recall = _get_recall(snapshot, name)[1]
-        # Recalls are only comparable within a representation, because each is measured against
-        # exhaustive search of the same representation.
-        representations = {
-            snapshot.manifest.content.representation_of(index) for index in (name, retrievers[0]) if index in indexes
-        }
-        if served_recall is not None and recall is not None and len(representations) == 1:
-            note += f"; {retrievers[0]} has {measure} {served_recall:.3f}, {name} has {recall:.3f}"
-        notes.append(note)
-    return notes
-
-
-def _get_recall(snapshot: Snapshot, name: str) -> tuple[str, float | None]:
-    """Return the name of the recall metric of an index, and the mean recall, from the manifest."""
-    metrics = snapshot.manifest.metrics.get(name)
-    for measure, recall in metrics.items() if isinstance(metrics, dict) else ():
-        if re.fullmatch(r"recall@\d+", measure) and isinstance(recall, int | float):
-            return measure, float(recall)
-    return "recall", None
-
-
-def explain_retriever(snapshot: Snapshot, expression: str) -> str:
-    """Return a line for the search page on how a retriever works, with its recall if measured."""
-    tree, indexes = parse(expression), snapshot.manifest.content.indexes
-    if isinstance(tree, Call) and tree.name in _EXPLANATION_BY_FUNCTION:
-        children = [str(child) for child in tree.arguments if isinstance(child, Word | Call)]
-        children = children[:1] if tree.name in ("rerank", "maxsim", "where") else children
-        return _EXPLANATION_BY_FUNCTION[tree.name].format(" and ".join(children))
-    name = tree.name if isinstance(tree, Call) else tree.split_depth()[0]
-    index_entry = indexes.get(name, {})
-    kind = index_entry.get("kind", name) if isinstance(index_entry, dict) else name
-    explanation = _EXPLANATION_BY_KIND.get(kind, f"by an index of the kind {kind}")
-    measure, recall = _get_recall(snapshot, name)
-    return f"{explanation}; {measure} {recall:.3f}" if recall is not None else explanation
-
-
-def list_passage_kinds(snapshot: Snapshot) -> tuple[str, ...]:
-    """Return the kinds of passages in a snapshot, or () if all passages are prose."""
-    chunk_recipe = snapshot.manifest.content.recipe.get("chunk")
-    structures = chunk_recipe.get("structures") if isinstance(chunk_recipe, dict) else None
-    kinds = [kind for kind, structure in STRUCTURES.items() if structure in (structures or ())]
-    return (PROSE, *kinds) if kinds else ()
-
-
-def _can_read_by_ranges(snapshot: Snapshot, expression: str) -> bool:
-    """Return whether a retriever can be searched by reading byte ranges, without pulling files."""
-    try:
-        retriever_needs = plan_retriever(snapshot, expression)
-    except (StoreError, UsageError):
-        return False
-    if retriever_needs.graphs or not all(can_read_by_ranges(snapshot, name) for name in retriever_needs.index_names):
-        return False
-    content, range_files = snapshot.manifest.content, snapshot.ranges
-    row_paths = [
-        content.rows_path(name, part.name) for name in retriever_needs.vectors for part in content.parts if part.rows
-    ]
-    return range_files is not None and all(map(range_files.covers, row_paths))
-
-
-def _takes_text(snapshot: Snapshot, name: str) -> bool:
-    return get_representation_type(snapshot, name) == "text"
-
-
-def _list_resource_files(
-    snapshot: Snapshot, retriever_needs: RetrieverNeeds, settings: ServiceSettings
-) -> dict[str, int]:
-    """Return path and size in bytes of each file that a retriever loads into memory."""
-    content = snapshot.manifest.content
-    indexes = [name for name in retriever_needs.index_names if not _takes_text(snapshot, name)]
-    folders = {f"{question_encoder_path(content.representation_of(name))}/" for name in indexes}
-    size_by_path = {path: blob.size for path, blob in content.files.items() if path.startswith(tuple(folders))}
-    counts_indexes = settings.in_memory or settings.memory_bytes is not None
-    return size_by_path | (_get_file_sizes(snapshot, retriever_needs.index_names) if counts_indexes else {})
-
-
-def _are_pulled(snapshot: Snapshot, paths: Sequence[str]) -> bool:
-    try:
-        for path in paths:
-            snapshot.path(path)
-    except StoreError:
-        return False
-    return True
-
-
 def _open_retriever(
     context: RetrieverContext, expression: str, *, products: bool = False, limits: RequestLimits | None = None
 ) -> SnapshotRetriever:
@@ -714,11 +526,20 @@ def _check_not_empty(snapshot: Snapshot) -> None:
         raise RefusedError(f"snapshot {snapshot.id[:12]} has no passages: build another one")
 
 
-def _get_file_sizes(snapshot: Snapshot, names: Sequence[str]) -> dict[str, int]:
-    """Return path and size in bytes of each file of the indexes; `exact` has no file."""
-    content = snapshot.manifest.content
-    paths = [content.index_file(name) for name in names if name in content.indexes]
-    return {path: content.files[path].size for path in paths}
+def fill_page_cache(files: Iterable[Path], mapped_bytes: int = 0) -> None:
+    """Read files that will be memory-mapped, in order, so that they are in the page cache.
+
+    Otherwise the first searches would read them from the disk page by page. Stop when the free
+    memory is used up; `mapped_bytes` of it are reserved for files that are mapped already.
+    """
+    remaining_bytes = (get_free_bytes() or 0) - mapped_bytes  # free memory includes the page cache
+    for file in files:
+        remaining_bytes -= file.stat().st_size
+        if remaining_bytes < 0:
+            return
+        with file.open("rb", buffering=0) as index_file:
+            while index_file.read(_READ_BYTES):
+                pass
 
 
 def _create_encoder_loader(

@@ -40,13 +40,8 @@ from rag_model.reading.settings import ReaderSettings
 from rag_model.retrieve.indexes import derive_index_file
 from rag_model.retrieve.models import PairScorerCache
 from rag_model.secrets import mask_secrets
-from rag_model.serving.answering.loaded_snapshot import (
-    AvailableRetrievers,
-    LoadedSnapshot,
-    ServedRef,
-    check_memory,
-)
-from rag_model.serving.answering.served_model import ServedModel
+from rag_model.serving.answering.available_retrievers import AvailableRetrievers, check_memory
+from rag_model.serving.answering.loaded_snapshot import LoadedSnapshot, ServedModel, ServedRef
 from rag_model.serving.following.pins import PinnedSnapshots
 from rag_model.serving.following.snapshot_slot import FollowerStoppedError, SnapshotSlot
 from rag_model.serving.following.trials import try_model, try_snapshot

@@ -23,8 +23,7 @@ from rag_model.errors import (
     error_to_dict,
 )
 from rag_model.retrieve.models import PairScorerCache
-from rag_model.serving.answering.loaded_snapshot import LoadedSnapshot, ServedRef
-from rag_model.serving.answering.served_model import ServedModel
+from rag_model.serving.answering.loaded_snapshot import LoadedSnapshot, ServedModel, ServedRef
 from rag_model.serving.following.follower import (
     FolderFollower,
     FollowedRef,

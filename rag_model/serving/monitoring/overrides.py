@@ -45,7 +45,7 @@ from rag_model.evaluation.measures.answers import normalise
 from rag_model.reading.answer import Answer, TokenUsage
 from rag_model.reading.confidence import LikelihoodReader
 from rag_model.reading.reader import AnswerCallbacks, Reader, StopCheck
-from rag_model.serving.answering.served_model import ServedModel
+from rag_model.serving.answering.loaded_snapshot import ServedModel
 from rag_model.serving.runtime import SupervisedThread, limit_compute_threads, set_lowest_priority
 
 _LOG = logging.getLogger(__name__)

@@ -38,7 +38,7 @@ from rag_model.errors import BookwheelError, StoppedError, UsageError
 from rag_model.evaluation.measures.answers import normalise
 from rag_model.reading.answer import Answer, TokenUsage, sum_usage
 from rag_model.reading.reader import AnswerCallbacks, StopCheck
-from rag_model.serving.answering.served_model import ServedModel
+from rag_model.serving.answering.loaded_snapshot import ServedModel
 from rag_model.serving.monitoring.overrides import can_check_overrides
 from rag_model.serving.runtime import SupervisedThread, limit_compute_threads, set_lowest_priority
 from rag_model.toml import from_table

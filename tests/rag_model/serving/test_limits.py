@@ -11,8 +11,9 @@ import pytest
 
 from rag_model.errors import ResourceError, UsageError
 from rag_model.secrets import mask_secrets
-from rag_model.serving.answering import loaded_snapshot
-from rag_model.serving.answering.loaded_snapshot import check_memory, fill_page_cache, get_free_bytes
+from rag_model.serving.answering import available_retrievers, loaded_snapshot
+from rag_model.serving.answering.available_retrievers import check_memory
+from rag_model.serving.answering.loaded_snapshot import fill_page_cache
 from rag_model.serving.settings import ServiceSettings
 from tests.fixtures.serving import Library, make_settings
 
@@ -45,7 +46,7 @@ def test_index_larger_than_memory_is_refused_unless_it_is_mapped(
     content = shared_library.store.snapshots.get(shared_library.red).content
     loaded = make_settings(in_memory=True)
     check_memory(content, ["hnsw"], loaded)
-    monkeypatch.setattr(loaded_snapshot, "get_free_bytes", lambda: content.files["index/hnsw.faiss"].size - 1)
+    monkeypatch.setattr(available_retrievers, "get_free_bytes", lambda: content.files["index/hnsw.faiss"].size - 1)
     with pytest.raises(ResourceError, match="serve without --in-memory"):
         check_memory(content, ["hnsw"], loaded)
     check_memory(content, ["hnsw"], ServiceSettings())
@@ -79,19 +80,6 @@ def compute_cached_share(path: Path) -> float:
         del first  # The map cannot be closed while a pointer to it exists.
         assert not failed
         return sum(page & 1 for page in pages) / len(pages)
-
-
-def test_free_memory_respects_the_limit_of_the_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loaded_snapshot, "_CGROUP", tmp_path)
-    machine_bytes = get_free_bytes()
-    assert machine_bytes is not None
-    assert machine_bytes > 1 << 20
-    files = {"memory.max": "1000000\n", "memory.current": "600000\n", "memory.stat": "anon 1\ninactive_file 50000\n"}
-    for name, text in files.items():
-        (tmp_path / name).write_text(text)
-    assert get_free_bytes() == 450_000
-    (tmp_path / "memory.max").write_text("max\n")
-    assert get_free_bytes() > 450_000  # type: ignore[operator]
 
 
 def test_secrets_are_masked(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,8 +14,8 @@ from rag_model.errors import UsageError
 from rag_model.reading.answer import answer_json
 from rag_model.reading.model import open_reader
 from rag_model.retrieve.factory import open_retriever
-from rag_model.serving.answering import loaded_snapshot
-from rag_model.serving.answering.loaded_snapshot import AvailableRetrievers
+from rag_model.serving.answering import available_retrievers
+from rag_model.serving.answering.available_retrievers import AvailableRetrievers
 from rag_model.serving.http import messages
 from rag_model.serving.monitoring.metrics import ServiceMetrics
 from rag_model.serving.monitoring.quality import MonitorSettings, QualityMonitor
@@ -261,7 +261,7 @@ def test_an_index_that_is_not_served_is_refused_with_the_option_that_serves_it(
 def test_an_index_that_does_not_fit_into_memory_is_left_out(
     free_bytes: int | None, indexes: list[str], several_indexes: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loaded_snapshot, "get_free_bytes", lambda: free_bytes)
+    monkeypatch.setattr(available_retrievers, "get_free_bytes", lambda: free_bytes)
     with Snapshot.open(several_indexes.url) as snapshot:
         plan = AvailableRetrievers.plan(snapshot, make_settings(in_memory=True), uses_inner_products=False)
     assert list(plan.indexes) == indexes
@@ -273,7 +273,7 @@ def test_the_index_with_the_most_recall_that_fits_into_the_allowed_memory_is_the
     with Snapshot.open(several_indexes.url) as snapshot:
         content = snapshot.manifest.content
         encoder = sum(ref.size for path, ref in content.files.items() if path.startswith("encoder/question/"))
-        base = encoder + loaded_snapshot._LIBRARY_BYTES
+        base = encoder + available_retrievers._LIBRARY_BYTES
 
         def plan(memory_bytes: int, *retrievers: str, processes: int = 1) -> AvailableRetrievers:
             settings = make_settings(memory_bytes=memory_bytes, retrievers=retrievers, processes=processes)
@@ -294,7 +294,7 @@ def test_the_index_with_the_most_recall_that_fits_into_the_allowed_memory_is_the
         with pytest.raises(UsageError, match=r"hnsw of snapshot .* need .*, and --memory allows"):
             plan(base + sizes["hnsw"] - 1, "hnsw")
         with pytest.raises(UsageError, match=r"the smallest index of snapshot .* is .*, which needs"):
-            plan(loaded_snapshot._LIBRARY_BYTES)
+            plan(available_retrievers._LIBRARY_BYTES)
     with run_service(several_indexes.url, dest, make_settings(memory_bytes=base + sizes["hnsw"] - 1)) as service:
         state = service.snapshot()
         assert state["notes"] == list(small_plan.notes)

@@ -77,7 +77,7 @@ def test_snapshot_is_retried_after_a_temporary_error(
     assert folder.poll() == shared_library.red
     pull(shared_library.store, shared_library.blue, dest)
     with monkeypatch.context() as patched:
-        patched.setattr("rag_model.serving.answering.loaded_snapshot.get_free_bytes", lambda: 100)
+        patched.setattr("rag_model.serving.answering.available_retrievers.get_free_bytes", lambda: 100)
         assert folder.poll() == shared_library.red
     assert "of memory" in folder.follower.problem
     wait_until(lambda: folder.poll() == shared_library.blue)

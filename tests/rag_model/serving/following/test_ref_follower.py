@@ -209,7 +209,7 @@ def test_a_model_of_another_space_refuses_the_snapshot(library: Library, dest: P
 
 def test_too_large_snapshot_is_refused(library: Library, dest: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with run_service(library.url, dest, make_settings(in_memory=True)) as service:
-        monkeypatch.setattr("rag_model.serving.answering.loaded_snapshot.get_free_bytes", lambda: 100)
+        monkeypatch.setattr("rag_model.serving.answering.available_retrievers.get_free_bytes", lambda: 100)
         library.move(library.blue)
         assert "--in-memory" in service.wait_until_refused("of memory")["reason"]
         monkeypatch.undo()
@@ -307,7 +307,7 @@ def test_takedown_takes_effect_while_a_requested_snapshot_cannot_be_opened(
         raise MemoryError
 
     with run_service(library.url, dest, make_settings(pin_seconds=2 * TIMEOUT)) as service:
-        monkeypatch.setattr("rag_model.serving.answering.loaded_snapshot.get_free_bytes", fail)
+        monkeypatch.setattr("rag_model.serving.answering.available_retrievers.get_free_bytes", fail)
         request = {"queries": ["king"], "topk": 1}
         assert service.client.post(f"/retrieve?snapshot={library.blue}", json=request).status_code == 503
         library.store.takedowns.record_replacement(library.red, library.blue)

@@ -10,8 +10,12 @@ from rag_model.encoders.encoder import Encoder
 from rag_model.errors import NotReadyError
 from rag_model.retrieve.context import RetrieverContext
 from rag_model.retrieve.retriever import Queries
-from rag_model.serving.answering.loaded_snapshot import AvailableRetrievers, LoadedSnapshot, ServedRef
-from rag_model.serving.answering.served_model import SharedQuestionEncoder
+from rag_model.serving.answering.available_retrievers import AvailableRetrievers
+from rag_model.serving.answering.loaded_snapshot import (
+    LoadedSnapshot,
+    ServedRef,
+    SharedQuestionEncoder,
+)
 from rag_model.serving.following.group import WorkerSlot
 from rag_model.serving.following.snapshot_slot import SnapshotSlot
 from rag_model.serving.workers import WorkerLink

@@ -13,7 +13,7 @@ from rag_model.reading.answer import Answer, ContextEntry
 from rag_model.reading.concat import ConcatReader
 from rag_model.reading.settings import PromptSettings, ReaderSettings
 from rag_model.retrieve.hits import Hit
-from rag_model.serving.answering.served_model import ServedModel
+from rag_model.serving.answering.loaded_snapshot import ServedModel
 from rag_model.serving.monitoring.metrics import ServiceMetrics
 from rag_model.serving.monitoring.overrides import (
     LikelihoodChecker,

@@ -10,7 +10,7 @@ from rag_model.evaluation.measures.answers import normalise
 from rag_model.generate.decoding import DecodingSettings
 from rag_model.reading.routing import Route, identify_model
 from rag_model.reading.settings import PromptSettings, ReaderSettings
-from rag_model.serving.answering.served_model import ServedModel
+from rag_model.serving.answering.loaded_snapshot import ServedModel
 from rag_model.serving.monitoring.metrics import ServiceMetrics
 from rag_model.serving.monitoring.probes import MAX_PROBES, ProbeMetrics, ProbeMonitor, choose_probes
 from tests.fixtures.alert_rules import assert_firing
