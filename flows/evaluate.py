@@ -277,7 +277,11 @@ def record_answers(run: AnswerRun, outcome: EvaluateOutcome, questions: str) -> 
     metrics_by_retriever = {run.retriever: to_metric_values({**outcome.metrics, **outcome.ranks}, outcome.intervals)}
     outcome_json = asdict(replace(outcome, report=None))
     new_evaluation = NewEvaluation(
-        metrics_by_retriever, values, outcome_json, partial(_write_record_files, run, outcome)
+        metrics_by_retriever,
+        values,
+        outcome_json,
+        partial(_write_record_files, run, outcome),
+        run.evaluation.n_provisional_answers,
     )
     return store_evaluation(run.store, run.subject, new_evaluation, questions, outcome)
 

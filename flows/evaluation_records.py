@@ -16,7 +16,7 @@ from rag_model.evaluation.reports.run_files import store_report
 from rag_model.process import temporary_folder
 from rag_model.store.store import Store
 from rag_model.store.versions.evaluation_manifest import EvaluationMetrics, EvaluationSubject, MetricValue
-from rag_model.store.versions.evaluations import is_recorded, record_evaluation
+from rag_model.store.versions.evaluations import PROVISIONAL_KEY, is_recorded, record_evaluation
 
 OUTCOME, ROWS, REPORT, KILT = "outcome.json", "rows.jsonl", "report.html", "kilt.jsonl"
 
@@ -32,6 +32,7 @@ class NewEvaluation:
     values: MeasureValues
     outcome: Mapping[str, Any]  # the outcome as the command prints it with --json
     write_files: Callable[[Path], None]  # writes rows, report and predictions into a folder
+    n_provisional_answers: int = 0  # see `AnswerEvaluation.n_provisional_answers`
 
 
 def store_evaluation(
@@ -43,9 +44,9 @@ def store_evaluation(
 ) -> RecordedOutcome:
     """Record an evaluation in the store if it is not recorded yet; return the outcome with its id.
 
-    The outcome also gets the URL of the evaluation's page, unless a report was written elsewhere.
-    If the store cannot be written, the outcome says why. `questions` is the path of the question
-    file, whose name is recorded.
+    A recorded evaluation with provisional answers is replaced. The outcome also gets the URL of the
+    evaluation's page, unless a report was written elsewhere. If the store cannot be written, the
+    outcome says why. `questions` is the path of the question file, whose name is recorded.
     """
     if not is_recorded(store, subject):
         provenance = {
@@ -54,6 +55,7 @@ def store_evaluation(
             "n": len(new_evaluation.values.questions),
             "seconds": dict(outcome.seconds),
             "version": version("bookwheel"),
+            PROVISIONAL_KEY: new_evaluation.n_provisional_answers,
         }
         with temporary_folder("evaluation") as work_folder:
             new_evaluation.write_files(work_folder)

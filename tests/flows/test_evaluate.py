@@ -176,11 +176,14 @@ def test_missing_answers_are_counted_and_reasoning_is_not_scored(
     filtered_answer = send(make_event("", "content_filter"))
     rows = tmp_path / "rows.jsonl"
     command = ["evaluate", "--store", store, "--model", "openai:reasons", "--questions", questions, "--index", "exact"]
-    with serve_script(reasoned_answer, filtered_answer) as server:
+    complete_answer = send(make_event("A disorder"), make_event("", "stop"))
+    with serve_script(reasoned_answer, filtered_answer, filtered_answer, complete_answer) as server:
         monkeypatch.setenv("OPENAI_BASE_URL", server.url)
         monkeypatch.setenv("BOOKWHEEL_LLM_CONCURRENCY", "1")
-        result = bookwheel(*command, "--json", "-k", "2", "--max-tokens", "99", "--rows", rows)
+        command += ["--json", "-k", "2", "--max-tokens", "99"]
+        result = bookwheel(*command, "--rows", rows)
         assert result.code == 0, result.err
+        repeated = bookwheel(*command)
         assert {body["max_tokens"] for body in server.bodies} == {99}
     row_entries = [json.loads(line) for line in rows.read_text(encoding="utf-8").splitlines()]
     assert [row["prediction"] for row in row_entries] == ["Proudhon", "", ""]
@@ -188,6 +191,11 @@ def test_missing_answers_are_counted_and_reasoning_is_not_scored(
     assert result.json["notes"] == [
         "2 of 3 answers have the problem `filtered`; the first: the endpoint's content filter stopped the answer"
     ]
+    # The next run generates the two missing answers again, and replaces the recorded evaluation.
+    assert (len(server.bodies), repeated.json["notes"]) == (5, [])
+    assert repeated.json["evaluation"] == result.json["evaluation"]
+    content = bookwheel("show", f"evaluation:{repeated.json['evaluation']}", "--store", store, "--json").json["content"]
+    assert content["figures"]["exact"]["F1"]["value"] == repeated.json["metrics"]["F1"] != result.json["metrics"]["F1"]
 
 
 def test_threshold_is_chosen_from_endpoint_likelihoods_and_applied(

@@ -12,7 +12,8 @@ Usage::
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import chain
+from functools import partial
+from itertools import chain, compress
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +85,8 @@ class AnswerCache:
     """A function that answers questions in batches and caches the answers in the store.
 
     Answering is the main cost of an evaluation. If a run is killed, the next run continues from the
-    cache. A run with other measures or more ablations reuses the cached answers.
+    cache. A run with other measures or more ablations reuses the cached answers. Only final answers
+    are cached (`Reading.is_final`), so that the next run generates the others again.
     """
 
     store: Store
@@ -109,17 +111,23 @@ class AnswerCache:
     def _answer_batch(
         self, questions: Sequence[Question], hits: Sequence[Sequence[Hit]], other_retriever: str
     ) -> list[Reading]:
-        def produce(folder: Path) -> StageResult:
-            readings = produce_readings(self.reader, questions, hits)
-            json_lines = (json.dumps(asdict(reading), ensure_ascii=False, allow_nan=False) for reading in readings)
-            path = folder / _READINGS_FILE
-            path.write_text("".join(f"{json_line}\n" for json_line in json_lines), encoding="utf-8")
-            return StageResult({_READINGS_FILE: path}, {"answers": len(readings)})
-
-        memo_record, _ = self.store.memo.get_or_create(
-            ANSWER_STAGE, self._build_memo_key(questions, hits, other_retriever), produce
-        )
-        return self._load_readings(memo_record)
+        key_inputs = self._build_memo_key(questions, hits, other_retriever)
+        new_readings: list[Reading] = []
+        record = self.store.memo.find(ANSWER_STAGE, self.store.memo.compute_key(key_inputs))
+        if record is None:
+            new_readings = produce_readings(self.reader, questions, hits)
+            final_readings = [reading for reading in new_readings if reading.is_final]
+            if not final_readings:
+                return new_readings
+            write_readings = partial(_write_readings, final_readings)
+            record, _ = self.store.memo.get_or_create(ANSWER_STAGE, key_inputs, write_readings)
+        reading_by_question = {reading.question: reading for reading in (*new_readings, *self._load_readings(record))}
+        is_missing = [question.id not in reading_by_question for question in questions]
+        if any(is_missing):
+            missing_questions, missing_hits = list(compress(questions, is_missing)), list(compress(hits, is_missing))
+            missing_readings = self._answer_batch(missing_questions, missing_hits, other_retriever)
+            reading_by_question |= {reading.question: reading for reading in missing_readings}
+        return [reading_by_question[question.id] for question in questions]
 
     def _build_memo_key(
         self, questions: Sequence[Question], hits: Sequence[Sequence[Hit]], other_retriever: str
@@ -149,6 +157,13 @@ class AnswerCache:
                 f"the cached answers memo/{ANSWER_STAGE}/{record.key[:12]}… in {self.store.url} "
                 f"cannot be read ({error}): delete that record and run again"
             ) from error
+
+
+def _write_readings(readings: Sequence[Reading], folder: Path) -> StageResult:
+    json_lines = (json.dumps(asdict(reading), ensure_ascii=False, allow_nan=False) for reading in readings)
+    path = folder / _READINGS_FILE
+    path.write_text("".join(f"{json_line}\n" for json_line in json_lines), encoding="utf-8")
+    return StageResult({_READINGS_FILE: path}, {"answers": len(readings)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -415,6 +430,11 @@ class AnswerEvaluation:
         routing_note = "" if self.routing is None else str(self.routing)
         notes = (*problem_notes, routing_note, ablation_note, self._whole_corpus.note)
         return tuple(note for note in notes if note)
+
+    @property
+    def n_provisional_answers(self) -> int:
+        """The number of answers, in all conditions, that the next run generates again."""
+        return sum(not answer.reading.is_final for result in self.results for answer in result.scored_answers)
 
     @property
     def retrieval_worth(self) -> str:

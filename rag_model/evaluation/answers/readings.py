@@ -71,6 +71,16 @@ class Reading:
         read_texts = [entry.text for entry in self.context] or [passage.text for passage in self.passages if passage.id]
         return name_memory(self.answer, read_texts)
 
+    @property
+    def is_final(self) -> bool:
+        """Whether another run would give the same answer.
+
+        An answer with a problem is provisional, because the endpoint may be set up differently in
+        the next run. But reasoning that used up all tokens would do so again, because their number
+        is a setting of the evaluation.
+        """
+        return self.problem is None or (self.problem.kind == "reasoning" and not self.ended)
+
     def get_entry(self, number: int) -> ReadContextEntry:
         """Return the entry to which a citation with this number refers."""
         return self.context[number - 1]

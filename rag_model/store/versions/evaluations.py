@@ -26,6 +26,9 @@ from rag_model.store.versions.evaluation_manifest import (
 )
 from rag_model.store.versions.signatures import has_signing_key
 
+# key in the provenance: the number of provisional answers, which the next run generates again
+PROVISIONAL_KEY = "provisional_answers"
+
 
 @dataclass(frozen=True, slots=True)
 class RecordedEvaluation:
@@ -61,7 +64,7 @@ def record_evaluation(
             return RecordedEvaluation(manifest.id, is_new=False)
         for path in files.values():
             store.blobs.put_file(path)
-        if find_missing(store, store.evaluations, manifest.id):
+        if find_missing(store, store.evaluations, manifest.id) or _has_provisional_answers(store, manifest.id):
             store.files.remove(store.evaluations.manifest_path(manifest.id))
         is_new = store.evaluations.create_or_overwrite(manifest)
         _check_not_taken_down(store, manifest.id, subject)
@@ -72,9 +75,10 @@ def is_recorded(store: Store, subject: EvaluationSubject) -> bool:
     """Return whether the store has an evaluation with all its files, and no writer has to replace
     it.
 
-    A writer with a signing key replaces an evaluation without a trusted signature, since a stranger
-    may have written its metrics. Trusted are the keys of the trust file or, if there is no file,
-    the writer's own key.
+    An evaluation with provisional answers is replaced by the next run, which generates these
+    answers again. A writer with a signing key replaces an evaluation without a trusted signature,
+    since a stranger may have written its metrics. Trusted are the keys of the trust file or, if
+    there is no file, the writer's own key.
 
     Raises:
         StoreError: the evaluation is damaged, or of a newer format.
@@ -85,7 +89,8 @@ def is_recorded(store: Store, subject: EvaluationSubject) -> bool:
 
 
 def find_evaluation(store: Store, subject: EvaluationSubject) -> EvaluationManifest | None:
-    """Return the evaluation of a subject; None if a file or a required signature is missing.
+    """Return the evaluation of a subject; None if a file or a required signature is missing, or if
+    answers are provisional.
 
     A signature is required if a trust file is given.
 
@@ -98,7 +103,8 @@ def find_evaluation(store: Store, subject: EvaluationSubject) -> EvaluationManif
         manifest = store.evaluations.get(store.evaluations.resolve_trusted(subject.id))
     except RefusedError:
         return None
-    return None if find_missing_files(store, manifest.content) else manifest
+    is_replaceable = manifest.provenance.get(PROVISIONAL_KEY) or find_missing_files(store, manifest.content)
+    return None if is_replaceable else manifest
 
 
 def list_evaluations(store: Store, identity: str) -> list[EvaluationManifest]:
@@ -161,6 +167,11 @@ def _check_subject(store: Store, subject: EvaluationSubject) -> None:
     store.snapshots.get(subject.snapshot)  # raises an error if the snapshot does not exist
     if subject.stored_model:
         store.models.get(subject.stored_model)
+
+
+def _has_provisional_answers(store: Store, identity: str) -> bool:
+    manifest = store.evaluations.find(identity)
+    return manifest is not None and bool(manifest.provenance.get(PROVISIONAL_KEY))
 
 
 def _check_not_taken_down(store: Store, identity: str, subject: EvaluationSubject) -> None:

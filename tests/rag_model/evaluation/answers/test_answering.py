@@ -11,7 +11,8 @@ from rag_model.evaluation.answers.ablation import EvalCondition
 from rag_model.evaluation.answers.examination import AnswerCache
 from rag_model.evaluation.answers.readings import Reading, produce_readings
 from rag_model.evaluation.questions import Question
-from rag_model.reading.answer import Answer
+from rag_model.reading.answer import Answer, AnswerProblem
+from rag_model.reading.writers.writer import describe_missing_answer
 from rag_model.retrieve.hits import Hit
 from rag_model.store.store import Store
 from tests.fixtures.last_word_reader import LastWordReader
@@ -56,6 +57,48 @@ def test_a_run_continues_after_its_last_recorded_batch(store: Store, condition: 
         AnswerCache(store, dying_reader, INPUTS)(condition)
     AnswerCache(store, reader, INPUTS)(condition)
     assert reader.n_questions == N - 32
+
+
+class SmallContextReader(LastWordReader):
+    """Reports truncated prompts for the questions whose numbers end with a given digit, or for all questions."""
+
+    def __init__(self, last_digit: str = "") -> None:
+        super().__init__()
+        self.last_digit = last_digit
+
+    def answer_from(self, questions: Sequence[str], hits: Sequence[Sequence[Hit]]) -> list[Answer]:
+        problem = AnswerProblem("prompt_truncated", "give the server a larger context")
+        return [
+            replace(answer, problem=problem) if answer.question.endswith(f"{self.last_digit}?") else answer
+            for answer in super().answer_from(questions, hits)
+        ]
+
+
+def test_answers_with_a_problem_are_generated_again(store: Store, condition: EvalCondition) -> None:
+    complete_readings = produce_readings(LastWordReader(), condition.questions, condition.hits)
+    for reader, n_questions in [
+        (SmallContextReader(), N),
+        (SmallContextReader("0"), N),
+        (SmallContextReader("0"), N // 10),
+        (LastWordReader(), N // 10),
+        (LastWordReader(), 0),
+    ]:
+        readings = AnswerCache(store, reader, INPUTS)(condition)
+        assert reader.n_questions == n_questions
+        assert [reading.answer for reading in readings] == [reading.answer for reading in complete_readings]
+    assert readings == complete_readings
+
+
+def test_reasoning_that_used_up_all_tokens_is_not_generated_again(store: Store, condition: EvalCondition) -> None:
+    class ReasoningReader(LastWordReader):
+        def answer_from(self, questions: Sequence[str], hits: Sequence[Sequence[Hit]]) -> list[Answer]:
+            problem = describe_missing_answer(50, ended=False)
+            return [replace(answer, ended=False, problem=problem) for answer in super().answer_from(questions, hits)]
+
+    first_reader, second_reader = ReasoningReader(), ReasoningReader()
+    readings = AnswerCache(store, first_reader, INPUTS)(condition)
+    assert AnswerCache(store, second_reader, INPUTS)(condition) == readings
+    assert (first_reader.n_questions, second_reader.n_questions) == (N, 0)
 
 
 def change_question(condition: EvalCondition) -> EvalCondition:

@@ -25,6 +25,7 @@ from rag_model.store.versions.evaluation_manifest import (
     MetricValue,
 )
 from rag_model.store.versions.evaluations import (
+    PROVISIONAL_KEY,
     RecordedEvaluation,
     export_evaluation,
     find_evaluation,
@@ -49,6 +50,7 @@ def record_metrics(
     *,
     metrics: Mapping[str, Mapping[str, MetricValue]] = METRICS,
     rows: str = ROWS,
+    n_provisional_answers: int = 0,
     **settings: Any,
 ) -> RecordedEvaluation:
     """Record an evaluation of a snapshot with the given settings."""
@@ -56,7 +58,8 @@ def record_metrics(
         path = Path(folder) / "rows.jsonl"
         path.write_text(rows)
         subject = EvaluationSubject(snapshot, model, QUESTIONS, settings)
-        return record_evaluation(store, subject, metrics, {"rows.jsonl": path}, {"created_at": "2026-01-01"})
+        provenance = {"created_at": "2026-01-01", PROVISIONAL_KEY: n_provisional_answers}
+        return record_evaluation(store, subject, metrics, {"rows.jsonl": path}, provenance)
 
 
 def test_evaluation_is_recorded_once(any_store: Store) -> None:
@@ -91,6 +94,21 @@ def test_evaluation_with_missing_files_is_recorded_again(store: Store) -> None:
     second_manifest = find_evaluation(store, manifest.content.subject)
     assert second_manifest is not None
     assert second_manifest.content.files != manifest.content.files
+
+
+@pytest.mark.parametrize("is_signed", [False, True])
+def test_evaluation_with_provisional_answers_is_replaced(
+    store: Store, monkeypatch: pytest.MonkeyPatch, is_signed: bool
+) -> None:
+    if is_signed:
+        monkeypatch.setenv(SIGNING_KEY_VARIABLE, Publisher("library").pem)
+    snapshot = publish_empty(store)
+    provisional = record_metrics(store, snapshot, metrics={}, rows="", n_provisional_answers=2, k=1)
+    assert find_evaluation(store, EvaluationSubject(snapshot, "", QUESTIONS, {"k": 1})) is None
+    assert record_metrics(store, snapshot, k=1) == RecordedEvaluation(provisional.evaluation, True)
+    assert store.evaluations.get(provisional.evaluation).content.metrics == METRICS
+    assert store.evaluations.has_trusted_signature(provisional.evaluation) == is_signed
+    assert not record_metrics(store, snapshot, n_provisional_answers=2, k=1).is_new
 
 
 def test_first_of_two_writers_is_kept(store: Store) -> None:
