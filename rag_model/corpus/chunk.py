@@ -68,7 +68,11 @@ from rag_model.corpus.salient_spans import VERSION as SPANS_VERSION
 from rag_model.corpus.salient_spans import SpanWriter, find_article_spans, find_spans
 from rag_model.errors import InputError, UsageError, format_count
 
-VERSION = 12  # increase it if a change gives other passages; no article is then reused
+# Increase it if a change gives other passages: a build then reuses no articles of its parent.
+VERSION = 13
+# The keys of articles keep this version, because the ids of snapshots depend on them. The provenance
+# of a snapshot has its `VERSION`.
+KEY_VERSION = 12
 MAX_LISTED = 100  # maximum quarantined pages to list; further pages are only counted
 MAX_UNKNOWN_TEMPLATES = 100  # maximum unknown templates to list; these are the most frequent
 # Title, namespace and id as MediaWiki writes them; `html.unescape` decodes these entities.
@@ -323,7 +327,7 @@ class _ChunkContext:
         identity = self.recipe.get_identity() | get_format_identity(part)
         if self.table.disambiguation:
             identity["disambiguation"] = self.table.disambiguation.pattern
-        return compute_key_basis(self.siteinfo, identity, VERSION)
+        return compute_key_basis(self.siteinfo, identity, KEY_VERSION)
 
     def find_element_metadata(self, element: bytes) -> Metadata | None:
         """Return the metadata that the page table has for a page, given as its XML element.

@@ -15,6 +15,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Self
 
+from rag_model.corpus import chunk
 from rag_model.corpus.parts import PartBoundaries
 from rag_model.corpus.records import Part
 from rag_model.encoders import embed
@@ -95,7 +96,11 @@ class Parent:
         return PartBoundaries(content.corpus.get("kind", ""), content.corpus.get("dbname", ""), first_pages, end_page)
 
     def find_chunked_parts(self, part: Part) -> tuple[ParentPart, ...]:
-        """Return the parent's passages, article logs and salient spans for the pages of `part`."""
+        """Return the parent's passages, article logs and salient spans for the pages of `part`, if
+        the parent has the code version of this build.
+        """
+        if not self._has_code_version("chunk", chunk.VERSION):
+            return ()
         return tuple(self._iter_parts(part, articles_path, with_spans=True))
 
     def find_encoded_parts(self, part: Part, space: str) -> tuple[ParentPart, ...]:
@@ -103,19 +108,22 @@ class Parent:
         encoder space and the code version of this build.
         """
         content = self._content
-        if self.manifest is None or content is None:
+        if content is None:
             return ()
         matching_names = [
             name for name in content.representations if (content.space_of(name) or {}).get("digest") == space
         ]
-        code_versions = self.manifest.provenance.get("code")
-        if not matching_names or not isinstance(code_versions, dict) or code_versions.get("embed") != embed.VERSION:
+        if not matching_names or not self._has_code_version("embed", embed.VERSION):
             return ()
         return tuple(
             parent_part
             for name in matching_names
             for parent_part in self._iter_parts(part, partial(content.rows_path, name))
         )
+
+    def _has_code_version(self, stage: str, version: int) -> bool:
+        code_versions = self.manifest.provenance.get("code") if self.manifest else None
+        return isinstance(code_versions, dict) and code_versions.get(stage) == version
 
     def describe_missing_files(self, store: Store) -> list[str]:
         """Return sentences about passages and trained files of the parent that no longer exist.

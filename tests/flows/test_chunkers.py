@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from rag_model.corpus.chunk import VERSION
 from rag_model.store.store import Store
 from rag_model.store.versions.snapshot import Snapshot
 from tests.fixtures.plugin_package import install_package
@@ -75,3 +76,15 @@ def test_chunker_of_another_package_and_its_settings_determine_reuse(
     assert sorted(records.read_new()) == [(1, 0), (2, 0)], "the key depends on the content of the tokenizer file"
     stages = {row["stage"]: row for row in run(18, tokenizer, "--explain")["stages"]}
     assert (stages["chunk"]["recorded"], stages["chunk"]["changed"]) == (2, {})
+
+
+def test_another_version_of_the_code_reuses_no_article_and_keeps_the_snapshot_id(
+    tmp_path: Path, reindex: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = tmp_path / "store"
+    records, first = ChunkRecords(store), reindex(store)
+    assert sorted(records.read_new()) == [(1, 0), (2, 0)], first.err
+    for module in ("rag_model.corpus.chunk", "beam_jobs.chunk"):
+        monkeypatch.setattr(f"{module}.VERSION", VERSION + 1)
+    assert reindex(store).json["snapshot"] == first.json["snapshot"]
+    assert sorted(records.read_new()) == [(1, 0), (2, 0)]

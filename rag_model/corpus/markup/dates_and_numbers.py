@@ -11,15 +11,33 @@ at build time.
 
 import re
 
-from rag_model.corpus.language_names import format_local_date
+from rag_model.corpus.language_names import format_local_date, get_language_names
 from rag_model.corpus.markup.scanner import Renderer, TemplateCall, build_renderers
 from rag_model.corpus.markup.tex import format_superscript
 
 _MONTHS = "January February March April May June July August September October November December"
+_DAY = re.compile(r"(\d\d?)(?:er|\.?º)?")  # in French, the first day of a month is `1er`
 
 
 def _is_number(text: str) -> bool:
     return text.isdecimal() and len(text) < 6
+
+
+def _is_day(text: str) -> bool:
+    day_match = _DAY.fullmatch(text)
+    return day_match is not None and 1 <= int(day_match[1]) <= 31
+
+
+def _is_year(text: str) -> bool:
+    return _is_number(text) and int(text) > 31
+
+
+def _find_month(call: TemplateCall, text: str) -> int:
+    """Return the month that a number or a name in the language of the page means; 0 if none."""
+    if _is_number(text):
+        return int(text) if 1 <= int(text) <= 12 else 0
+    names = _MONTHS.split() if call.is_english else get_language_names(call.language).months
+    return next((month for month, name in enumerate(names, 1) if name.casefold() == text.casefold()), 0)
 
 
 def format_date(year: str, month: str = "", day: str = "", *, day_first: bool = False) -> str:
@@ -46,24 +64,46 @@ def format_call_date(call: TemplateCall, year: str, month: str = "", day: str = 
     return format_local_date(call.language, day, int(month), year)
 
 
-def render_number_date(call: TemplateCall, numbers: list[str]) -> str:
-    """Render three numbers as a date, like `{{ДН|27|1|1839}}`; return "" if they are not a date.
+def _parse_date(call: TemplateCall, date_parts: list[str]) -> list[str]:
+    """Return year, number of the month, and day of a date that has these in one of both orders.
+
+    The month may be a name, and the year or the day may be empty or left out. Return an empty list
+    if the parts are not a date.
+
+    >>> _parse_date(TemplateCall("date", {}, "fr"), ["14", "juillet", "1789"])
+    ['1789', '7', '14']
+    """
+    has_only_month_and_year = len(date_parts) == 2 and not _is_number(date_parts[0])
+    first, month_text, last = ([""] * has_only_month_and_year + [*date_parts, "", "", ""])[:3]
+    year, day = (last, first) if _is_year(last) or _is_day(first) else (first, last)
+    is_date = (year or day) and (not year or _is_year(year)) and (not day or _is_day(day))
+    month = _find_month(call, month_text) if is_date else 0
+    return [year, str(month), day] if month else []
+
+
+def render_number_date(call: TemplateCall, date_parts: list[str]) -> str:
+    """Render the parts of a date, like `{{ДН|27|1|1839}}`; return "" if they are not a date.
+
+    Fewer than three parts are a date only if one names the month.
 
     >>> render_number_date(TemplateCall("дн", {}, "uk"), ["27", "1", "1839"])
     '27 січня 1839'
     """
-    if len(numbers) < 3 or not all(map(_is_number, numbers[:3])):
-        return ""
-    first, month, last = numbers[:3]
-    if not 1 <= int(month) <= 12 or not 1 <= min(int(first), int(last)) <= 31 < max(int(first), int(last)):
-        return ""
-    year, day = (first, last) if int(first) > 31 else (last, first)
-    return format_call_date(call, year, month, day)
+    date = [] if len(date_parts) < 3 and all(map(_is_number, date_parts)) else _parse_date(call, date_parts)
+    return format_call_date(call, *date) if date else ""
 
 
 def _render_date(call: TemplateCall) -> str:
     date_parts = call.get_positional()[:3]
-    return format_call_date(call, *date_parts) if date_parts else ""
+    if not date_parts:
+        return ""
+    if date := _parse_date(call, date_parts):
+        return format_call_date(call, *date)
+    months = [part for part in date_parts[:2] if _find_month(call, part)]
+    if date_parts[0] and not months and not _is_number(date_parts[0]):
+        return date_parts[0]  # a date in words; the other parameters are options
+    is_in_words = bool(months) and not _is_number(months[0]) and (months[0] == date_parts[0] or not call.is_english)
+    return " ".join(filter(None, date_parts)) if is_in_words else format_call_date(call, *date_parts)
 
 
 def _render_start_date(call: TemplateCall) -> str:
@@ -73,8 +113,9 @@ def _render_start_date(call: TemplateCall) -> str:
 
 
 def _render_death_date(call: TemplateCall) -> str:
-    date = _render_date(call)
-    return date + _format_age(call, _compute_age(call.get_positional()[3:6], call.get_positional()[:3]))
+    death, birth = call.get_positional()[:3], call.get_positional()[3:6]
+    age = _compute_age(_parse_date(call, birth) or birth, _parse_date(call, death) or death)
+    return _render_date(call) + _format_age(call, age)
 
 
 def _format_age(call: TemplateCall, age: str) -> str:
@@ -112,12 +153,6 @@ def _render_as_of(call: TemplateCall) -> str:
     return f"{phrase if call.is_on('lc') else phrase.capitalize()} {date}{call.get('post')}".strip()
 
 
-def _render_sortable_date(call: TemplateCall) -> str:
-    """Render `{{dts|July 4, 1976}}` unchanged, and `{{dts|1976|7|4}}` in words."""
-    date_parts = call.get_positional()
-    return _render_date(call) if len(date_parts) > 1 and date_parts[0].strip("-").isdecimal() else call.get("1")
-
-
 def _render_film_dates(call: TemplateCall) -> str:
     """Render dates and places in groups of four parameters: year, month, day, place."""
     date_parts = call.get_positional()
@@ -150,7 +185,7 @@ DATE_RENDERERS = build_renderers(
     ),
     (
         "birthdate and age, birth year and age, bya, birth year, death date, death-date, death "
-        "year, dod, date of birth",
+        "year, dod, date of birth, dts, date table sorting, start-date, end-date, datetime",
         _render_date,
     ),
     (
@@ -161,7 +196,6 @@ DATE_RENDERERS = build_renderers(
     ("death year and age, dya", _render_death_year),
     ("age, age in years, age nts", _render_age),
     ("as of, asof", _render_as_of),
-    ("dts, date table sorting, start-date, end-date, datetime", _render_sortable_date),
     ("film date, release date, television date", _render_film_dates),
     ("oldstyledate, old style date", _render_old_style),
     ("circa, c., ca., ca", _build_prefix_renderer("c.")),
@@ -201,7 +235,10 @@ def _render_value(call: TemplateCall) -> str:
     """Render `{{val|1.23|0.02|e=5|u=km}}`: number, uncertainty, power of ten, unit."""
     number_text, uncertainty, lower_uncertainty = ([*call.get_positional(), "", "", ""])[:3]
     text = _format_signed(number_text)
-    if lower_uncertainty:
+    if lower_uncertainty and uncertainty and not any(map(str.isdigit, uncertainty)):
+        separator = "–" if uncertainty in "-–−" else f" {uncertainty} "  # a range: `{{val|12|to|14}}`
+        text += separator + _format_signed(lower_uncertainty)
+    elif lower_uncertainty:
         text += f" +{uncertainty.lstrip('+')} −{lower_uncertainty.lstrip('-−')}"
     elif uncertainty:
         text += uncertainty if uncertainty.startswith("(") else f" ± {uncertainty}"

@@ -277,8 +277,8 @@ class Templates:
 def choose_words(call: TemplateCall) -> str:
     """Return the words that an unknown template within a sentence probably shows, or "".
 
-    This is the first parameter that is text, without a language code before a name. Three numbers
-    are a date, and a number keeps its unit.
+    This is the first parameter that is text, without a language code before a name. A number keeps
+    its unit, and a day, a month and a year are a date.
 
     >>> choose_words(parse_call("仮リンク", ["県", "en", "Prefecture"], "ja"))
     '県'
@@ -288,7 +288,8 @@ def choose_words(call: TemplateCall) -> str:
     '27 січня 1839'
     """
     arguments = [argument for argument in call.get_positional() if argument]
-    if len(arguments) < _PAIR_OF_DATES and (date := render_number_date(call, arguments)):
+    date = render_number_date(call, arguments)
+    if date and len(arguments) < _PAIR_OF_DATES:
         return date
     if coordinates := render_coordinates(call):
         return coordinates
@@ -297,7 +298,7 @@ def choose_words(call: TemplateCall) -> str:
             return measure
         quantity, unit = arguments[:2]
         is_unit = len(unit) <= _MAX_UNIT and not _NUMBER.fullmatch(unit) and not _NOT_SHOWABLE.search(unit)
-        return f"{quantity} {unit}" if is_unit else ""
+        return f"{quantity} {unit}" if is_unit and not date else ""
     label = call.get(*_LABELS)
     candidates = [label] if label else arguments
     code_positions = [i for i, candidate in enumerate(candidates) if _LANGUAGE_CODE.fullmatch(candidate)]

@@ -175,7 +175,7 @@ def test_passages_of_another_version_are_not_reused(
     part: tuple[Part, Siteinfo], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as context:
-        context.setattr(chunk, "VERSION", chunk.VERSION - 1)
+        context.setattr(chunk, "KEY_VERSION", chunk.KEY_VERSION - 1)
         _, files = chunk_with_reuse(part, tmp_path / "before")
     assert chunk_with_reuse(part, tmp_path / "again", files)[0].inherited == 0
 
@@ -313,7 +313,7 @@ def test_documents_are_reused(tmp_path: Path) -> None:
 def test_log_of_version_2_is_reused(part: tuple[Part, Siteinfo], tmp_path: Path) -> None:
     """Version 2 has numeric page ids, keys of parsed pages, and no dropped pages."""
     first, (out, log) = chunk_with_reuse(part, tmp_path / "1")
-    basis = compute_key_basis(part[1], DEFAULT.get_identity(), chunk.VERSION)
+    basis = compute_key_basis(part[1], DEFAULT.get_identity(), chunk.KEY_VERSION)
     keys = {str(page.page_id): compute_article_key(basis, page) for page in FORMAT.read(part[0])}
     table = pq.read_table(log).drop_columns(["dropped", "revised"])
     pages = table["page_id"].to_pylist()

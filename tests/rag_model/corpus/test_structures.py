@@ -1,6 +1,7 @@
 """Tables, infoboxes and long lists become passages of their kind, and prose does not change."""
 
 import hashlib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -138,6 +139,12 @@ def test_table_becomes_rows_with_column_names(markup: str, head: list[str], rows
 def test_infobox_becomes_lines_of_fields(fields: str, lines: list[str]) -> None:
     first, *_ = read_structures(f"{{{{Infobox thing\n| {fields}\n}}}}\nText.", ("infobox",))
     assert (first.kind, list(first.rows)) == ("infobox", lines)
+
+
+def test_french_infobox_has_whole_dates() -> None:
+    box = "{{Infobox Biographie\n| naissance = {{date de naissance|14|juillet|1789}}\n| mort = {{date|2|mai|1850}}\n}}"
+    (section,) = clean_wikitext(f"{box}\nTexte.", replace(SITE, language="fr"), structures=("infobox",))
+    assert section.structures[0].rows == ("Naissance: 14 juillet 1789", "Mort: 2 mai 1850")
 
 
 @pytest.mark.parametrize("name", ["Карточка", "Ficha de persona", "Unknown data", "صندوق معلومات شخص", "کشور infobox"])
