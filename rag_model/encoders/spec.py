@@ -34,6 +34,7 @@ from rag_model.encoders.files import (
     read_missing_end_token,
     read_optional_json,
     read_position_limit,
+    read_prompts,
     read_sentence_transformers,
     write_json,
 )
@@ -87,6 +88,7 @@ DIM = 128  # dimension of a token vector: ColBERT, section 4.1
 _MAX_POOL = 8  # maximum tokens per vector; the quality falls beyond 6 (Clavié et al. 2024)
 # minimum tokens of an input: [CLS], the marker token, one token of text, [SEP] and one [MASK]
 _MIN_MARKED_TOKENS = 5
+_PROMPT_FIELDS = ("question_prompt", "passage_prompt")  # fields of `TokenSpec`
 # Keys in the settings files of Stanford and PyLate, and the corresponding fields of `TokenSpec`.
 _STANFORD_FIELDS = {
     "query_token_id": "question_mark",
@@ -94,6 +96,8 @@ _STANFORD_FIELDS = {
     "query_maxlen": "question_length",
     "doc_maxlen": "passage_length",
     "attend_to_mask_tokens": "attend_to_masks",
+    # Only bookwheel reads and writes prompts in this file.
+    **{name: name for name in _PROMPT_FIELDS},
 }
 _PYLATE_FIELDS = {
     "query_prefix": "question_mark",
@@ -357,6 +361,8 @@ class TokenSpec(EncoderSettings):
     skipped: tuple[str, ...] = tuple(string.punctuation)
     # Average number of passage tokens per vector; 2 halves the size (`token_encoder.pool_tokens`).
     pool: int = 1
+    question_prompt: str = ""  # text between the mark and every question
+    passage_prompt: str = ""  # text between the mark and every passage
 
     def __post_init__(self) -> None:
         self.check()
@@ -380,17 +386,16 @@ class TokenSpec(EncoderSettings):
         return token_label if self.pool == 1 else f"{token_label}, pooled by {self.pool}"
 
     def format_passage(self, title: str, text: str) -> str:
-        """Return the tokenizer input for a passage."""
-        return f"{title} {text}".strip()
+        """Return the tokenizer input for a passage, without its mark."""
+        return self.passage_prompt + f"{title} {text}".strip()
 
     def to_json(self) -> dict[str, Any]:
         """Return the spec as JSON values; without pooling the key `pool` is omitted, as in older
-        records.
+        records, and so are empty prompts.
         """
         json_fields = {**asdict(self), "skipped": list(self.skipped)}
-        if self.pool == 1:
-            del json_fields["pool"]
-        return json_fields
+        older_settings = {"pool": 1, "question_prompt": "", "passage_prompt": ""}
+        return {name: setting for name, setting in json_fields.items() if setting != older_settings.get(name)}
 
     def to_stanford_metadata(self, dim: int) -> dict[str, Any]:
         """Return the settings in the format of Stanford's `artifact.metadata`."""
@@ -405,6 +410,7 @@ class TokenSpec(EncoderSettings):
             "mask_punctuation": bool(self.skipped),
             "similarity": "cosine",
             "dim": dim,
+            **{name: prompt for name in _PROMPT_FIELDS if (prompt := getattr(self, name))},
         }
 
 
@@ -463,7 +469,14 @@ def _read_token_settings(folder: Path) -> dict[str, Any]:
         raise InputError(
             f"encoder {folder} does not pad its questions with [MASK], which is not supported: use a ColBERT that does"
         )
-    return _rename_keys(pylate_settings, _PYLATE_FIELDS)
+    return _rename_keys(pylate_settings, _PYLATE_FIELDS) | _read_pylate_prompts(folder, pylate_settings)
+
+
+def _read_pylate_prompts(folder: Path, pylate_settings: Mapping[str, Any]) -> dict[str, str]:
+    """Read the prompts of a folder; like sentence-transformers, leave out a mark before a prompt."""
+    prompts = read_prompts(folder)
+    mark_keys = {"question_prompt": "query_prefix", "passage_prompt": "document_prefix"}
+    return {name: prompt.removeprefix(pylate_settings.get(mark_keys[name]) or "") for name, prompt in prompts.items()}
 
 
 def _rename_keys(settings: Mapping[str, Any], field_by_key: Mapping[str, str]) -> dict[str, Any]:

@@ -153,7 +153,8 @@ class ColbertTokenizer:
         """Return a batch of questions, padded with [MASK] to `question_length`; every token gets a
         vector.
         """
-        marked_ids = [_insert_mark_id(ids, self.mark_ids[0]) for ids in tokenize(self.question_tokenizer, texts)]
+        token_rows = tokenize(self.question_tokenizer, list(map(self.spec.format_question, texts)))
+        marked_ids = [_insert_mark_id(ids, self.mark_ids[0]) for ids in token_rows]
         ids, is_token = pad_rows(marked_ids, self.spec.question_length, self.mask_id)
         all_true = np.ones_like(is_token)
         return TokenBatch(ids, all_true if self.spec.attend_to_masks else is_token, all_true)
@@ -310,7 +311,7 @@ def compute_token_space(folder: Path, spec: TokenSpec, name: str = "") -> Space:
         normalize=True,
         max_length=spec.passage_length,
         layout=JOINED,
-        passage_prompt=spec.passage_mark,
+        passage_prompt=spec.passage_mark + spec.passage_prompt,
         dim=int(projection.shape[0]),
     )
 

@@ -16,7 +16,7 @@ from rag_model.encoders.token_encoder import TokenEncoder, collect_token_encoder
 from rag_model.encoders.token_model import TokenModel
 from rag_model.errors import InputError, UsageError
 from rag_model.store.objects.cache import build_link_tree
-from tests.fixtures.tiny import save_bert, write_json
+from tests.fixtures.tiny import SHAPE, save_bert, write_json
 from tests.fixtures.tiny_colbert import DIM, SPEC, save_colbert, save_marked_bert
 
 
@@ -31,7 +31,7 @@ def encoder(folder: Path) -> TokenEncoder:
     return TokenEncoder.load(folder, device="cpu", dtype="float32")
 
 
-def save_like_pylate(folder: Path, out: Path) -> Path:
+def save_like_pylate(folder: Path, out: Path, **settings: Any) -> Path:
     """Save the model of a folder in PyLate's layout."""
     out.mkdir()
     tensors = load_file(folder / "model.safetensors")
@@ -44,12 +44,14 @@ def save_like_pylate(folder: Path, out: Path) -> Path:
     )
     types = ["sentence_transformers.models.Transformer", "pylate.models.Dense.Dense"]
     paths = ["", "1_Dense"]
-    write_json(out / "modules.json", [{"path": a, "type": b} for a, b in zip(paths, types, strict=True)])
+    modules = zip("01", paths, types, strict=True)
+    write_json(out / "modules.json", [{"name": name, "path": path, "type": kind} for name, path, kind in modules])
     activation = "torch.nn.modules.linear.Identity"
-    write_json(out / "1_Dense" / "config.json", {"bias": False, "activation_function": activation})
+    sizes = {"in_features": SHAPE["hidden_size"], "out_features": DIM}
+    write_json(out / "1_Dense" / "config.json", {**sizes, "bias": False, "activation_function": activation})
     save_file({"linear.weight": tensors["linear.weight"]}, out / "1_Dense" / "model.safetensors")
-    settings = {"query_prefix": "[unused0]", "document_prefix": "[unused1]", "query_length": 16, "document_length": 48}
-    write_json(out / "config_sentence_transformers.json", settings)
+    settings |= {"query_prefix": "[unused0]", "document_prefix": "[unused1]", "query_length": 16, "document_length": 48}
+    write_json(out / "config_sentence_transformers.json", {"model_type": "ColBERT", **settings})
     return out
 
 
@@ -111,6 +113,26 @@ def test_pylates_layout_and_the_stored_files_are_the_same_encoder(
         assert stored.spec.question_length == 9
         assert stored.space().digest == encoder.space().digest
         assert stored.encode_questions(["who?"]).shape == (1, 9, DIM)
+
+
+@pytest.mark.parametrize("mark", ["", "[unused0]"])
+def test_prompts_follow_the_marks_as_in_sentence_transformers(
+    folder: Path, encoder: TokenEncoder, mark: str, tmp_path: Path, sentence_transformers: Any
+) -> None:
+    prompts = {"query": f"{mark}query: ", "document": "passage: "}
+    skipped = list(TokenSpec().skipped)
+    pylate_folder = save_like_pylate(folder, tmp_path / "pylate", prompts=prompts, skiplist_words=skipped)
+    actual = TokenEncoder.load(pylate_folder, device="cpu", dtype="float32")
+    peer = sentence_transformers.MultiVectorEncoder(str(pylate_folder), device="cpu")
+    texts = ["who wrote the music?", "", "the king of the city was born in the river " * 9]
+    np.testing.assert_allclose(actual.encode_questions(texts), np.stack(peer.encode_query(texts)), atol=1e-5)
+    passages = actual.encode_passages([""] * len(texts), texts)
+    peer_vectors = peer.encode_document(texts)
+    assert np.diff(passages.offsets).tolist() == [len(vectors) for vectors in peer_vectors]
+    np.testing.assert_allclose(passages.vectors, np.concatenate(peer_vectors), atol=1e-5)
+    assert actual.space().digest != encoder.space().digest
+    actual.model.save(tmp_path / "saved", pylate_folder, actual.spec)
+    assert read_token_spec(tmp_path / "saved") == actual.spec
 
 
 def test_what_decides_a_passage_is_in_the_space(folder: Path, encoder: TokenEncoder) -> None:
