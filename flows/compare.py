@@ -247,9 +247,8 @@ def compare_and_report(
 @stage
 def record_comparison(run: ComparisonRun, outcome: CompareOutcome, questions: str) -> CompareOutcome:
     """Record the evaluation in the store if it is not recorded yet; see `store_evaluation`."""
-    question_ids = tuple(question.id for question in run.question_set.questions)
-    measure_values = MeasureValues(
-        question_ids,
+    measure_values = MeasureValues.for_questions(
+        run.question_set.questions,
         {comparison.expression: comparison.retriever_metrics.final_stage.values for comparison in run.comparisons},
     )
     metrics_by_retriever = {

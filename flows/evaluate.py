@@ -270,9 +270,8 @@ def write_files(run: AnswerRun, outcome: EvaluateOutcome, rows: str | None, kilt
 @stage
 def record_answers(run: AnswerRun, outcome: EvaluateOutcome, questions: str) -> EvaluateOutcome:
     """Record the evaluation in the store if it is not recorded yet; see `store_evaluation`."""
-    values = MeasureValues(
-        tuple(question.id for question in run.evaluation.question_set.questions),
-        {run.retriever: run.evaluation.list_question_values()},
+    values = MeasureValues.for_questions(
+        run.evaluation.question_set.questions, {run.retriever: run.evaluation.list_question_values()}
     )
     metrics_by_retriever = {run.retriever: to_metric_values({**outcome.metrics, **outcome.ranks}, outcome.intervals)}
     outcome_json = asdict(replace(outcome, report=None))

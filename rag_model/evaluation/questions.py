@@ -342,6 +342,11 @@ def digest_questions(question_set: QuestionSet) -> str:
     )
 
 
+def digest_question(question: Question) -> str:
+    """Return a digest of a question's text and answers, 16 hex digits; it does not depend on the id."""
+    return digest_json([question.text, question.answers]).partition(":")[2][:16]
+
+
 def _convert_question_to_json(question: Question) -> dict[str, Any]:
     fields = {**asdict(question), "evidence": [sorted(page_ids) for page_ids in question.evidence]}
     if not question.own_document:  # The ids of evaluations from before this field stay the same.

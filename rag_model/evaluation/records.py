@@ -1,18 +1,21 @@
 """Stored evaluations: the value of each measure for each question, and comparisons of evaluations.
 
-The file `values.json` of an evaluation contains the ids of the questions. For each retriever and
-measure it has one number per question, or null if the measure does not apply to the question.
+The file `values.json` of an evaluation contains the ids and the digests of the questions. For each
+retriever and measure it has one number per question, or null if the measure does not apply to the
+question. Questions are joined by their digests, because ids may be positions in a file.
 """
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
 from rag_model.errors import StoreError, UsageError
 from rag_model.evaluation.bootstrap import estimate_difference
+from rag_model.evaluation.questions import Question, digest_question
 from rag_model.store.store import Store
 from rag_model.store.versions.evaluation_manifest import EvaluationManifest, EvaluationMetrics, MetricValue
 from rag_model.untrusted_text import parse_json
@@ -27,10 +30,17 @@ class MeasureValues:
 
     questions: tuple[str, ...]  # ids of the questions
     retrievers: Mapping[str, ValueColumns]  # values by retriever expression
+    # `digest_question` of each question; empty if an earlier version of bookwheel wrote the values
+    digests: tuple[str, ...] = ()
+
+    @classmethod
+    def for_questions(cls, questions: Sequence[Question], retrievers: Mapping[str, ValueColumns]) -> Self:
+        """Create the values of these questions."""
+        return cls(tuple(question.id for question in questions), retrievers, tuple(map(digest_question, questions)))
 
     def write(self, path: Path) -> None:
         """Write the values to a file."""
-        fields = {"questions": self.questions, "retrievers": self.retrievers}
+        fields = {"questions": self.questions, "retrievers": self.retrievers, "digests": self.digests}
         path.write_text(json.dumps(fields, ensure_ascii=False, allow_nan=False), encoding="utf-8")
 
     @classmethod
@@ -44,7 +54,10 @@ class MeasureValues:
         columns = [column for measures in retrievers.values() for column in measures.values()]
         if not all(len(column) == len(questions) and all(map(_is_number_or_none, column)) for column in columns):
             raise ValueError("a column does not have one number per question")
-        return cls(tuple(map(str, questions)), retrievers)
+        digests = tuple(map(str, value.get("digests", ())))
+        if digests and len(digests) != len(questions):
+            raise ValueError("there is not one digest per question")
+        return cls(tuple(map(str, questions)), retrievers, digests)
 
 
 def read_measure_values(store: Store, manifest: EvaluationManifest) -> MeasureValues:
@@ -91,14 +104,18 @@ def compare_evaluations(store: Store, before: EvaluationManifest, after: Evaluat
     """Compare two evaluations question by question.
 
     If each evaluation has only one retriever, these two are compared. Otherwise retrievers with
-    equal expressions are compared. Questions are joined by id. A measure of the whole question set,
-    such as BLEU, has no interval.
+    equal expressions are compared. Questions are joined by their texts and answers. If an earlier
+    version of bookwheel recorded one of the evaluations, they are joined by id, and only if both
+    evaluations have the same questions. A measure of the whole question set, such as BLEU, has no
+    interval.
 
     Raises:
         UsageError: the evaluations have no retriever or no measure in common.
         StoreError: a file of an evaluation is missing or damaged.
     """
     before_values, after_values = (read_measure_values(store, manifest) for manifest in (before, after))
+    has_same_questions = before.content.subject.questions == after.content.subject.questions
+    before_keys, after_keys = _list_join_keys(before_values, after_values, has_same_questions=has_same_questions)
     comparisons: dict[str, dict[str, MeasureComparison]] = {}
     for before_name, after_name in _match_retrievers(before.content.metrics, after.content.metrics):
         name = after_name if before_name == after_name else f"{before_name} -> {after_name}"
@@ -107,7 +124,10 @@ def compare_evaluations(store: Store, before: EvaluationManifest, after: Evaluat
             measure: _compare_measure(
                 before_metrics[measure],
                 after_metrics[measure],
-                _pair_values(before_values, before_name, after_values, after_name, measure),
+                _pair_values(
+                    _get_column(before_keys, before_values, before_name, measure),
+                    _get_column(after_keys, after_values, after_name, measure),
+                ),
             )
             for measure in after_metrics
             if measure in before_metrics
@@ -126,21 +146,41 @@ def _match_retrievers(before: EvaluationMetrics, after: EvaluationMetrics) -> li
     return [(name, name) for name in after if name in before]
 
 
+def _list_join_keys(
+    before_values: MeasureValues, after_values: MeasureValues, *, has_same_questions: bool
+) -> tuple[Sequence[Hashable], Sequence[Hashable]]:
+    """Return a key of each question, for both evaluations; equal questions have equal keys."""
+    if before_values.digests and after_values.digests:
+        return _number_occurrences(before_values.digests), _number_occurrences(after_values.digests)
+    return (before_values.questions, after_values.questions) if has_same_questions else ((), ())
+
+
+def _number_occurrences(digests: Sequence[str]) -> list[tuple[str, int]]:
+    """Return each digest with the number of its occurrences before it.
+
+    >>> _number_occurrences(["a", "b", "a"])
+    [('a', 0), ('b', 0), ('a', 1)]
+    """
+    counts: Counter[str] = Counter()
+    numbered_digests = []
+    for digest in digests:
+        numbered_digests.append((digest, counts[digest]))
+        counts[digest] += 1
+    return numbered_digests
+
+
 def _pair_values(
-    before_values: MeasureValues, before_name: str, after_values: MeasureValues, after_name: str, measure: str
+    before_column: Mapping[Hashable, float], after_column: Mapping[Hashable, float]
 ) -> list[tuple[float, float]]:
     """Return pairs of values, (before, after), for the questions that are in both evaluations."""
-    before_column = dict(_iter_column(before_values, before_name, measure))
-    return [
-        (before_column[question], after_value)
-        for question, after_value in _iter_column(after_values, after_name, measure)
-        if question in before_column
-    ]
+    return [(before_column[key], after_value) for key, after_value in after_column.items() if key in before_column]
 
 
-def _iter_column(evaluation: MeasureValues, retriever: str, measure: str) -> Iterator[tuple[str, float]]:
+def _get_column(
+    keys: Sequence[Hashable], evaluation: MeasureValues, retriever: str, measure: str
+) -> dict[Hashable, float]:
     column = evaluation.retrievers.get(retriever, {}).get(measure, ())
-    yield from ((q, value) for q, value in zip(evaluation.questions, column, strict=False) if value is not None)
+    return {key: value for key, value in zip(keys, column, strict=False) if value is not None}
 
 
 def _compare_measure(before: MetricValue, after: MetricValue, pairs: list[tuple[float, float]]) -> MeasureComparison:

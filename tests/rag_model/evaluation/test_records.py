@@ -8,6 +8,7 @@ import pytest
 from rag_model.errors import StoreError, UsageError
 from rag_model.evaluation.bootstrap import estimate_difference
 from rag_model.evaluation.gate import ReleaseCriteria, check_release
+from rag_model.evaluation.questions import digest_questions, read_questions
 from rag_model.evaluation.records import (
     VALUES_FILE,
     MeasureComparison,
@@ -26,15 +27,21 @@ AFTER = [1.0, 1.0, 1.0, 0.0, 0.0, 1.0]
 
 
 def record_values(
-    store: Store, folder: Path, retrievers: dict[str, ValueColumns], ids: str = "abcdef", **k: int
+    store: Store,
+    folder: Path,
+    retrievers: dict[str, ValueColumns],
+    ids: str = "abcdef",
+    questions: str = QUESTIONS,
+    values: MeasureValues | None = None,
+    **k: int,
 ) -> EvaluationManifest:
     snapshot = store.snapshots.publish(Manifest(Content({"kind": "wiki"}, (), {})))
     metrics = {
         name: {measure: _mean(column) for measure, column in columns.items()} for name, columns in retrievers.items()
     }
-    MeasureValues(tuple(ids), retrievers).write(folder / VALUES_FILE)
+    (values or MeasureValues(tuple(ids), retrievers)).write(folder / VALUES_FILE)
     record = record_evaluation(
-        store, EvaluationSubject(snapshot, "", QUESTIONS, k), metrics, {VALUES_FILE: folder / VALUES_FILE}, {}
+        store, EvaluationSubject(snapshot, "", questions, k), metrics, {VALUES_FILE: folder / VALUES_FILE}, {}
     )
     return store.evaluations.get(record.evaluation)
 
@@ -73,6 +80,36 @@ def test_other_questions_and_measures_of_a_set_have_no_interval(store: Store, tm
         compare_evaluations(store, earlier, without_shared_measure)
 
 
+def record_file(store: Store, folder: Path, lines: list[str], columns: ValueColumns) -> EvaluationManifest:
+    """Record an evaluation of the questions in a file of DPR's format."""
+    (folder / "questions.csv").write_text("".join(f"{line}\n" for line in lines))
+    question_set = read_questions(folder / "questions.csv")
+    values = MeasureValues.for_questions(question_set.questions, {"hnsw": columns})
+    return record_values(store, folder, {"hnsw": columns}, questions=digest_questions(question_set), values=values)
+
+
+def test_questions_are_joined_by_their_texts_instead_of_their_positions(store: Store, tmp_path: Path) -> None:
+    lines = [f"what is {n // 2}?\t['{n // 2}']" for n in range(40)]  # each question occurs twice
+    column = [float(n % 3 > 0) for n in range(40)]
+    before = record_file(store, tmp_path, lines, {"R": column})
+    after = record_file(store, tmp_path, ["who?\t['he']", *lines], {"R": [1.0, *column]})
+    pair = compare_evaluations(store, before, after).pairs["hnsw"]["R"]
+    assert (pair.n, pair.difference) == (40, MetricValue(0.0, 0.0, 0.0))
+    others = record_file(store, tmp_path, [line.replace("what", "who") for line in lines], {"R": column})
+    pair = compare_evaluations(store, before, others).pairs["hnsw"]["R"]
+    assert (pair.n, pair.difference) == (0, MetricValue(0.0))
+
+
+def test_ids_join_only_the_same_questions(store: Store, tmp_path: Path) -> None:
+    before = record_values(store, tmp_path, {"hnsw": {"R": BEFORE}}, k=1)
+    after, others = (
+        record_values(store, tmp_path, {"hnsw": {"R": AFTER}}, questions=questions, k=2)
+        for questions in (QUESTIONS, f"sha256:{'1' * 64}")
+    )
+    comparisons = [compare_evaluations(store, before, each).pairs["hnsw"]["R"] for each in (after, others)]
+    assert [(pair.n, pair.difference.low is None) for pair in comparisons] == [(6, False), (0, True)]
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -82,6 +119,7 @@ def test_other_questions_and_measures_of_a_set_have_no_interval(store: Store, tm
         '{"questions": ["a"], "retrievers": {"hnsw": {"R": [1, 2]}}}',
         '{"questions": ["a"], "retrievers": {"hnsw": {"R": ["x"]}}}',
         '{"questions": ["a"], "retrievers": {"hnsw": [1]}}',
+        '{"questions": ["a"], "retrievers": {"hnsw": {"R": [1]}}, "digests": ["0", "1"]}',
         '{"questions": 3, "retrievers": {"hnsw": {"R": [1]}}}',
     ],
 )
@@ -167,4 +205,5 @@ def test_values_are_json(tmp_path: Path) -> None:
     assert json.loads((tmp_path / VALUES_FILE).read_text()) == {
         "questions": ["a"],
         "retrievers": {"hnsw": {"R": [0.5]}},
+        "digests": [],
     }
