@@ -96,6 +96,19 @@ def test_incremental_plan_equals_a_full_one_after_every_change(wiki: Wiki, tmp_p
     assert len(wiki.queries) == 1, "one request shows that nothing changed"
 
 
+def test_hidden_log_entry_stops_no_build(wiki: Wiki, tmp_path: Path) -> None:
+    followed_store = Store.open(str(tmp_path / "followed"), create=True)
+    plan_parts(followed_store, wiki.dump, SETTINGS)
+    wiki.move("Page 50", "Moved and hidden")
+    wiki.hide_last_log_entry()
+    wiki.edit("Page 51", "Edited after the hidden move.")
+    for name in ("followed", "new"):
+        plan = plan_parts(Store.open(str(tmp_path / name), create=True), wiki.dump, SETTINGS)
+        texts = {title: text for _, _, title, text, _ in read_passages(plan, tmp_path)}
+        assert texts["Page 51"] == "Edited after the hidden move."
+    assert "Moved and hidden" in texts
+
+
 def test_restored_site_is_listed_again(wiki: Wiki, tmp_path: Path) -> None:
     followed_store = Store.open(str(tmp_path / "followed"), create=True)
     wiki.edit("Page 20", "Before the backup.")
