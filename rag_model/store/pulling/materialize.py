@@ -20,7 +20,7 @@ import numpy as np
 from rag_model.arrays import Rows
 from rag_model.atomic_write import TEMPORARY_PREFIX
 from rag_model.digest import digest_file
-from rag_model.errors import StoreError
+from rag_model.errors import RefusedError, StoreError
 from rag_model.store.objects.blobs import BlobRef, ChunkSource
 from rag_model.store.pulling.deltas import find_delta, list_delta_steps, rebuild_file
 from rag_model.store.pulling.folder import (
@@ -329,10 +329,12 @@ class _SnapshotUpdate:
 
 
 def _open_previous_snapshot(dest: Path) -> AbstractContextManager[Snapshot | None]:
-    """Open the snapshot that was pulled last, if there is one, and keep it from being pruned."""
+    """Open the snapshot that was pulled last, and keep it from being pruned; None if there is none
+    that can be opened and is trusted.
+    """
     try:
         return Snapshot.from_folder(dest)
-    except StoreError:
+    except (StoreError, RefusedError):
         return nullcontext()
 
 

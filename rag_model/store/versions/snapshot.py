@@ -174,16 +174,20 @@ class Snapshot:
             RefusedError: a trust file is given, and no key in it signed the pulled snapshot.
         """
         root, manifest_bytes, lock_descriptor = _open_pulled(Path(folder))
-        manifest = Manifest.from_bytes(manifest_bytes)
-        if trusted_keys := TrustedKeys.from_environment():
-            manifest_path = f"snapshots/{manifest.id}.json"
-            trusted_keys.check(
-                PulledSignatures(root),
-                manifest_path,
-                json.loads(manifest_bytes),
-                f"snapshot {manifest.id[:12]} in {root}",
-            )
-        stamps = open_folder_stamps(root.parent)
+        try:
+            manifest = Manifest.from_bytes(manifest_bytes)
+            if trusted_keys := TrustedKeys.from_environment():
+                trusted_keys.check(
+                    PulledSignatures(root),
+                    f"snapshots/{manifest.id}.json",
+                    json.loads(manifest_bytes),
+                    f"snapshot {manifest.id[:12]} in {root}",
+                )
+            stamps = open_folder_stamps(root.parent)
+        except BaseException:
+            if lock_descriptor is not None:
+                os.close(lock_descriptor)
+            raise
 
         def path(file: str) -> Path:
             local_path, ref = root / file, manifest.content.files[file]

@@ -100,6 +100,37 @@ def test_unsigned_snapshot_is_opened_without_a_trust_file_only(store: Store, sig
         Parent.from_ref(store, "latest")
 
 
+def test_pull_replaces_a_snapshot_that_is_not_trusted(store: Store, sign_as, trust, tmp_path: Path) -> None:
+    """No open descriptor keeps the untrusted one from being deleted, and it may be signed later."""
+    dest = tmp_path / "pulled"
+    sign_as(None)
+    unsigned = publish_latest(store, "a")
+    pull(store, "latest", dest)
+    sign_as(ALICE)
+    signed = publish_latest(store, "b")
+    trust(ALICE)
+    assert pull(store, "latest", dest).snapshot == Snapshot.from_folder(dest).id == signed
+    n_descriptors = len(list(Path("/proc/self/fd").iterdir()))
+    for _ in range(3):
+        with pytest.raises(RefusedError, match="is not signed"):
+            Snapshot.from_folder(dest / unsigned)
+    assert len(list(Path("/proc/self/fd").iterdir())) == n_descriptors
+    assert pull(store, "latest", dest, keep_snapshots=1).pruned == (unsigned,)
+
+
+def test_snapshot_that_was_pulled_before_it_was_signed_is_trusted_after_another_pull(
+    store: Store, sign_as, trust, tmp_path: Path
+) -> None:
+    sign_as(None)
+    snapshot = publish_latest(store)
+    pull(store, "latest", tmp_path / "pulled")
+    sign_as(ALICE)
+    tag(store, snapshot, "latest")
+    trust(ALICE)
+    pull(store, "latest", tmp_path / "pulled")
+    assert Snapshot.from_folder(tmp_path / "pulled").id == snapshot
+
+
 def test_untrusted_signature_is_refused_and_can_be_supplemented(
     store: Store,
     sign_as,
