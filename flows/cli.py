@@ -58,31 +58,44 @@ _ENVIRONMENT = {
 _BUILD_VERBS = {"reindex", "release", "add-index", "import", "takedown", "index", "demo"}
 _BUILD_ENVIRONMENT = {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "10000"}
 _RETRIEVER_OPTIONS = {"--retriever", "--index"}
+_BEAM_OPTIONS = "BEAM_OPTIONS"
 
 
 def select_settable(commands: tuple[str, ...], arguments: ArgumentCollection) -> ArgumentCollection:
     """Return the arguments that may get their values from the environment or from `bookwheel.toml`.
 
-    The subcommand `index` ignores the settings `index` and `questions`, which other subcommands
-    take as the name of a snapshot's index and as a file of questions. It also ignores
-    `beam_options`, because it builds in a folder of this machine, which the workers of a cluster
-    cannot reach. `--retriever` and `--index` both choose the retriever: if one is given as a flag,
-    a setting of the other is ignored. `--yes` counts only as a flag, because a forgotten setting
-    would turn off all dry runs.
+    These are options and `beam_options`. Other positional arguments, such as REF of `tag`, must be
+    given: `BOOKWHEEL_REF` is the ref that a service follows. The subcommand `index` ignores the
+    settings `index` and `questions`, which other subcommands take as the name of a snapshot's index
+    and as a file of questions. It also ignores `beam_options`, because it builds in a folder of
+    this machine, which the workers of a cluster cannot reach. `--retriever` and `--index` both
+    choose the retriever: if one is given as a flag, a setting of the other is ignored. `--yes`
+    counts only as a flag, because a forgotten setting would turn off all dry runs. So does `--keep`
+    of `expire`, because `keep` of other subcommands is the number of pulled snapshots on a disk.
     """
     excluded_names = {"--yes"}
+    if commands == ("expire",):
+        excluded_names |= {"--keep"}
     if commands == ("index",):
         excluded_names |= {"--index", "--questions", "--beam-options"}
     if any(argument.tokens for argument in arguments if _RETRIEVER_OPTIONS & set(argument.names)):
         excluded_names |= _RETRIEVER_OPTIONS
     settable = arguments.copy()
-    settable[:] = [argument for argument in arguments if not excluded_names & set(argument.names)]
+    settable[:] = [
+        argument
+        for argument in arguments
+        if not excluded_names & set(argument.names)
+        and any(name.startswith("-") or name == _BEAM_OPTIONS for name in argument.names)
+    ]
     return settable
 
 
 class _Environment(Env):
     def __call__(self, app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
-        super().__call__(app, commands, select_settable(commands, arguments))
+        settable = select_settable(commands, arguments)
+        # The cache reads `BOOKWHEEL_CACHE_BYTES` itself, also if it has only whole files.
+        settable[:] = [argument for argument in settable if "--cache-bytes" not in argument.names]
+        super().__call__(app, commands, settable)
 
 
 class _TomlSettings(Toml):

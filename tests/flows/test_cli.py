@@ -19,6 +19,7 @@ import pytest
 
 from flows.cli import app, handle_interrupts
 from flows.verbs.show import format_difference
+from rag_model.store.store import Store
 
 VERBS = ["demo", "evaluate", "log", "pull", "reindex", "reproduce", "search", "show", "verify"]
 QUESTIONS = [
@@ -248,6 +249,28 @@ def test_flags_override_environment_and_settings_file(
     monkeypatch.setenv("BOOKWHEEL_YES", "1")  # only a flag allows a deletion
     assert "give --yes" in bookwheel("gc", "--store", library, "--grace", "0").out
     assert "BOOKWHEEL_YES" not in bookwheel("gc", "--help").out
+
+
+def test_settings_of_a_service_neither_move_refs_nor_delete_moves(
+    store: Path, tmp_path: Path, bookwheel: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The variables are those of a container that serves `latest`."""
+    refs = Store.open(str(store)).refs
+    snapshot = refs.read_history("latest")[-1].snapshot
+    for number in range(1, 5):
+        refs.move("latest", snapshot, number, note=f"move {number}")
+    moves = refs.read_history("latest")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bookwheel.toml").write_text("keep = 1\n")
+    for name, value in (("REF", "latest"), ("KEEP", "1"), ("CACHE_BYTES", "20000000")):
+        monkeypatch.setenv(f"BOOKWHEEL_{name}", value)
+    assert bookwheel("tag", snapshot, "--store", store).code == 2
+    assert bookwheel("rollback", "--store", store).code == 2
+    assert bookwheel("tag", snapshot, "other", "--store", store).code == 0
+    assert bookwheel("tag", "--delete", "other", "--yes", "--store", store).code == 0
+    assert bookwheel("expire", "--older-than", "0", "--store", store, "--yes").code == 0
+    assert refs.read_history("latest") == moves
+    assert "--cache-bytes" not in bookwheel("serve", "--folder", tmp_path / "none", "--port", "0").err
 
 
 def test_invalid_settings_file_fails_with_one_sentence(
