@@ -89,10 +89,12 @@ def iter_body(response: httpx.Response, max_bytes: int) -> Iterator[bytes]:
     Raises:
         ReplyTooLargeError: The body is larger; its first `max_bytes` were yielded.
         httpx.DecodingError: The encoding is neither gzip nor identity, or the body is corrupt.
+        httpx.RemoteProtocolError: The body ends inside its gzip; the bytes before were yielded.
     """
     decoder = _BodyDecoder(response, max_bytes)
     for chunk in response.iter_raw():
         yield from decoder.decode(chunk)
+    decoder.finish()
 
 
 async def iter_body_async(response: httpx.Response, max_bytes: int) -> AsyncGenerator[bytes]:
@@ -101,6 +103,7 @@ async def iter_body_async(response: httpx.Response, max_bytes: int) -> AsyncGene
     async for chunk in response.aiter_raw():
         for decoded_bytes in decoder.decode(chunk):
             yield decoded_bytes
+    decoder.finish()
 
 
 class _BodyDecoder:
@@ -112,6 +115,7 @@ class _BodyDecoder:
         if encoding not in {"", "identity", "gzip", "x-gzip"}:
             raise httpx.DecodingError(f"it is encoded as {encoding[:40]}, not as gzip", request=self._request)
         self._decompressor = zlib.decompressobj(_GZIP_WINDOW) if encoding.endswith("gzip") else None
+        self._is_complete = True  # an empty body, such as that of a redirect, has no gzip
 
     def decode(self, chunk: bytes) -> Iterator[bytes]:
         """Yield the decompressed bytes of a chunk; raise `ReplyTooLargeError` beyond the limit."""
@@ -122,6 +126,15 @@ class _BodyDecoder:
             self._bytes_left -= len(decoded_bytes)
             if self._bytes_left < 0:
                 raise ReplyTooLargeError
+
+    def finish(self) -> None:
+        """Raise an error of the connection, after which `retry` sends the request again, if the
+        body was cut off.
+
+        httpx notices this only if the server announced the length of the body.
+        """
+        if not self._is_complete:
+            raise httpx.RemoteProtocolError("the reply ends inside its gzip", request=self._request)
 
     def _decompress_chunk(self, chunk: bytes) -> tuple[bytes, bytes]:
         """Return decompressed bytes (at most one beyond the limit), and the unread rest of the
@@ -135,6 +148,7 @@ class _BodyDecoder:
             decoded_bytes = self._decompressor.decompress(chunk, self._bytes_left + 1)
         except zlib.error as error:
             raise httpx.DecodingError(f"its gzip is corrupt ({error})", request=self._request) from error
+        self._is_complete = self._decompressor.eof
         return decoded_bytes, self._decompressor.unconsumed_tail or self._decompressor.unused_data
 
 

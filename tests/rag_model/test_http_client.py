@@ -1,5 +1,7 @@
 """Clients use the proxies and certificates in the environment, and unusable ones give an error of one line."""
 
+import asyncio
+import gzip
 import os
 import ssl
 import threading
@@ -12,7 +14,8 @@ import pytest
 
 from rag_model.client import Client
 from rag_model.errors import UsageError
-from rag_model.http_client import create_http_client
+from rag_model.http_client import create_http_client, iter_body_async
+from tests.fixtures.reply_server import Reply, serve_replies
 from tests.rag_model.serving.http.test_certificate import write_certificate
 
 
@@ -56,3 +59,16 @@ def test_replaced_certificate_file_is_loaded_again(tmp_path: Path, monkeypatch: 
                 assert client.get(url).status_code == HTTPStatus.NOT_IMPLEMENTED
         finally:
             server.shutdown()
+
+
+def test_gzip_that_is_cut_off_breaks_an_asynchronous_connection() -> None:
+    body, headers = gzip.compress(b"words"), {"Content-Encoding": "gzip"}
+
+    async def read(url: str) -> bytes:
+        async with create_http_client(httpx.AsyncClient) as client, client.stream("GET", url) as response:
+            return b"".join([chunk async for chunk in iter_body_async(response, 100)])
+
+    with serve_replies(Reply(200, body[:-1], headers), Reply(200, body, headers), Reply(200, b"", headers)) as server:
+        with pytest.raises(httpx.RemoteProtocolError, match="ends inside its gzip"):
+            asyncio.run(read(server.url))
+        assert [asyncio.run(read(server.url)) for _ in range(2)] == [b"words", b""]

@@ -34,7 +34,8 @@ class SitemapServer:
                     status, body = 304, b""
                 self.send_response(status)
                 for name, value in {"Content-Length": str(len(body)), **headers}.items():
-                    self.send_header(name, value)
+                    if value:
+                        self.send_header(name, value)
                 self.end_headers()
                 self.wfile.write(body)
 
@@ -255,3 +256,15 @@ def test_too_large_page_is_dropped(site: SitemapServer, monkeypatch: pytest.Monk
     site.set_page("/a", "A")
     site.replies["/b"] = [(200, {"Content-Type": "text/html", "Content-Encoding": "gzip"}, gzip.compress(bytes(2000)))]
     assert site.mirror().dropped == {"too_large": 1}
+
+
+def test_page_whose_gzip_is_cut_off_is_fetched_again(site: SitemapServer) -> None:
+    text = "".join(f"<p>Paragraph {number}.</p>" for number in range(200)).encode()
+    headers = {"Content-Type": "text/html", "Content-Encoding": "gzip", "Content-Length": ""}
+    for path, body in (("/one", gzip.compress(text)), ("/two", gzip.compress(text[:900]) + gzip.compress(text[900:]))):
+        site.replies[path] = [(200, headers, body[: -len(body) // 3]), (200, headers, body)]
+    site.set_sitemap("/one", "/two")
+    files = site.mirror()
+    assert files.dropped == {}
+    assert [(files.folder / f"{name}.html").read_bytes() for name in ("one", "two")] == [text, text]
+    assert site.paths[2:] == ["/one", "/one", "/two", "/two"]
