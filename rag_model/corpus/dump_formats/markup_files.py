@@ -177,7 +177,7 @@ def _render_inline(token: "Token") -> str:
 class HtmlPages(DocumentFiles):
     """HTML pages: headings, paragraphs, lists, tables and code of the main part of each page."""
 
-    version = f"3, {format_versions('lxml')}"
+    version = f"4, {format_versions('lxml')}"
     endings = frozenset({".html", ".htm", ".xhtml"})
     max_bytes = 8 << 20
 
@@ -286,7 +286,7 @@ class _ElementReader:
         if not self._list_depth:
             self._builder.add_block("".join(self._pieces))
             self._pieces = []
-        elif not self._pieces[-1].endswith("- "):
+        elif self._pieces and not self._pieces[-1].endswith("- "):
             self._pieces.append("\n" + "  " * self._list_depth)
 
     def _add_block(self, text: str) -> None:

@@ -303,6 +303,15 @@ def test_html_in_a_declared_encoding_is_read() -> None:
             HTML.parse(page.format(declared).encode("windows-1252"), "a.htm")
 
 
+@pytest.mark.parametrize(
+    ("markup", "text"),
+    [("<ul><ul><li>a</ul></ul>", "  - a"), ("<ul><div><li>a</div><li>b</ul>", "- a\n- b"), ("<ol><p>a</ol>", "a")],
+)
+def test_html_list_may_start_with_a_block(markup: str, text: str) -> None:
+    sections = HTML.parse(f"<p>Before</p>{markup}<p>After</p>".encode(), "a.html").sections
+    assert sections == [("", f"Before\n\n{text}\n\nAfter")]
+
+
 HOSTILE_PAGES = {
     "deep": "<div>" * 20_000 + "Words.",
     "attributes": "<p " + "a=1 " * 20_000 + ">Words.",
