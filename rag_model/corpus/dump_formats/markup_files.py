@@ -33,12 +33,13 @@ _BLANKS = re.compile(r"\s+")
 _HEADING_TAGS = frozenset({"h1", "h2", "h3", "h4", "h5", "h6"})
 _BLOCK_TAG_NAMES = (
     "address article aside blockquote body caption center dd details div dl dt fieldset figcaption figure "
-    "hr html li main p section summary table tbody td tfoot th thead tr"
+    "form header hr html li main p section summary table tbody td tfoot th thead tr"
 )
 _BLOCK_TAGS = frozenset(_BLOCK_TAG_NAMES.split())
 # A table that contains one of these elements is for layout, not for data.
 _LAYOUT_TAGS = "table", "pre", "ul", "ol", *sorted(_HEADING_TAGS)
-_SKIPPED_TAG_NAMES = "aside button footer form head header iframe nav noscript script select style svg template"
+# The controls of a form are skipped, not the form, which contains the whole page on some sites.
+_SKIPPED_TAG_NAMES = "aside button datalist footer head iframe nav noscript script select style svg template textarea"
 _SKIPPED_TAGS = frozenset(_SKIPPED_TAG_NAMES.split())
 _SKIPPED_ROLES = frozenset({"navigation", "banner", "contentinfo", "search"})
 
@@ -258,8 +259,7 @@ class _ElementReader:
         if name == "table" and all(element.find(f".//{tag}") is None for tag in _LAYOUT_TAGS):
             self._add_table(element)
             return True
-        is_hidden = "hidden" in element.attrib or element.get("aria-hidden") == "true"
-        return name in _SKIPPED_TAGS or element.get("role") in _SKIPPED_ROLES or is_hidden
+        return _is_skipped(element)
 
     def _start_element(self, name: str) -> None:
         if name in {"ul", "ol"}:
@@ -319,14 +319,28 @@ class _ElementReader:
             self._pieces.append(inline_text)
 
 
+def _is_skipped(element: Any) -> bool:
+    """Return whether an element is hidden, a control of a form, or not in the main part of a page."""
+    is_hidden = "hidden" in element.attrib or element.get("aria-hidden") == "true"
+    if element.tag in _SKIPPED_TAGS or element.get("role") in _SKIPPED_ROLES or is_hidden:
+        return True
+    if element.tag == "header":  # the header of an article has its heading
+        return not any(outer.tag in {"article", "main"} for outer in element.iterancestors())
+    return element.tag in {"label", "legend"} and next(element.iterancestors("form"), None) is not None
+
+
 def _iter_cell_text(cell: Any) -> Iterator[str]:
     """Yield the text of a cell, with a space at each line break and around each block."""
     from lxml import etree  # noqa: PLC0415 - takes long to import
 
-    for event, element in etree.iterwalk(cell, events=("start", "end")):
+    walker = etree.iterwalk(cell, events=("start", "end"))
+    for event, element in walker:
         if element.tag == "br" or element.tag in _BLOCK_TAGS:
             yield " "
-        yield (element.text if event == "start" else element.tail if element is not cell else None) or ""
+        if event == "start" and _is_skipped(element):
+            walker.skip_subtree()
+        else:
+            yield (element.text if event == "start" else element.tail if element is not cell else None) or ""
 
 
 MARKDOWN = Markdown()

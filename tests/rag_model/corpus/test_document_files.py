@@ -278,7 +278,7 @@ link</a>.</p>
 <ul><li><p>first</p><p>more</p><ol><li>nested</li></ol></li><li>second</li></ul>
 <div>One<br>two<div>three</div>four</div>
 <table><tr><td><h3>Deep</h3><p>In a layout.</p></td></tr></table>
-<script>alert("x")</script><form><p>Search</p></form>
+<script>alert("x")</script><form><label>Search <input></label><select><option>All</select><button>Go</button></form>
 </main><footer>Bottom</footer></body></html>"""
 
 
@@ -292,6 +292,22 @@ def test_html_is_split_into_sections() -> None:
         ),
         ("The guide > Install > Deep", "The guide > Install > Deep\nIn a layout."),
     ]
+
+
+def test_html_in_a_form_is_read_without_the_controls() -> None:
+    page = """<body><form id="aspnetForm"><header><a href="/">Home</a></header><h1>Title</h1><p>Words.</p>
+    <fieldset><legend>Options</legend><label>Name</label><textarea>typed</textarea></fieldset>
+    <table><tr><td>cell</td><td><label>Size</label><select><option>10</select></td></tr></table></form>"""
+    assert HTML.parse(page.encode(), "a.aspx.html").sections == [("Title", "Title\nWords.\n\ncell |")]
+
+
+@pytest.mark.parametrize("element", ["article", "main"])
+def test_header_of_an_article_is_read(element: str) -> None:
+    page = f"<header>Site</header><{element}><header><h1>Title</h1></header><p>Words.</p></{element}>"
+    assert HTML.parse(page.encode(), "a.html").sections == [("Title", "Title\nWords.")]
+    page = f"{page}<article><header><h2>Second</h2></header><p>More.</p></article>"
+    expected = [("Title", "Title\nWords.")] + [("Title > Second", "Title > Second\nMore.")] * (element == "article")
+    assert HTML.parse(page.encode(), "a.html").sections == expected
 
 
 def test_html_in_a_declared_encoding_is_read() -> None:
