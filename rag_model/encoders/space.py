@@ -2,11 +2,13 @@
 compared.
 
 Question and passage vectors can be compared only if their encoders were trained together. The space
-covers everything that determines a passage's vector. The space does not cover the question prompt,
+covers everything that determines a passage's vector; settings of a transformer that no tensor
+shows are covered for the types in `_CHECKED_TYPES`. The space does not cover the question prompt,
 because several prompts may be used with one space, nor dtype and device, which change a vector only
 by rounding.
 """
 
+import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -30,10 +32,18 @@ from rag_model.encoders.spec import (
     read_full_dim,
 )
 from rag_model.encoders.static_folder import STATIC_POOLINGS, StaticTable, find_static_body
-from rag_model.encoders.weights import digest_weights
+from rag_model.encoders.weights import digest_weights, read_tensor_headers
 from rag_model.errors import InputError, RefusedError, UsageError
 
 BAG_POOLING = "bag"  # `pooling` of encoders whose rows are bags of tokens, without weights of a model
+# Types of models whose config is compared with that of published models. Published models of other
+# types have various settings, so their ids would change.
+_CHECKED_TYPES = frozenset(("bert", "camembert", "distilbert", "dpr", "mpnet", "roberta", "xlm-roberta"))
+# Types whose position ids begin after the `pad_token_id` of their config.
+_TYPES_WITH_PAD_ID = frozenset(("camembert", "roberta", "xlm-roberta"))
+# Number of attention heads in published models, by hidden size; otherwise a head has 64 dimensions.
+_HEADS_BY_SIZE = {256: (4, 8), 312: (12,), 384: (12,)}
+_HEAD_DIM, _MIN_HEADS = 64, 2
 # Keys of tokenizer.json that are left out of the digest, because the spec overrides them.
 _RUNTIME_SETTINGS = {"truncation", "padding", "version"}
 
@@ -51,15 +61,21 @@ class Space:
     layout: str  # how title and text are joined, as in the spec
     passage_prompt: str  # text before every passage
     dim: int  # dimension of a vector
+    config: str = ""  # settings of the transformer that differ from those of published models
 
     @property
     def digest(self) -> str:
         """The id of the space, by which spaces of queries and snapshots are compared."""
-        return digest_json({key: value for key, value in asdict(self).items() if key != "name"})
+        return digest_json({key: value for key, value in self._list_fields().items() if key != "name"})
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fields and the digest as JSON values."""
-        return {**asdict(self), "digest": self.digest}
+        """Return the fields and the digest as JSON values; an empty `config` is omitted, as in
+        older records.
+        """
+        return {**self._list_fields(), "digest": self.digest}
+
+    def _list_fields(self) -> dict[str, Any]:
+        return {key: value for key, value in asdict(self).items() if value or key != "config"}
 
     def accepts_queries_of(self, query_space: "Space") -> bool:
         """Return whether query vectors of `query_space` may be compared with passage vectors of
@@ -80,7 +96,8 @@ class Space:
             InputError: a field is missing, or the digest does not match the fields.
         """
         try:
-            space = cls(**{field.name: value[field.name] for field in fields(cls)})
+            space = cls(**{field.name: value[field.name] for field in fields(cls) if field.name != "config"})
+            space = replace(space, config=value.get("config", ""))
         except KeyError as error:
             raise InputError(
                 f"an encoder space has no field {error}: it was written by another version of "
@@ -109,6 +126,42 @@ def compute_space(folder: Path, spec: EncoderSpec, name: str = "") -> Space:
         layout=spec.layout,
         passage_prompt=spec.passage_prompt,
         dim=spec.truncate_dim or dim,
+        config="" if spec.is_static or spec.is_endpoint else describe_config(folder),
+    )
+
+
+def describe_config(folder: Path) -> str:
+    """Return the settings of a transformer that change its vectors and differ from those of
+    published models, such as `num_attention_heads 4`; may be empty.
+
+    With such settings, the same tensors give other vectors.
+
+    Raises:
+        InputError: the config or a weight file is missing or corrupt.
+    """
+    config = read_json_object(folder / CONFIG)
+    model_type = str(config.get("model_type"))
+    if model_type not in _CHECKED_TYPES:
+        return ""
+    layer_numbers = [int(part) for name in read_tensor_headers(folder) for part in name.split(".") if part.isdecimal()]
+    hidden_size = config.get("hidden_size", config.get("dim"))
+    head_counts: tuple[int, ...] = ()
+    if isinstance(hidden_size, int):
+        head_counts = _HEADS_BY_SIZE.get(hidden_size, (max(_MIN_HEADS, hidden_size // _HEAD_DIM),))
+    layer_counts = (max(layer_numbers, default=-1) + 1,)
+    published_settings: dict[str, tuple[Any, ...]] = {
+        **dict.fromkeys(("hidden_act", "activation"), ("gelu",)),
+        # These epsilons change a vector only by rounding.
+        "layer_norm_eps": (1e-12, 1e-5),
+        "is_decoder": (False, None),
+        **dict.fromkeys(("num_attention_heads", "n_heads"), head_counts),
+        **dict.fromkeys(("num_hidden_layers", "n_layers"), layer_counts),
+        **({"pad_token_id": (1, None)} if model_type in _TYPES_WITH_PAD_ID else {}),
+    }
+    return ", ".join(
+        f"{name} {json.dumps(config[name])}"
+        for name, published_values in published_settings.items()
+        if name in config and config[name] not in published_values
     )
 
 

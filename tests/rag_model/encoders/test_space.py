@@ -1,3 +1,4 @@
+import json
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -6,7 +7,14 @@ from typing import Any
 
 import pytest
 
-from rag_model.encoders.space import Space, check_same_space, compute_space, digest_tokenizer, read_declared_space
+from rag_model.encoders.space import (
+    Space,
+    check_same_space,
+    compute_space,
+    describe_config,
+    digest_tokenizer,
+    read_declared_space,
+)
 from rag_model.encoders.spec import EncoderSpec, read_encoder_spec
 from rag_model.errors import InputError, RefusedError
 
@@ -39,6 +47,48 @@ def test_what_decides_a_passages_vector_decides_the_space(tiny_bert: Path, chang
     reference = compute_space(tiny_bert, replace(SPEC, **change), "theirs")
     with pytest.raises(RefusedError, match=f"encoder mine .* encoder theirs, whose {name} differ"):
         check_same_space(actual, reference)
+
+
+def test_settings_without_tensors_decide_the_space(tiny_bert: Path, tmp_path: Path) -> None:
+    space, settings = compute_space(tiny_bert, SPEC), json.loads((tiny_bert / "config.json").read_text())
+    folder = shutil.copytree(tiny_bert, tmp_path / "edited")
+
+    def compute_edited_space(**changes: Any) -> Space:
+        (folder / "config.json").write_text(json.dumps({**settings, **changes}))
+        return compute_space(folder, SPEC)
+
+    edits = {"num_attention_heads": 4, "hidden_act": "relu", "layer_norm_eps": 0.1, "is_decoder": True}
+    edits["num_hidden_layers"] = 0
+    for name, value in edits.items():
+        edited_space = compute_edited_space(**{name: value})
+        assert edited_space.config == f"{name} {json.dumps(value)}"
+        assert Space.from_json(edited_space.to_json()) == edited_space
+        with pytest.raises(RefusedError, match="whose config differ"):
+            check_same_space(edited_space, space)
+    assert compute_edited_space(torch_dtype="float16", transformers_version="4.8.2", architectures=["Bert"]) == replace(
+        space, name="edited"
+    )
+
+
+def test_published_model_keeps_its_id(minilm: Path) -> None:
+    digest = compute_space(minilm, read_encoder_spec(minilm)).digest
+    assert digest == "sha256:6e260bf7aec82e38262a488dd640bd7fc65881f6ec7ca7a9e4a85865a5611ff1"
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"model_type": "xlm-roberta", "hidden_size": 1024, "num_attention_heads": 16, "layer_norm_eps": 1e-5},
+        {"model_type": "mpnet", "hidden_size": 768, "num_attention_heads": 12, "layer_norm_eps": 1e-5},
+        {"model_type": "distilbert", "dim": 768, "n_heads": 12, "activation": "gelu", "n_layers": 1},
+        {"model_type": "bert", "hidden_size": 384, "num_attention_heads": 12, "layer_norm_eps": 1e-12},
+        {"model_type": "qwen3", "hidden_size": 1024, "num_attention_heads": 16, "hidden_act": "silu"},
+    ],
+)
+def test_settings_of_published_models_are_left_out(tiny_bert: Path, tmp_path: Path, settings: dict[str, Any]) -> None:
+    folder = shutil.copytree(tiny_bert, tmp_path / "published")
+    (folder / "config.json").write_text(json.dumps({"pad_token_id": 1, **settings}))
+    assert describe_config(folder) == ""
 
 
 def test_question_prompt_does_not_decide_the_space(tiny_bert: Path) -> None:

@@ -116,6 +116,8 @@ def test_space_depends_on_all_that_decides_a_passage(folder: Path, tmp_path: Pat
     tensors["cls.predictions.bias"] += 1
     save_file(tensors, headed / "model.safetensors", {"format": "pt"})
     assert compute_sparse_space(headed, spec).digest != space.digest, "the head decides weights too"
+    edited = update_json(shutil.copytree(folder, tmp_path / "edited"), "config.json", num_attention_heads=4)
+    assert compute_sparse_space(edited, spec).digest != space.digest
     tied = shutil.copytree(folder, tmp_path / "tied")
     tensors = load_file(tied / "model.safetensors")
     tensors["cls.predictions.decoder.weight"] = tensors["bert.embeddings.word_embeddings.weight"].clone()

@@ -135,13 +135,17 @@ def test_prompts_follow_the_marks_as_in_sentence_transformers(
     assert read_token_spec(tmp_path / "saved") == actual.spec
 
 
-def test_what_decides_a_passage_is_in_the_space(folder: Path, encoder: TokenEncoder) -> None:
+def test_what_decides_a_passage_is_in_the_space(folder: Path, encoder: TokenEncoder, tmp_path: Path) -> None:
     def digest(**settings: Any) -> str:
         return TokenEncoder.load(folder, settings, device="cpu").space().digest
 
     assert digest(question_length=20) == encoder.space().digest
     digests = {digest(passage_length=20), digest(skipped=[]), digest(passage_mark="[MASK]"), encoder.space().digest}
     assert len(digests) == 4
+    edited = shutil.copytree(folder, tmp_path / "edited")
+    settings = json.loads((folder / "config.json").read_text())
+    write_json(edited / "config.json", {**settings, "num_attention_heads": 4})
+    assert TokenEncoder.load(edited, device="cpu").space().digest not in digests
 
 
 def test_saving_keeps_the_vectors(encoder: TokenEncoder, tmp_path: Path) -> None:
