@@ -25,7 +25,11 @@ if TYPE_CHECKING:
 _FRONT_MATTER = re.compile(r"(---|\+\+\+)[ \t]*\n(.{0,65536}?)^\1[ \t]*$", re.DOTALL | re.MULTILINE)
 _DATE_FIELDS = ("lastmod", "updated", "date")
 _METADATA_FIELDS = {"language": "lang", "categories": "tags", "aliases": "aliases"}
-_TAG = re.compile(r"<!--.*?(?:-->|\Z)|</?[A-Za-z][^<>]*>", re.DOTALL)
+# HTML that a Markdown file does not show: comments, scripts, styles, and tags.
+_TAG = re.compile(
+    r"<!--.*?(?:-->|\Z)|<(script|style)(?=[\s/>]).*?(?:</\1\s*>|\Z)|</?[A-Za-z][^<>]*>", re.DOTALL | re.IGNORECASE
+)
+_LINE_BREAK = re.compile(r"<br\b", re.IGNORECASE)
 
 # The declaration of a page's encoding, and the number of first bytes that are searched for it.
 _CHARSET, _HEAD_BYTES = re.compile(rb"""charset\s*=\s*["']?([\w-]{1,40})""", re.IGNORECASE), 1024
@@ -47,7 +51,7 @@ _SKIPPED_ROLES = frozenset({"navigation", "banner", "contentinfo", "search"})
 class Markdown(DocumentFiles):
     """CommonMark files with tables; their front matter may have a title, description and date."""
 
-    version = f"2, {format_versions('markdown-it-py')}"
+    version = f"3, {format_versions('markdown-it-py')}"
     endings = frozenset({".md", ".markdown"})
     max_bytes = 2 << 20
 
@@ -167,12 +171,15 @@ def _render_text(token: "Token") -> str:
 
 def _render_inline(token: "Token") -> str:
     """Return the visible text of a paragraph, with wrapped lines joined."""
-    return "".join(
-        _render_inline(child)
-        if child.type == "image"
-        else {"softbreak": " ", "hardbreak": "\n", "html_inline": ""}.get(child.type, child.content)
-        for child in token.children or ()
-    )
+    pieces = []
+    for child in token.children or ():
+        if child.type == "image":
+            pieces.append(_render_inline(child))
+        elif child.type == "html_inline":
+            pieces.append("\n" if _LINE_BREAK.match(child.content) else "")
+        else:
+            pieces.append({"softbreak": " ", "hardbreak": "\n"}.get(child.type, child.content))
+    return "".join(pieces)
 
 
 class HtmlPages(DocumentFiles):

@@ -116,6 +116,20 @@ def test_markdown_is_split_into_sections() -> None:
     ]
 
 
+@pytest.mark.parametrize("line_break", ["<br>", "<br/>", "<BR />"])
+def test_line_break_of_markdown_separates_words(line_break: str) -> None:
+    text = f"# One{line_break}two\n\nThree{line_break}four\n\n| a |\n| - |\n| five{line_break}six |\n\n- 7{line_break}8"
+    assert MARKDOWN.parse(text.encode(), "a.md").sections == [
+        ("One two", "One two\nThree\nfour\n\na\nfive six\n\n- 7\n  8")
+    ]
+
+
+def test_scripts_and_styles_of_markdown_are_no_text() -> None:
+    text = "<script>\nlet a = 1;\n\nalert(a)\n</script>\n\nOne.\n\n<div>two<STYLE>p {color: red}</STYLE></div>\n"
+    text += "\nThree.\n\n<style>\nb {}"
+    assert MARKDOWN.parse(text.encode(), "a.md").sections == [("", "One.\n\n two\n\nThree.")]
+
+
 INVALID_FRONT_MATTER = {
     "deep": "---\ntitle: [" + "[" * 2_000 + "]" * 2_000 + "]\n---\n",
     "deep list": "---\n" + "- " * 2_000 + "\n---\n",
