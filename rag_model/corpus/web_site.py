@@ -22,7 +22,7 @@ import time
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit
@@ -32,6 +32,8 @@ import httpx
 from lxml import etree
 
 from rag_model.atomic_write import atomic_write
+from rag_model.corpus.dump_formats.document_files import DroppedFileError
+from rag_model.corpus.dump_formats.markup_files import decode_charset, find_charset
 from rag_model.digest import digest_json
 from rag_model.errors import InputError, ResourceError, UnreachableError, UsageError, format_error
 from rag_model.http_client import (
@@ -234,9 +236,11 @@ class _SiteClient:
             versions.pop(path, None)
             file.unlink(missing_ok=True)
             return
-        if status == 200 and body is not None and not (has_file and file.read_bytes() == body):
-            with atomic_write(file) as temporary_path:
-                temporary_path.write_bytes(body)
+        if status == 200 and body is not None:
+            page_bytes = _convert_to_utf8(body, headers.get("content-type", ""))
+            if not has_file or file.read_bytes() != page_bytes:
+                with atomic_write(file) as temporary_path:
+                    temporary_path.write_bytes(page_bytes)
         # A reply with status 304 repeats the ETag, and may leave out other headers.
         etag, modified = headers.get("etag", version.etag), headers.get("last-modified", version.modified)
         versions[path] = _PageVersion(lastmod, etag[:1000], modified[:100])
@@ -336,6 +340,16 @@ class _SiteClient:
     def _save_versions(self, versions: Mapping[str, _PageVersion]) -> None:
         with atomic_write(self._versions_file) as temporary_path:
             temporary_path.write_text(json.dumps({path: asdict(version) for path, version in versions.items()}))
+
+
+def _convert_to_utf8(body: bytes, content_type: str) -> bytes:
+    """Return a page in UTF-8 if it has the encoding that its reply declares; otherwise unchanged."""
+    try:
+        body.decode()
+    except UnicodeDecodeError:
+        with suppress(DroppedFileError):
+            return decode_charset(body, find_charset(content_type.encode())).encode()
+    return body
 
 
 def _choose_path(url: str) -> str:

@@ -1,5 +1,6 @@
 """Read Markdown and HTML files: a section per heading; tables become rows, code stays unchanged."""
 
+import codecs
 import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
@@ -32,7 +33,16 @@ _TAG = re.compile(
 _LINE_BREAK = re.compile(r"<br\b", re.IGNORECASE)
 
 # The declaration of a page's encoding, and the number of first bytes that are searched for it.
-_CHARSET, _HEAD_BYTES = re.compile(rb"""charset\s*=\s*["']?([\w-]{1,40})""", re.IGNORECASE), 1024
+_CHARSET = re.compile(rb"""(?:charset|<\?xml\s[^<>]{0,100}\bencoding)\s*=\s*["']?([\w:.-]{1,40})""", re.IGNORECASE)
+_HEAD_BYTES = 1024
+# Encodings that browsers read as another one (https://encoding.spec.whatwg.org/#names-and-labels),
+# by Python's name, or by their label if Python does not know it.
+_BROWSER_ENCODINGS = {
+    "ascii": "cp1252", "iso8859-1": "cp1252", "iso8859-9": "cp1254", "iso8859-11": "cp874", "tis-620": "cp874",
+    "gb2312": "gb18030", "gbk": "gb18030", "big5": "big5hkscs", "shift_jis": "cp932", "euc_kr": "cp949",
+    "windows-31j": "cp932", "windows-874": "cp874", "iso-8859-8-i": "iso8859-8",
+    "utf-16": "utf-8", "utf-16-be": "utf-8", "utf-16-le": "utf-8",
+}  # fmt: skip
 _BLANKS = re.compile(r"\s+")
 _HEADING_TAGS = frozenset({"h1", "h2", "h3", "h4", "h5", "h6"})
 _BLOCK_TAG_NAMES = (
@@ -225,13 +235,32 @@ def _decode_html(html_bytes: bytes) -> str:
     try:
         return decode_text(html_bytes)
     except DroppedFileError:
-        charset_match = _CHARSET.search(html_bytes[:_HEAD_BYTES])
-        if charset_match is None:
-            raise
-        try:
-            return clean_text(html_bytes.decode(charset_match[1].decode()))
-        except (LookupError, ValueError) as error:
-            raise DroppedFileError("not_utf8") from error
+        if charset := find_charset(html_bytes[:_HEAD_BYTES]):
+            return decode_charset(html_bytes, charset)
+        raise
+
+
+def find_charset(head: bytes) -> str:
+    """Return the encoding that the head of a page or an HTTP header declares; empty if none."""
+    charset_match = _CHARSET.search(head)
+    return charset_match[1].decode() if charset_match else ""
+
+
+def decode_charset(html_bytes: bytes, charset: str) -> str:
+    """Decode a page from an encoding that it declares, as browsers do.
+
+    Raises:
+        DroppedFileError: The encoding is unknown, or the page has another one.
+    """
+    label = charset.lower().removeprefix("x-")
+    try:
+        codec_name = codecs.lookup(_BROWSER_ENCODINGS.get(label, label)).name
+        encoding = _BROWSER_ENCODINGS.get(codec_name, codec_name)
+        # Browsers show nothing for the few bytes that these encodings leave undefined.
+        errors = "ignore" if encoding in {"cp1252", "cp1254"} else "strict"
+        return clean_text(html_bytes.decode(encoding, errors))
+    except (LookupError, ValueError) as error:
+        raise DroppedFileError("not_utf8") from error
 
 
 class _ElementReader:

@@ -328,7 +328,7 @@ def test_html_in_a_declared_encoding_is_read() -> None:
     page = "<meta charset='{}'><p>Zürich — Genève"
     for encoding in ("utf-8", "windows-1252"):
         assert HTML.parse(page.format(encoding).encode(encoding), "a.htm").sections == [("", "Zürich — Genève")]
-    for declared in ("", "zlib", "no-such-code", "ascii"):
+    for declared in ("", "zlib", "no-such-code", "utf-16"):
         with pytest.raises(DroppedFileError, match="not_utf8"):
             HTML.parse(page.format(declared).encode("windows-1252"), "a.htm")
 
@@ -340,6 +340,30 @@ def test_html_in_a_declared_encoding_is_read() -> None:
 def test_html_list_may_start_with_a_block(markup: str, text: str) -> None:
     sections = HTML.parse(f"<p>Before</p>{markup}<p>After</p>".encode(), "a.html").sections
     assert sections == [("", f"Before\n\n{text}\n\nAfter")]
+
+
+@pytest.mark.parametrize(
+    ("declared", "encoding", "text"),
+    [
+        ("iso-8859-1", "cp1252", "Zürich – “quoted” …"),
+        ("latin1", "cp1252", "5 €"),
+        ("ascii", "cp1252", "Genève"),
+        ("iso-8859-9", "cp1254", "İstanbul – Iğdır"),
+        ("gb2312", "gb18030", "朱镕基"),
+        ("x-gbk", "gb18030", "5 € 㐀"),
+        ("Shift_JIS", "cp932", "①髙橋"),
+        ("euc-kr", "cp949", "똠방각하"),
+        ("tis-620", "cp874", "ไทย – “ก”"),
+        ("iso-8859-8-i", "iso8859-8", "שלום"),
+    ],
+)
+def test_html_is_decoded_as_in_a_browser(declared: str, encoding: str, text: str) -> None:
+    for head in (f'<meta charset="{declared}">', f'<?xml version="1.0" encoding="{declared}"?>'):
+        assert HTML.parse(f"{head}<p>{text}".encode(encoding), "a.xhtml").sections == [("", text)]
+
+
+def test_bytes_without_a_meaning_are_not_text() -> None:
+    assert HTML.parse(b"<meta charset=latin1><p>a\x81b \x93c\x94", "a.html").sections == [("", "ab “c”")]
 
 
 HOSTILE_PAGES = {

@@ -96,6 +96,19 @@ def test_pages_of_a_sitemap_are_documents(site: SitemapServer, tmp_path: Path) -
     assert {headers["user-agent"] for _, headers in site.requests} == {"bookwheel"}
 
 
+def test_page_whose_encoding_only_its_reply_declares_is_read(site: SitemapServer, tmp_path: Path) -> None:
+    site.set_sitemap("/latin.html", "/wrong.html", "/meta.html")
+    body = "<h1>Zürich</h1><p>“Words.”".encode("cp1252")
+    site.replies["/latin.html"] = [(200, {"Content-Type": "text/html; charset=iso-8859-1"}, body)]
+    site.replies["/wrong.html"] = [(200, {"Content-Type": "text/html; charset=utf-8"}, body)]
+    meta_body = b"<meta charset=windows-1252>" + body
+    site.replies["/meta.html"] = [(200, {"Content-Type": "text/html; charset=utf-8"}, meta_body)]
+    plan = plan_folder(site.address, tmp_path / "work")
+    assert list_ids(plan) == ["latin.html", "meta.html"]
+    assert plan.dropped == {"not_utf8": 1}
+    assert (site.mirror().folder / "latin.html").read_text() == "<h1>Zürich</h1><p>“Words.”"
+
+
 def test_second_run_requests_only_pages_that_may_have_changed(site: SitemapServer) -> None:
     site.set_sitemap("/dated!2026-11-01", "/tagged", "/plain", "/removed")
     for path in ("/dated", "/plain", "/removed"):
