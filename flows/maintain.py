@@ -15,7 +15,7 @@ from pathlib import Path
 
 from flows.command.console import ProgressReporter
 from flows.command.reply import parse_age
-from flows.machine.pools import StartedRun
+from flows.machine.pools import StartedRun, read_deployment, resolve_parameters
 from flows.outcome import BuildOutcome
 from flows.parameters import Url
 from flows.reindex import DEFAULT_ENCODER, reindex
@@ -87,7 +87,8 @@ def watch(
         limit: read at most this many articles, for a quick test.
         beam_options: options of Beam and of its runner.
         deployment: FLOW/NAME; start its run on a machine of the estimated size, without waiting
-            for it (`flows.start_reindex`); by default build in this run.
+            for it (`flows.start_reindex`); by default build in this run. A parameter with its
+            default, such as `encoder` or `ref`, keeps the value of this deployment.
         most: the maximum memory, cores and GPUs of such a run.
         hours: the intended duration, approximately.
 
@@ -95,6 +96,11 @@ def watch(
         GateRefusedError: the snapshot is published, but the ref did not move.
         BookwheelError: the dump cannot be fetched, or a stage failed; run it again to continue.
     """
+    if deployment is not None:
+        # What is new depends on the ref, recipe and limit with which the run will build.
+        parameters = {"dump": wiki, "store": store, "encoder": encoder, "recipe": recipe, "ref": ref, "limit": limit}
+        run_parameters = resolve_parameters(reindex, parameters, read_deployment(deployment)[1])
+        encoder, recipe, ref, limit = (run_parameters[name] for name in ("encoder", "recipe", "ref", "limit"))
     clock, opened_store = StageClock(), Store.open(store, create=True)
     if is_wiki_site(wiki):
         with clock("look") as on_progress:

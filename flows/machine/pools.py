@@ -54,7 +54,7 @@ def create_start_flow(
         excluded_parameters: parameters of `flow` to leave out, because flows whose deployments may
             be started in its place, such as `release`, do not have them.
     """
-    start_parameters = [*signature(start_run).parameters.values()][2:]
+    start_parameters = [*signature(start_run).parameters.values()][3:]
     start_parameters[0] = start_parameters[0].replace(default=get_deployment_name(flow.name))
     flow_parameters = [p for p in signature(flow.fn).parameters.values() if p.name not in excluded_parameters]
 
@@ -62,19 +62,21 @@ def create_start_flow(
         arguments = start_signature.bind(*args, **kwargs)
         arguments.apply_defaults()
         start_arguments = [arguments.arguments.pop(parameter.name) for parameter in start_parameters]
-        return start_run(arguments.arguments, stage(estimate_work), *start_arguments)
+        return start_run(flow, arguments.arguments, stage(estimate_work), *start_arguments)
 
     start_signature = start.__dict__["__signature__"] = Signature(
         [*flow_parameters, *start_parameters], return_annotation=StartedRun
     )  # Prefect's form
     docstrings = (getdoc(function) or "" for function in (flow.fn, start_run))
     args = "\n".join(docstring.partition("Args:\n")[2].partition("\n\n")[0] for docstring in docstrings)
-    start.__doc__ = f"Estimate the resources of a run of `{flow.name}`, and start it with them.\n\nArgs:\n{args}"
+    summary = f"Estimate the resources of a run of `{flow.name}`, and start it with them."
+    start.__doc__ = f"{summary}\n\nA parameter with its default keeps the value of the deployment.\n\nArgs:\n{args}"
     start.__name__, start.__module__ = f"start_{flow.name}", estimate_work.__module__
     return deployment_flow(name, starts_jobs=False)(start)
 
 
 def start_run(
+    flow: Flow[..., Any],
     parameters: Mapping[str, Any],
     estimate_work: EstimateFunction,
     deployment: str,
@@ -86,8 +88,9 @@ def start_run(
     If Prefect retries the flow that calls this, no second run is started.
 
     Args:
-        parameters: the run's parameters; a parameter that is None or empty keeps the deployment's
-            value.
+        flow: the flow whose parameters these are.
+        parameters: the run's parameters; a parameter that is None or empty, or has the flow's
+            default, keeps the deployment's value.
         estimate_work: estimates the work of the run from its memory limit in bytes and its
             parameters.
         deployment: the deployment to start, FLOW/NAME; the type of its work pool decides how a
@@ -101,16 +104,19 @@ def start_run(
         UsageError: there is no such deployment, or its pool is not on this machine and no limits
             are given.
     """
-    pool = get_pool_type(deployment)
+    pool, deployment_parameters = read_deployment(deployment)
     limits, default_hours = get_limits(most, pool), 0.0 if pool == SHARED_MACHINE else _HOURS
-    resources = choose_resources(
-        estimate_work(parse_bytes(limits.memory), **parameters), limits, default_hours if hours is None else hours
-    )
+    run_parameters = resolve_parameters(flow, parameters, deployment_parameters)
+    work = estimate_work(parse_bytes(limits.memory), **run_parameters)
+    resources = choose_resources(work, limits, default_hours if hours is None else hours)
     show_resources(resources)
-    given_parameters = {k: v for k, v in parameters.items() if v not in (None, [], ())}
     variables, idempotency_key = build_job_variables(pool, resources), f"launch-{flow_run.id}" if flow_run.id else None
     run: Any = run_deployment(
-        deployment, parameters=given_parameters, timeout=0, job_variables=variables, idempotency_key=idempotency_key
+        deployment,
+        parameters=_select_changed(flow, parameters),
+        timeout=0,
+        job_variables=variables,
+        idempotency_key=idempotency_key,
     )
     return StartedRun(str(run.id), run.name, variables, resources)
 
@@ -120,16 +126,36 @@ def get_deployment_name(flow_name: str) -> str:
     return f"{flow_name}/{flow_name}-library"
 
 
-def get_pool_type(deployment: str) -> str:
-    """Return the type of the work pool that a deployment runs in.
+def read_deployment(name: str) -> tuple[str, dict[str, Any]]:
+    """Return the type of the work pool that a deployment runs in, and the deployment's parameters.
 
     Raises:
         UsageError: there is no such deployment, or it has no pool.
     """
     with get_client(sync_client=True) as client, suppress(ObjectNotFound, ValueError):
-        if name := client.read_deployment_by_name(deployment).work_pool_name:
-            return str(client.read_work_pool(name).type)
-    raise UsageError(f"there is no deployment {deployment} in a work pool: deploy it, or name another as FLOW/NAME")
+        deployment = client.read_deployment_by_name(name)
+        if deployment.work_pool_name:
+            return str(client.read_work_pool(deployment.work_pool_name).type), dict(deployment.parameters)
+    raise UsageError(f"there is no deployment {name} in a work pool: deploy it, or name another as FLOW/NAME")
+
+
+def resolve_parameters(
+    flow: Flow[..., Any], parameters: Mapping[str, Any], deployment_parameters: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the values of these parameters in a run that `start_run` starts with them."""
+    values = {**parameters, **deployment_parameters, **_select_changed(flow, parameters)}
+    # The server has the deployment's values as JSON, for example a recipe as a table.
+    validated_values = flow.validate_parameters({name: values[name] for name in parameters})
+    return {name: validated_values[name] for name in parameters}
+
+
+def _select_changed(flow: Flow[..., Any], parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parameters that are neither empty nor the flow's defaults.
+
+    Prefect fills in the defaults, so a default that was given cannot be told from one that was not.
+    """
+    defaults = {name: parameter.default for name, parameter in signature(flow.fn).parameters.items()}
+    return {name: value for name, value in parameters.items() if value not in (None, [], (), defaults[name])}
 
 
 def get_limits(limits: RunLimits | None, pool: str) -> RunLimits:

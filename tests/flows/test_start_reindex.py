@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+import tomllib
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -42,7 +43,9 @@ from rag_model.generate.rag import Rag, RagSettings
 from rag_model.generate.rag_folder import save_rag
 from rag_model.process import count_cores
 from rag_model.resources import PASSAGE_TOKENS, PROCESS_BYTES, QUESTION_TOKENS, RunLimits, RunResources, WorkEstimate
+from rag_model.snapshots.recipe import Recipe
 from rag_model.store.versions.snapshot import Snapshot
+from rag_model.toml import from_table
 from tests.fixtures.dump_server import serve_dumps
 from tests.fixtures.tiny import save_cross_encoder, save_onnx
 from tests.fixtures.tiny_generators import save_bart
@@ -56,12 +59,13 @@ LIMITS = RunLimits(memory="64GB", cores=16, gpus=2)
 def deployment(prefect_server: None) -> Callable[..., str]:
     """Deploy a flow into a work pool of a type, with no worker; return the deployment's name."""
 
-    def deploy(kind: str, flow_name: str = "reindex") -> str:
+    def deploy(kind: str, flow_name: str = "reindex", **parameters: Any) -> str:
         with get_client(sync_client=True) as client:
             with suppress(ObjectAlreadyExists):
                 client.create_work_pool(WorkPoolCreate(name=f"launch-{kind}", type=kind, base_job_template={}))
             flow = client.create_flow_from_name(flow_name)
-            client.create_deployment(flow, kind, work_pool_name=f"launch-{kind}", job_variables={"env": {"KEPT": "1"}})
+            pool, variables = f"launch-{kind}", {"env": {"KEPT": "1"}}
+            client.create_deployment(flow, kind, parameters=parameters, work_pool_name=pool, job_variables=variables)
         return f"{flow_name}/{kind}"
 
     return deploy
@@ -85,7 +89,7 @@ def test_started_run_has_estimated_resources_that_grow_with_dump(
         "dump": str(mini_dump),
         "store": str(mini_dump.parent / "store"),
         "encoder": str(tiny),
-    } | {"ref": "latest", "rebuild_graphs": False}
+    }
     assert run.state.name == "Scheduled"
     variables = run.job_variables
     assert variables["memory_request"] == variables["memory_limit"] == f"{-(-small.needs.memory // 2**20)}Mi"
@@ -241,6 +245,40 @@ def test_watch_starts_sized_run_of_downloaded_dump(
     assert set(run.job_variables["env"]) == variable_names
 
 
+def test_parameters_with_defaults_keep_values_of_deployment(
+    deployment: Callable[..., str], mini_dump: Path, tiny: Path, tmp_path: Path
+) -> None:
+    recipe = {"chunk": {"words": 10}, "index": {"hnsw": {"factory": "HNSW8"}}}
+    name = deployment("process", ref="nightly", encoder=str(tiny), recipe=recipe, base="nightly")
+    dump, store = str(mini_dump), str(tmp_path / "store")
+    report = start_reindex(dump, store, deployment=name)
+    with get_client(sync_client=True) as client:
+        run = client.read_flow_run(report.run)  # type: ignore[arg-type]
+        deployed = client.read_deployment(run.deployment_id).parameters
+    assert run.parameters == {**deployed, "dump": dump, "store": store}
+    assert (deployed["ref"], deployed["encoder"], deployed["recipe"]) == ("nightly", str(tiny), recipe)
+    work = estimate_rebuild(8 << 30, dump, store, str(tiny), None, (), recipe=from_table(Recipe, recipe, "recipe"))
+    assert report.needs.work.sizes == work.sizes
+    with get_client(sync_client=True) as client:
+        other = start_reindex(dump, store, ref="monthly", deployment=name)
+        assert client.read_flow_run(other.run).parameters["ref"] == "monthly"  # type: ignore[arg-type]
+
+
+def test_watch_follows_ref_of_deployment(
+    deployment: Callable[..., str], mini_dump: Path, tiny: Path, recipe: Path, tmp_path: Path
+) -> None:
+    recipe_table, store = tomllib.loads(recipe.read_text()), str(tmp_path / "store")
+    name = deployment("process", ref="nightly", encoder=str(tiny), recipe=recipe_table)
+    with serve_dumps() as site:
+        site.publish_run("20261101", {"testwiki-20261101-pages-articles-multistream.xml.bz2": mini_dump.read_bytes()})
+        report = watch(site.url, store, str(tmp_path / "dumps"), deployment=name)
+        with get_client(sync_client=True) as client:
+            parameters = client.read_flow_run(report.launched.run).parameters
+        assert (parameters["ref"], parameters["encoder"]) == ("nightly", str(tiny))
+        reindex(**parameters)
+        assert watch(site.url, store, str(tmp_path / "dumps"), deployment=name).dump is None
+
+
 @pytest.fixture
 def examples(library: Path, tmp_path: Path) -> dict[str, str]:
     """Files with questions about real passages, by option."""
@@ -270,7 +308,6 @@ def test_training_memory_grows_with_batch_size(
         "kind": "rag-token",
         "store": str(library),
         **examples,
-        "ref": "latest",
         "generator": bart,
         "recipe": {"rag": {"batch_size": 2}},
         "max_steps": 5,
