@@ -31,6 +31,7 @@ from typing import Any
 from far_store import Far, latency
 
 from beam_jobs.tasks import look_up_reports
+from rag_model.corpus.chunk import VERSION
 from rag_model.corpus.passages import PassageWriter
 from rag_model.corpus.records import Part, Passage
 from rag_model.digest import digest_bytes
@@ -112,7 +113,7 @@ class DescriptorLibrary:
         steps = list_delta_steps(parent, content) if parent else {}
         for step in (step for steps_of_path in steps.values() for step in steps_of_path):
             self._write_record(DELTAS, step.inputs(), {"delta": step.target.size // 20}, {TARGET_KEY: step.target.id})
-        manifest = Manifest(content)
+        manifest = Manifest(content, provenance={"code": {"chunk": VERSION}})
         identity = manifest.id
         self._write_file(f"snapshots/{identity}.json", encode_json(manifest.to_json()))
         self._write_ref("latest", month + 1, identity)
