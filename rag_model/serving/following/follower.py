@@ -49,7 +49,7 @@ from rag_model.serving.monitoring.observer import Observer, Refusal, notify
 from rag_model.serving.runtime import SupervisedThread
 from rag_model.serving.settings import ServiceSettings
 from rag_model.store.objects.files import Files
-from rag_model.store.pulling.folder import CURRENT, find_ref_folder, record_ref, remove_taken_down
+from rag_model.store.pulling.folder import CURRENT, MANIFEST, find_ref_folder, record_ref, remove_taken_down
 from rag_model.store.pulling.pull import pull
 from rag_model.store.store import Store
 from rag_model.store.versions.manifest import Content, Manifest, select_files
@@ -590,6 +590,23 @@ class PulledFolder:
         Snapshot.from_folder(self.folder).close()
 
 
+@dataclass(frozen=True, slots=True)
+class _FolderVersion:
+    """A snapshot's folder, and the state of its manifest; a copied folder may get another snapshot."""
+
+    folder: Path
+    inode: int = 0  # of the manifest; 0 if there is none
+    modified_ns: int = 0
+
+
+def _read_folder_version(pulled_folder: Path) -> _FolderVersion:
+    folder = (pulled_folder / CURRENT if (pulled_folder / CURRENT).exists() else pulled_folder).resolve()
+    with suppress(OSError):
+        manifest_stat = (folder / MANIFEST).stat()
+        return _FolderVersion(folder, manifest_stat.st_ino, manifest_stat.st_mtime_ns)
+    return _FolderVersion(folder)
+
+
 def _refuse_pin(name: str) -> LoadedSnapshot:
     raise NotFoundError(f"snapshot {name} is not served, since this service serves a pulled folder")
 
@@ -616,32 +633,32 @@ class FolderFollower(FollowerThread):
         """Prepare to follow; `on_fatal` gets the error if the first snapshot cannot be served."""
         super().__init__(slot, settings, observer, pins)
         self._folder, self._on_fatal = target.folder, on_fatal
-        self._rejected_folder: Path | None = None  # folder of the snapshot that was refused last
-        self._tries, self._retry_time = 0, 0.0  # of the rejected folder; monotonic clock
+        self._served_version: _FolderVersion | None = None
+        self._rejected_version: _FolderVersion | None = None  # the version that was refused last
+        self._tries, self._retry_time = 0, 0.0  # of the rejected version; monotonic clock
         self.problem = ""  # why the folder's snapshot is not served; empty: it is served
 
     def poll(self) -> None:
         """Poll the folder once, and switch to a new snapshot."""
         self._pins.update(_refuse_pin, frozenset())
-        folder = (self._folder / CURRENT if (self._folder / CURRENT).exists() else self._folder).resolve()
-        current = self._slot.current
-        if current is not None and current.id == folder.name:
-            self._rejected_folder, self.problem = None, ""
+        version, current = _read_folder_version(self._folder), self._slot.current
+        if current is not None and version == self._served_version:
+            self._rejected_version, self.problem = None, ""
             return
-        if folder == self._rejected_folder and time.monotonic() < self._retry_time:
+        if version == self._rejected_version and time.monotonic() < self._retry_time:
             return
         try:
-            self._slot.swap(self._open_snapshot(folder, current))
-            self._rejected_folder, self.problem = None, ""
+            self._slot.swap(self._open_snapshot(version.folder, current))
+            self._served_version, self._rejected_version, self.problem = version, None, ""
         except FollowerStoppedError:
             raise
         except BookwheelError as error:
             problem = mask_secrets(str(error))
-            if (folder, problem) != (self._rejected_folder, self.problem):
-                _LOG.error("%s is not served: %s", folder, problem)
-            self._tries = self._tries + 1 if folder == self._rejected_folder else 1
+            if (version, problem) != (self._rejected_version, self.problem):
+                _LOG.error("%s is not served: %s", version.folder, problem)
+            self._tries = self._tries + 1 if version == self._rejected_version else 1
             self._retry_time = self._compute_retry_time(self._tries, is_final=isinstance(error, _PERMANENT_ERRORS))
-            self._rejected_folder, self.problem = folder, problem
+            self._rejected_version, self.problem = version, problem
             if not self._slot.has_served:
                 self._on_fatal(error)
 

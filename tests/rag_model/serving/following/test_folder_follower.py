@@ -1,6 +1,7 @@
 """A pulled folder is served and followed; a damaged snapshot leaves the old one current."""
 
 import asyncio
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -44,6 +45,28 @@ def test_next_pull_is_served(folder: FollowedFolder, shared_library: Library) ->
     pull(shared_library.store, shared_library.blue, folder.path, keep_snapshots=1)
     assert folder.poll() == shared_library.blue
     assert folder.slot.loaded_count == 1
+
+
+def test_copied_folder_is_opened_again_only_if_its_manifest_changes(
+    shared_library: Library, dest: Path, tmp_path: Path
+) -> None:
+    red, blue = (
+        pull(shared_library.store, snapshot, dest).path for snapshot in (shared_library.red, shared_library.blue)
+    )
+    folder = FollowedFolder(Path(shutil.copytree(red, tmp_path / "wiki")))
+    assert folder.poll() == shared_library.red
+    first = folder.slot.current
+    for _ in range(3):
+        assert folder.poll() == shared_library.red
+        assert folder.slot.current is first
+    shutil.copytree(blue, tmp_path / "wiki.new")
+    folder.path.rename(tmp_path / "wiki.old")
+    (tmp_path / "wiki.new").rename(folder.path)
+    assert folder.poll() == shared_library.blue
+    second = folder.slot.current
+    assert folder.poll() == shared_library.blue
+    assert folder.slot.current is second
+    folder.slot.close()
 
 
 def test_service_answers_from_a_folder(folder: FollowedFolder, shared_library: Library) -> None:
