@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from http import HTTPStatus
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from pathlib import Path
 from typing import Any
@@ -39,7 +40,8 @@ _DIGEST_PATTERNS = {"sha1": re.compile(r"[0-9a-f]{40}"), "md5": re.compile(r"[0-
 _MAX_PAGE_BYTES = 1 << 26  # maximum bytes of a listing or status page
 _MIN_PAGE_RATE = 1 << 16  # minimum bytes per second of a listing, after a minute
 _BLOCK_BYTES = 1 << 20
-_MAX_TRIES = 5  # maximum consecutive attempts that fetch less than `MIN_BYTES`
+_MAX_TRIES = 6  # maximum consecutive attempts that fetch less than `MIN_BYTES`
+_FIRST_PAUSE = 2.0  # seconds after the first of these attempts; doubled after each further one
 # Maximum number of unfinished runs to skip: a run takes days, but the one before is complete.
 _MAX_UNFINISHED_RUNS = 3
 OnProgress = Callable[[int, int], object]  # (bytes done, total bytes)
@@ -129,7 +131,8 @@ def open_url(url: str, headers: Mapping[str, str]) -> Iterator[Any]:
     """Request a URL and yield the response, which is closed at the end of the block.
 
     Raises:
-        InputError: The URL is invalid, or the server is unreachable, slow, or returns an error.
+        InputError: The URL is invalid, or the server has nothing there.
+        UnreachableError: The server is unreachable, slow or overloaded.
         UntrustedServerError: The server redirects to another server.
     """
     if urlsplit(url).scheme not in {"http", "https"}:
@@ -137,9 +140,20 @@ def open_url(url: str, headers: Mapping[str, str]) -> Iterator[Any]:
     try:
         response = _OPENER.open(Request(url, headers={"User-Agent": USER_AGENT, **headers}), timeout=PATIENCE)
     except (OSError, HTTPException, ValueError) as error:
-        raise InputError(f"{url} cannot be read ({getattr(error, 'reason', error)}): check the address") from error
+        reason, is_permanent = getattr(error, "reason", error), isinstance(error, ValueError)
+        if isinstance(error, HTTPError):
+            error.close()
+            is_permanent = not _is_temporary(error.code)
+        if is_permanent:
+            raise InputError(f"{url} cannot be read ({reason}): check the address") from error
+        advice = "check the network and the server, and try again"
+        raise UnreachableError(f"{url} cannot be read ({reason}): {advice}") from error
     with response:
         yield response
+
+
+def _is_temporary(status_code: int) -> bool:
+    return status_code == HTTPStatus.TOO_MANY_REQUESTS or status_code >= HTTPStatus.INTERNAL_SERVER_ERROR
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,8 +193,8 @@ def find_newest_dump(
         tables: further jobs that must be done; their files are listed after those of `job`.
 
     Raises:
-        InputError: The server is unreachable, or its response is not a list of dumps or a dump
-            status.
+        InputError: The response is not a list of dumps or a dump status.
+        UnreachableError: The server is unreachable.
     """
     refuse_secret(wiki_url)
     wiki_url = wiki_url.rstrip("/") + "/"
@@ -199,7 +213,8 @@ def fetch_dump(dump: PublishedDump, folder: Path, on_progress: OnProgress = lamb
     A file gets its final name when it is complete. The free disk space is checked first.
 
     Raises:
-        InputError: A file does not match its size or checksum, or the server stops sending it.
+        InputError: A file does not match its size or checksum.
+        UnreachableError: The server stops sending a file.
         ResourceError: The disk does not have enough space, and nothing was fetched; or it became
             full.
     """
@@ -226,8 +241,8 @@ def fetch_file(
     """Fetch one file, or resume an interrupted fetch; `path` exists only when it is complete.
 
     Raises:
-        InputError: The server is unreachable, or the file does not match its checksum (algorithm
-            and hex digits).
+        InputError: The file does not match its checksum (algorithm and hex digits).
+        UnreachableError: The server is unreachable.
         ResourceError: The disk has too little free space, or is full.
     """
     with open_url(url, {"Range": "bytes=0-0"}) as response:
@@ -295,15 +310,13 @@ def _fetch_dump_file(file: DumpFile, folder: Path, on_progress: Callable[[int], 
     while (start_size := _get_file_size(path)) < file.size:
         try:
             _append_bytes(file, path, on_progress)
-        except UntrustedServerError:
-            raise
-        except (HTTPException, TimeoutError, ConnectionError, InputError) as error:
+        except (HTTPException, TimeoutError, ConnectionError, UnreachableError) as error:
             n_failures = 0 if _get_file_size(path) - start_size >= MIN_BYTES else n_failures + 1
             if n_failures == _MAX_TRIES:
-                raise InputError(
+                raise UnreachableError(
                     f"{file.url} broke off at byte {_get_file_size(path)} of {file.size} ({error}): run it again"
                 ) from error
-            time.sleep(min(2**n_failures, 30) / 10)
+            time.sleep(_FIRST_PAUSE * 2 ** max(0, n_failures - 1))
     algorithm, digest = file.checksum or ("size", "")
     if _get_file_size(path) != file.size or (digest and hash_file(path, algorithm) != digest):
         path.unlink()

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import socket
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 from rag_model.corpus.dump_catalog import ARTICLES_JOB, PROPERTIES_JOB, PublishedDump, fetch_dump, find_newest_dump
-from rag_model.errors import InputError, ResourceError
+from rag_model.errors import InputError, ResourceError, UnreachableError
 from tests.fixtures.dump_server import MEGABYTE, DumpSite, serve_dumps
 
 NAMES = ("testwiki-{}-pages-articles-multistream.xml.bz2", "testwiki-{}-pages-articles-multistream-index.txt.bz2")
@@ -28,7 +29,8 @@ def find_dump(site: DumpSite) -> PublishedDump:
 
 
 @pytest.fixture
-def site() -> Iterator[DumpSite]:
+def site(monkeypatch: pytest.MonkeyPatch) -> Iterator[DumpSite]:
+    monkeypatch.setattr("rag_model.corpus.dump_catalog._FIRST_PAUSE", 0.0)
     with serve_dumps() as running_site:
         yield running_site
 
@@ -91,12 +93,37 @@ def test_failed_download_is_reported_and_can_be_resumed(site: DumpSite, tmp_path
     publish_dump(site, "20261001", size=30_000)
     dump = find_dump(site)
     site.cuts = [0.6] + [0.0] * 20
-    with pytest.raises(InputError, match="broke off at byte 18000 of 30000"):
+    with pytest.raises(UnreachableError, match="broke off at byte 18000 of 30000"):
         fetch_dump(dump, tmp_path)
     assert not (tmp_path / dump.files[0].name).exists()
     site.cuts = []
     fetch_dump(dump, tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {file.name for file in dump.files}
+
+
+def test_only_errors_that_may_pass_are_tried_again(site: DumpSite, tmp_path: Path) -> None:
+    publish_dump(site, "20261001")
+    dump = find_dump(site)
+    for status in (429, 500, 503):
+        site.error_statuses = [status]
+        with pytest.raises(UnreachableError, match=r"/testwiki/ cannot be read \(.*: check the network and the server"):
+            find_newest_dump(site.url)
+    path, site.error_statuses = tmp_path / "fetched", [503, 503]
+    fetch_dump(dump, path)
+    assert {file.name for file in path.iterdir()} == {file.name for file in dump.files}
+    request_count, site.pages = len(site.requested_paths), {}
+    with pytest.raises(InputError, match=r"cannot be read \(Not Found\): check the address") as error:
+        fetch_dump(dump, tmp_path / "gone")
+    assert not isinstance(error.value, UnreachableError)
+    assert len(site.requested_paths) == request_count + 1
+
+
+def test_server_that_does_not_listen_may_come_back(site: DumpSite) -> None:
+    with socket.socket() as bound_socket:
+        bound_socket.bind(("127.0.0.1", 0))
+        address = f"http://127.0.0.1:{bound_socket.getsockname()[1]}/testwiki/"
+        with pytest.raises(UnreachableError, match="Connection refused"):
+            find_newest_dump(address)
 
 
 def test_file_with_a_wrong_checksum_is_deleted(site: DumpSite, tmp_path: Path) -> None:
