@@ -24,7 +24,7 @@ from rag_model.store.versions.snapshot import Snapshot
 
 # Versions of the code that computes the metrics of retrieval, and of answers. A new number gives
 # evaluations new ids.
-_RETRIEVAL_VERSION, _ANSWERS_VERSION = 2, 3
+_RETRIEVAL_VERSION, _ANSWERS_VERSION = 2, 4
 _ROUTE_SETTINGS = ("route", "choose_route")
 # Other releases of these libraries round numbers differently, so that answers may change.
 _LIBRARIES = ("torch", "transformers")

@@ -46,13 +46,14 @@ class _Extension:
     parent: int  # position of the extended hypothesis among those of all groups
 
 
-def propose_most_likely(beams: int) -> ProposeTokens:
-    """Return a function that proposes the 2 x `beams` most likely tokens, or 1 token if `beams` is
-    1.
+def propose_most_likely(beams: int, n_end_tokens: int) -> ProposeTokens:
+    """Return a function that proposes the (1 + `n_end_tokens`) x `beams` most likely tokens, or 1
+    token if `beams` is 1.
 
-    At most half of these candidates can end an answer, so that `beams` hypotheses remain.
+    At most `n_end_tokens` x `beams` of these candidates can end an answer, so that `beams`
+    hypotheses remain.
     """
-    n_proposed = 1 if beams == 1 else 2 * beams
+    n_proposed = 1 if beams == 1 else (1 + n_end_tokens) * beams
 
     def propose_tokens(log_p: Tensor, groups: Sequence[int]) -> tuple[Tensor, Tensor]:
         top_tokens = log_p.topk(min(n_proposed, log_p.shape[-1]), dim=-1)  # (h, v) -> (h, c)
@@ -72,7 +73,7 @@ def beam_search(
     """Return the best `n_answers` answers of each group, best first; fewer if the search found
     fewer.
 
-    A candidate becomes an answer if it has the end token or `token_limit` tokens, and is among the
+    A candidate becomes an answer if it has an end token or `token_limit` tokens, and is among the
     `beams` most likely candidates of its group. The search of a group ends when no unfinished
     hypothesis can still become one of the best `n_answers` answers.
 
@@ -102,7 +103,7 @@ def beam_search(
         )
         parent_rows: list[int] = []
         for group, candidates in enumerate(extensions):
-            live_candidates = _separate_finished(candidates, answers[group], generator.end_token, settings, n_answers)
+            live_candidates = _separate_finished(candidates, answers[group], generator.end_tokens, settings, n_answers)
             live_hypotheses[group] = [extension.hypothesis for extension in live_candidates]
             parent_rows += [extension.parent for extension in live_candidates]
         if parent_rows:
@@ -217,7 +218,7 @@ def search_greedily(
                 if not gain > -float("inf"):  # NaN is excluded as well
                     raise InputError(_NO_TOKEN)
                 answers[group] = _extend_hypothesis(answers[group], gain, token, shares)
-                is_live = answers[group].tokens[-1] != generator.end_token
+                is_live = answers[group].tokens[-1] not in generator.end_tokens
                 if not is_live:
                     break
             if is_live and n_steps < settings.token_limit:
@@ -231,14 +232,18 @@ def search_greedily(
 
 
 def _separate_finished(
-    candidates: list[_Extension], answers: list[Hypothesis], end_token: int, settings: DecodingSettings, n_answers: int
+    candidates: list[_Extension],
+    answers: list[Hypothesis],
+    end_tokens: frozenset[int],
+    settings: DecodingSettings,
+    n_answers: int,
 ) -> list[_Extension]:
     """Move the finished candidates of a group to `answers`; return the candidates to extend."""
     candidates.sort(key=lambda extension: extension.hypothesis.log_p, reverse=True)
     live_extensions: list[_Extension] = []
-    for candidate_rank, candidate in enumerate(candidates[: 2 * settings.beams]):
+    for candidate_rank, candidate in enumerate(candidates[: (1 + len(end_tokens)) * settings.beams]):
         tokens = candidate.hypothesis.tokens
-        if tokens[-1] != end_token and len(tokens) < settings.token_limit:
+        if tokens[-1] not in end_tokens and len(tokens) < settings.token_limit:
             live_extensions.append(candidate)
         elif candidate_rank < settings.beams:
             answers.append(candidate.hypothesis)
@@ -275,5 +280,5 @@ def _append_tokens(
 
 
 def _get_forbidden_token(generator: Generator) -> int | None:
-    """Return the padding token, which an answer must not contain; None if it is the end token."""
-    return generator.pad_token if generator.pad_token != generator.end_token else None
+    """Return the padding token, which an answer must not contain; None if it is an end token."""
+    return None if generator.pad_token in generator.end_tokens else generator.pad_token

@@ -153,7 +153,7 @@ class DecodingSettings:
 class DecodedAnswer:
     """The answer of one question, and the contribution of each of its k passages."""
 
-    # One or more token ids; the last is the end token, unless the answer was truncated.
+    # One or more token ids; the last is an end token, unless the answer was truncated.
     tokens: tuple[int, ...]
     log_likelihood: float  # log p(y|x) in nats, without length penalty; a lower bound in fast mode
     posterior: tuple[float, ...]  # p(z|x,y), sums to 1; for RAG-Token the mean over the tokens

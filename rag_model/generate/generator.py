@@ -64,7 +64,12 @@ class Generator(Protocol):
 
     @property
     def end_token(self) -> int:
-        """The token that ends an answer."""
+        """The token that ends every target."""
+        ...
+
+    @property
+    def end_tokens(self) -> frozenset[int]:
+        """The tokens that end a generated answer; `end_token` is one of them."""
         ...
 
     @property
@@ -134,7 +139,7 @@ class Generator(Protocol):
         ...
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Return the text of an answer's tokens, without special tokens."""
+        """Return the text of an answer's tokens, without special tokens and end tokens."""
         ...
 
 

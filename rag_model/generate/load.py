@@ -203,14 +203,14 @@ def _build_seq2seq_generator(folder: Path, module: Any, tokenizer: Any, template
         raise InputError(f"generator {folder} has no decoder_start_token_id: set it in the model's config")
     empty_text_ids = tokenizer("")["input_ids"]
     first_token = empty_text_ids[0] if len(empty_text_ids) > 1 else None
-    end_token = tokenizer.eos_token_id
     return Seq2SeqGenerator(
         module,
         tokenizer,
+        tokenizer.eos_token_id,
+        _read_end_tokens(module, tokenizer),
         template,
         start_token,
         first_token,
-        end_token,
         _choose_pad_token(tokenizer),
         _read_max_tokens(module.config),
     )
@@ -225,8 +225,23 @@ def _build_causal_generator(folder: Path, module: Any, tokenizer: Any, template:
             f"max_answer {template.max_answer} leaves no room for a prompt in generator {folder}: use a smaller value"
         )
     return CausalGenerator(
-        module, tokenizer, template, tokenizer.eos_token_id, _choose_pad_token(tokenizer), max_tokens
+        module,
+        tokenizer,
+        tokenizer.eos_token_id,
+        _read_end_tokens(module, tokenizer),
+        template,
+        _choose_pad_token(tokenizer),
+        max_tokens,
     )
+
+
+def _read_end_tokens(module: Any, tokenizer: Any) -> frozenset[int]:
+    """Return the tokenizer's end token, and those at which transformers' `generate` stops, such as
+    the token after each message of a chat.
+    """
+    token_ids = module.generation_config.eos_token_id
+    token_ids = token_ids if isinstance(token_ids, list) else [token_ids]
+    return frozenset({tokenizer.eos_token_id, *(token_id for token_id in token_ids if token_id is not None)})
 
 
 def _choose_pad_token(tokenizer: Any) -> int:

@@ -65,9 +65,8 @@ def _propose_candidates(
     """Run one beam search per passage; return the union of the candidates for each question."""
     logits = prefilled[0]
     prior = logits.new_zeros(len(logits), 1)  # (b k, 1)
-    hypotheses_by_context = beam_search(
-        generator, prefilled, prior, settings, propose_most_likely(settings.beams), n_answers=settings.beams
-    )
+    propose = propose_most_likely(settings.beams, len(generator.end_tokens))
+    hypotheses_by_context = beam_search(generator, prefilled, prior, settings, propose, n_answers=settings.beams)
     candidates_by_question: list[CandidateScores] = [{} for _ in range(len(hypotheses_by_context) // k)]
     for row, hypotheses in enumerate(hypotheses_by_context):
         for hypothesis in hypotheses:
@@ -191,7 +190,9 @@ def decode_token(
     """
     sampling = settings.sampling
     propose = (
-        propose_sampled(sampling, create_random_streams(seeds)) if sampling else propose_most_likely(settings.beams)
+        propose_sampled(sampling, create_random_streams(seeds))
+        if sampling
+        else propose_most_likely(settings.beams, len(generator.end_tokens))
     )
     answers = beam_search(generator, generator.prefill(contexts), log_prior, settings, propose, n_answers=1)
     return [_build_decoded_answer(answer, contexts.k) for (answer,) in answers]

@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 class _TransformerGenerator:
     module: Any  # a transformers model
     tokenizer: Any
+    end_token: int
+    end_tokens: frozenset[int]  # tokens that end a generated answer, among them `end_token`
 
     @property
     def vocabulary_size(self) -> int:
@@ -45,8 +47,10 @@ class _TransformerGenerator:
         return int(self.module.get_output_embeddings().weight.shape[0])
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Return the text of an answer's tokens, without special tokens."""
-        return str(self.tokenizer.decode(list(tokens), skip_special_tokens=True)).strip()
+        """Return the text of an answer's tokens, without special tokens and end tokens."""
+        # An end token of a chat model need not be a special token of its tokenizer.
+        text_tokens = [token for token in tokens if token not in self.end_tokens]
+        return str(self.tokenizer.decode(text_tokens, skip_special_tokens=True)).strip()
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +66,7 @@ class CausalGenerator(_TransformerGenerator):
     """A decoder-only `Generator`; create one with `load_generator`."""
 
     prompt_template: InstructionTemplate
-    end_token: int
-    pad_token: int  # may equal the end token; masks then tell padding from the end
+    pad_token: int  # may equal an end token; masks then tell padding from the end
     max_tokens: int  # maximum tokens of prompt and answer together
     # None, because answers of decoder-only models do not begin with a common token
     first_token: int | None = field(default=None, init=False)
@@ -191,7 +194,6 @@ class Seq2SeqGenerator(_TransformerGenerator):
     decoder_start_token: int  # the decoder's first input token
     # token with which every answer begins, such as BART's <s>; None if there is none
     first_token: int | None
-    end_token: int
     pad_token: int
     max_tokens: int  # maximum tokens of an encoder input
 

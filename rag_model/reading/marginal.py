@@ -190,7 +190,7 @@ def _build_answer(
     support = [SupportingPassage(*fields) for fields in zip(hits, weights, decoded.posterior, strict=True)]
     token_texts = _decode_token_texts(generator, decoded.tokens) if decoded.shares else []
     tokens = [TokenSupport(*parts) for parts in zip(token_texts, decoded.shares, strict=True)]
-    is_complete = decoded.tokens[-1] == generator.end_token
+    is_complete = decoded.tokens[-1] in generator.end_tokens
     text = generator.decode(decoded.tokens)
     usage = TokenUsage(n_prompt_tokens, len(decoded.tokens))
     return Answer(question, text, decoded.log_likelihood, tuple(support), tuple(tokens), is_complete, usage)

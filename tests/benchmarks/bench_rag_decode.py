@@ -88,7 +88,7 @@ def build_bart(work: Work) -> BartForConditionalGeneration:
 
 
 def load_ours(work: Work) -> Decode:
-    generator = Seq2SeqGenerator(build_bart(work), None, PaperTemplate(), START, None, END, PAD, 1024)
+    generator = Seq2SeqGenerator(build_bart(work), None, END, frozenset({END}), PaperTemplate(), START, None, PAD, 1024)
     tokens, scores = work.build_inputs()
     contexts = Contexts(tokens, torch.ones_like(tokens, dtype=torch.bool), work.k)
     ways = {"token": decode_token, "sequence": decode_sequence}

@@ -66,7 +66,7 @@ from rag_model.untrusted_text import parse_json
 
 ANSWER_STAGE = "answer"
 # version of the code that determines an answer; a new number discards cached answers
-ANSWERS_VERSION = 5
+ANSWERS_VERSION = 6
 # Number of questions per cached record. They fill a batch of a generator, and a killed run loses at
 # most the answers of one record.
 _BATCH_SIZE = 32

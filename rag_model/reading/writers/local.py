@@ -233,7 +233,7 @@ class LocalWriter:
 
 def _to_completion(generator: Generator, decoded: DecodedAnswer, prompt_tokens: int) -> Completion:
     usage = TokenUsage(prompt_tokens, len(decoded.tokens))
-    is_complete = decoded.tokens[-1] == generator.end_token
+    is_complete = decoded.tokens[-1] in generator.end_tokens
     text, has_reasoning = remove_reasoning(generator.decode(decoded.tokens))
     if not has_reasoning:
         return Completion(text, usage, is_complete, decoded.log_likelihood)

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,10 +17,13 @@ from transformers import (
 )
 
 from rag_model.corpus.records import Passage
+from rag_model.generate.decoding import DecodingSettings
 from rag_model.generate.generator import Contexts, Targets
 from rag_model.generate.load import load_generator
 from rag_model.generate.prompts import InstructionTemplate
+from rag_model.generate.rag_decoding import decode_token
 from rag_model.generate.transformer import CausalGenerator
+from tests.fixtures.tiny import write_json
 from tests.fixtures.tiny_generators import save_llama
 
 TeacherForcing = tuple[Contexts, Targets, torch.Tensor]  # with the logits
@@ -167,3 +171,33 @@ def test_prompt_and_answer_together_fit_the_model(llama: CausalGenerator) -> Non
     assert contexts.tokens.shape == (1, 40)
     assert targets.tokens.shape == (1, 20)
     assert targets.tokens[0, -1] == short.end_token
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+def test_answers_end_at_every_end_token_of_the_generation_config(tmp_path: Path, beams: int) -> None:
+    folder = save_llama(tmp_path, pad=True)
+    end_tokens = [0, 3, *range(20, 60)]  # 3 is the pad token; the tokens from 20 are ordinary letters
+    write_json(folder / "generation_config.json", {"eos_token_id": end_tokens, "pad_token_id": 3})
+    generator: Any = load_generator(folder, device="cpu")
+    assert generator.end_tokens == {*end_tokens}
+    bias = torch.zeros(generator.vocabulary_size).index_fill(0, torch.tensor(end_tokens), 2.0)
+    generator.module.lm_head.register_forward_hook(lambda head, inputs, logits: logits + bias)
+    questions = ["who was it?", "the answer of", "was the capital in", "x", "of and"]
+    contexts = generator.encode_contexts(questions, [[Passage("", "", 1, "T", "", "", 0, 1, "")]] * len(questions))
+    settings = DecodingSettings(beams=beams, max_new_tokens=9, length_penalty=2.0)
+    answers = decode_token(generator, contexts, torch.zeros(len(questions), 1), settings, range(len(questions)))
+    options = {"length_penalty": 2.0, "early_stopping": "never"} if beams > 1 else {}
+    rows = generator.module.generate(
+        input_ids=contexts.tokens,
+        attention_mask=contexts.mask.long(),
+        do_sample=False,
+        num_beams=beams,
+        max_new_tokens=9,
+        **options,
+    )[:, contexts.tokens.shape[1] :]
+    for answer, row in zip(answers, rows.tolist(), strict=True):
+        assert [*answer.tokens, *[3] * (len(row) - len(answer.tokens))] == row
+        text_tokens = [token for token in answer.tokens if token not in end_tokens]
+        assert len(text_tokens) >= len(answer.tokens) - 1
+        assert generator.decode(answer.tokens) == generator.tokenizer.decode(text_tokens).strip()
+    assert any(answer.tokens[-1] in end_tokens for answer in answers)

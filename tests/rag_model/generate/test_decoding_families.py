@@ -67,13 +67,13 @@ def test_greedy_search_in_blocks_equals_beam_search(generator: Generator, sampli
 
     def propose() -> ProposeTokens:
         streams = create_random_streams(range(len(QUESTIONS)))
-        return propose_sampled(sampling, streams) if sampling else propose_most_likely(1)
+        return propose_sampled(sampling, streams) if sampling else propose_most_likely(1, n_end_tokens=1)
 
     # Each token of the longest answer is the end token of one search, so that answers have many lengths.
     prefilled = generator.prefill(contexts)
     (longest, *_), *_ = beam_search(generator, prefilled, prior, settings, propose(), n_answers=1)
     for end in {generator.end_token, *longest.tokens}:
-        ending_generator = replace(generator, end_token=end)  # type: ignore[type-var]
+        ending_generator = replace(generator, end_tokens=frozenset({end}))  # type: ignore[type-var]
         expected = beam_search(ending_generator, prefilled, prior, settings, propose(), n_answers=1)
         for block in (1, 3, 8):
             actual = search_greedily(ending_generator, prefilled, prior, settings, propose(), block)

@@ -1,5 +1,8 @@
 """Verdicts of a frozen generator, compared with its own answers and likelihoods."""
 
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -72,7 +75,9 @@ def test_identity_covers_generator_answers_and_settings(generator: Generator) ->
     example, other_example = Example("1", QUESTION, ("a",)), Example("1", QUESTION, ("b",))
     judge = PassageJudge(generator, [example], JudgeSettings())
     assert judge.compute_identity("x") == PassageJudge(generator, [example], JudgeSettings()).compute_identity("x")
+    more_ends: Any = replace(generator, end_tokens=generator.end_tokens | {9})  # type: ignore[type-var]
     other_identities = (
+        PassageJudge(more_ends, [example], JudgeSettings()).compute_identity("x"),
         judge.compute_identity("y"),
         PassageJudge(generator, [other_example], JudgeSettings()).compute_identity("x"),
         PassageJudge(generator, [example], JudgeSettings(max_new_tokens=3)).compute_identity("x"),
