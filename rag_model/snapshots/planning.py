@@ -314,7 +314,10 @@ def collect_inputs(
     Raises:
         BookwheelError: a dump, an encoder or a question file cannot be read.
     """
-    stamp_by_url = {url: None if is_wiki_site(url) else get_version_tag(url) for url in find_dump_files(dump).urls}
+    urls = list(find_dump_files(dump).urls)
+    if "wikidata" in recipe.chunk.metadata and (properties_url := find_dump_properties(dump)):
+        urls.append(properties_url)
+    stamp_by_url = {url: None if is_wiki_site(url) else get_version_tag(url) for url in urls}
     if None in stamp_by_url.values():
         return None
     encoders = store_encoders(store, encoder, recipe, pins=pins)

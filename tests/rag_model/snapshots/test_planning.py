@@ -1,18 +1,21 @@
 """Plans of builds: a source is split only once, and an index that does not fit is refused before the build."""
 
 import gzip
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from rag_model.corpus.chunk import ChunkStats
-from rag_model.corpus.records import Part, Plan, Siteinfo, SiteSettings
+from rag_model.corpus.chunk import ChunkRecipe, ChunkStats
+from rag_model.corpus.records import MetadataName, Part, Plan, Siteinfo, SiteSettings
 from rag_model.errors import InputError, ResourceError, UsageError
 from rag_model.index.recipe import IndexRecipe
 from rag_model.snapshots.parent import Parent
 from rag_model.snapshots.planning import (
+    Inputs,
+    collect_inputs,
     describe_missing_prose,
     plan_dry_run,
     plan_indexes,
@@ -23,6 +26,7 @@ from rag_model.snapshots.stage_results import ChunkResult
 from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.store import Store
 from rag_model.store.versions.manifest import Content, Manifest, PartEntry
+from tests.fixtures.tiny import save_bert
 
 RECIPE = Recipe(part_bytes=100_000)
 
@@ -65,6 +69,23 @@ def test_page_ranges_of_the_parent_are_kept(
     assert plan_ranges(kind="documents") == reference
     ranges = plan_ranges(Recipe(part_bytes=1 << 30))
     assert ranges == [(0, last)], "the recipe requests parts of another size"
+
+
+def test_table_of_wikidata_items_is_an_input_of_a_release(store: Store, small_dump: Path, tmp_path: Path) -> None:
+    dump = shutil.copy(small_dump, tmp_path / "enwiki-20261101-pages-articles.xml")
+    table = tmp_path / "enwiki-20261101-page_props.sql.gz"
+    encoder = str(save_bert(tmp_path / "encoder"))
+
+    def collect(*metadata: MetadataName) -> Inputs | None:
+        return collect_inputs(store, str(dump), encoder, Recipe(chunk=ChunkRecipe(metadata=metadata)), None)
+
+    old_inputs, old_items_inputs = collect(), collect("wikidata")
+    table.write_bytes(b"items")
+    items_inputs = collect("wikidata")
+    table.write_bytes(b"more items")
+    assert collect("wikidata") not in (old_items_inputs, items_inputs)
+    assert items_inputs != old_items_inputs
+    assert collect() == old_inputs is not None
 
 
 def test_changed_source_is_split_again(store: Store, demo_dump: Path, small_dump: Path) -> None:
