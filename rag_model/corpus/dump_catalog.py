@@ -135,7 +135,7 @@ def open_url(url: str, headers: Mapping[str, str]) -> Iterator[Any]:
         UnreachableError: The server is unreachable, slow or overloaded.
         UntrustedServerError: The server redirects to another server.
     """
-    if urlsplit(url).scheme not in {"http", "https"}:
+    if urlsplit(url).scheme not in {"http", "https"} or not urlsplit(url).hostname:
         raise InputError(f"{url} is not a web address: give one such as https://dumps.wikimedia.org/enwiki/")
     try:
         response = _OPENER.open(Request(url, headers={"User-Agent": USER_AGENT, **headers}), timeout=PATIENCE)

@@ -8,6 +8,7 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import FlowRun
 from prefect.states import Failed
 
+from flows.maintain import watch
 from flows.reindex import reindex
 from flows.stage import deployment_flow, notify_webhook
 from rag_model.errors import BookwheelError, InputError, RefusedError, StoreError, UnreachableError, UsageError
@@ -57,6 +58,17 @@ def test_missing_dump_or_encoder_is_not_retried(mini_dump: Path, tiny: Path, tmp
     assert "nothing.here" in str(state.message)
     with get_client(sync_client=True) as client:
         assert client.read_flow_run(state.state_details.flow_run_id).run_count == 1
+
+
+@pytest.mark.usefixtures("prefect_server")
+@pytest.mark.parametrize(("status", "n_runs"), [(503, 3), (404, 1)])
+def test_outage_of_the_dump_server_is_retried(site: DumpSite, tmp_path: Path, status: int, n_runs: int) -> None:
+    site.error_statuses = [status] * 9
+    watch_with_retries = watch.with_options(retries=2, retry_delay_seconds=0)
+    state = watch_with_retries(site.url, str(tmp_path / "store"), str(tmp_path / "dumps"), return_state=True)  # type: ignore[call-overload]
+    assert "/testwiki/ cannot be read" in str(state.message)
+    with get_client(sync_client=True) as client:
+        assert client.read_flow_run(state.state_details.flow_run_id).run_count == n_runs
 
 
 def test_flow_runs_as_a_function_without_a_server() -> None:

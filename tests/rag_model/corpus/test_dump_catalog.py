@@ -230,5 +230,7 @@ def test_invalid_listing_is_reported(site: DumpSite) -> None:
         find_newest_dump(site.url)
     with pytest.raises(InputError, match="cannot be read"):
         find_newest_dump(site.url + "nowhere/")
-    with pytest.raises(InputError, match="not a web address"):
-        find_newest_dump("file:///etc")
+    for address in ("file:///etc", "https:///enwiki/"):
+        with pytest.raises(InputError, match="not a web address") as error:
+            find_newest_dump(address)
+        assert not isinstance(error.value, UnreachableError)
