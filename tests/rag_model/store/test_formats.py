@@ -2,13 +2,14 @@
 
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from beam_jobs.chunk import DumpTables, chunk, plan_chunk_tasks
-from rag_model.corpus.chunk import ChunkRecipe
+from rag_model.corpus.chunk import VERSION, ChunkRecipe
 from rag_model.corpus.passages import PassageFile
 from rag_model.corpus.plan import plan_dump
 from rag_model.corpus.records import format_iso
@@ -132,7 +133,8 @@ def test_build_reuses_no_passages_without_dates(
     pages = (page_xml(page, text, rev_id=page, title=f"Page {page}") for page, text in texts.items())
     (tmp_path / "dump.xml").write_bytes(export_xml(*pages))
     plan = plan_dump(str(tmp_path / "dump.xml"), workdir=tmp_path, stage=str)
-    tasks = plan_chunk_tasks(store, plan, StoredChunker(ChunkRecipe()), Parent.from_ref(store, "latest"), DumpTables())
+    parent = Parent(replace(latest.manifest, provenance={"code": {"chunk": VERSION}}))
+    tasks = plan_chunk_tasks(store, plan, StoredChunker(ChunkRecipe()), parent, DumpTables())
     assert all(task.parent_parts for task in tasks), "the parent has parts to reuse"
     results = [from_table(ChunkResult, chunk(task, store), "a report") for task in tasks]
     assert {result.stats.inherited for result in results} == {0}
