@@ -50,7 +50,9 @@ class _TransformerGenerator:
         """Return the text of an answer's tokens, without special tokens and end tokens."""
         # An end token of a chat model need not be a special token of its tokenizer.
         text_tokens = [token for token in tokens if token not in self.end_tokens]
-        return str(self.tokenizer.decode(text_tokens, skip_special_tokens=True)).strip()
+        # Cleaning up spaces would change the text of earlier tokens, which may have been streamed.
+        text = self.tokenizer.decode(text_tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        return str(text).strip()
 
 
 @dataclass(frozen=True, slots=True)

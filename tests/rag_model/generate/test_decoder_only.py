@@ -1,5 +1,6 @@
 """Decoder-only generators: padding on either side, and decoding that equals teacher forcing."""
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -7,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from tokenizers import Tokenizer, decoders
 from transformers import (
     BloomConfig,
     BloomForCausalLM,
@@ -18,7 +20,7 @@ from transformers import (
 
 from rag_model.corpus.records import Passage
 from rag_model.generate.decoding import DecodingSettings
-from rag_model.generate.generator import Contexts, Targets
+from rag_model.generate.generator import Contexts, Targets, decode_new_text
 from rag_model.generate.load import load_generator
 from rag_model.generate.prompts import InstructionTemplate
 from rag_model.generate.rag_decoding import decode_token
@@ -201,3 +203,24 @@ def test_answers_end_at_every_end_token_of_the_generation_config(tmp_path: Path,
         assert len(text_tokens) >= len(answer.tokens) - 1
         assert generator.decode(answer.tokens) == generator.tokenizer.decode(text_tokens).strip()
     assert any(answer.tokens[-1] in end_tokens for answer in answers)
+
+
+def test_streamed_text_is_that_of_the_answer_although_the_tokenizer_cleans_up_spaces(tmp_path: Path) -> None:
+    text = "He said 'some day' and 'read 2 . 5'"
+    settings_file = save_llama(tmp_path) / "tokenizer_config.json"
+    write_json(settings_file, {**json.loads(settings_file.read_text()), "clean_up_tokenization_spaces": True})
+    assert stream_text(tmp_path, text) == (text, text)
+    # This decoder changes the text of earlier tokens in every case.
+    tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    tokenizer.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Fuse(), decoders.Replace(" 's", "'s")])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    assert stream_text(tmp_path, text) == ("He said ''some day' and 'read 2 . 5'", "He said'some day' and 'read 2 . 5'")
+
+
+def stream_text(folder: Path, text: str) -> tuple[str, str]:
+    """Return the text that is streamed token by token, and that of the whole answer."""
+    generator: Any = load_generator(folder, device="cpu")
+    tokens, emitted = generator.tokenizer(text)["input_ids"], ""
+    for n_tokens in range(1, len(tokens) + 1):
+        emitted += decode_new_text(generator, tokens[:n_tokens], emitted, is_last=n_tokens == len(tokens))
+    return emitted, generator.decode(tokens)
