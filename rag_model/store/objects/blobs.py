@@ -22,11 +22,17 @@ from typing import Any, BinaryIO, Self
 from rag_model.atomic_write import describe_write_error, fsync
 from rag_model.digest import ALGORITHM, digest_bytes, digest_chunks, digest_file
 from rag_model.errors import StoreError
-from rag_model.store.objects.cache import get_cache_folder, make_room_for, open_cache_stamps, touch
+from rag_model.store.objects.cache import (
+    delete_partial,
+    get_cache_folder,
+    get_partial_path,
+    make_room_for,
+    open_cache_stamps,
+    touch,
+)
 from rag_model.store.objects.files import Files
 from rag_model.store.objects.intents import Intents
 
-PARTIAL_SUFFIX = ".partial"
 _BLOCK_BYTES = 1 << 20
 _ID = re.compile(rf"{ALGORITHM}:[0-9a-f]{{64}}")
 # A blob that was written within this time is not written again. This is half of the age at which
@@ -48,7 +54,7 @@ def fetch_file(identity: str, size: int, dest: Path, read_from: Callable[[int], 
         OSError: the disk is full, or the folder cannot be written; the partial file is kept.
     """
     dest.parent.mkdir(parents=True, exist_ok=True)
-    partial_path = dest.with_name(f".{dest.name}{PARTIAL_SUFFIX}")
+    partial_path = get_partial_path(dest)
     with _lock_partial(partial_path) as (file, has_waited):
         if has_waited and dest.is_file() and dest.stat().st_size == size and digest_file(dest) == identity:
             partial_path.unlink()
@@ -65,7 +71,7 @@ def fetch_file(identity: str, size: int, dest: Path, read_from: Callable[[int], 
 def get_partial_size(dest: Path) -> int:
     """Return the number of bytes of `dest` that an interrupted fetch has written."""
     with suppress(OSError):
-        return dest.with_name(f".{dest.name}{PARTIAL_SUFFIX}").stat().st_size
+        return get_partial_path(dest).stat().st_size
     return 0
 
 
@@ -321,9 +327,13 @@ class Blobs:
         return copy_path
 
     def delete_local_copy(self, ref: BlobRef) -> None:
-        """Delete this machine's cached copy of a remote blob, if there is one, but not the blob."""
+        """Delete this machine's cached copy of a remote blob, also of an interrupted fetch, but not the
+        blob.
+        """
         if not self.files.is_local:
-            (get_cache_folder() / ref.path.partition("/")[2]).unlink(missing_ok=True)
+            copy = get_cache_folder() / ref.path.partition("/")[2]
+            copy.unlink(missing_ok=True)
+            delete_partial(get_partial_path(copy))
 
     def url_of(self, ref: BlobRef) -> str:
         """Return the blob's full URL for fsspec."""

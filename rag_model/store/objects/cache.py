@@ -14,6 +14,7 @@ too, but `Stamps.preserve` keeps the stamp valid. Bit errors of the disk do not 
 so `verify` and `pull` hash every file, even with a stamp.
 """
 
+import fcntl
 import os
 import re
 import secrets
@@ -30,7 +31,9 @@ from rag_model.errors import StoreError, UsageError
 
 # resolution of the file system's timestamps; two writes within this time may get the same time
 _TICK_SECONDS = 0.01
-_COPY_NAME = re.compile(r"[0-9a-f]{64}")
+PARTIAL_SUFFIX = ".partial"
+# a copy, or the partial file of a fetch
+_COPY_NAME = re.compile(rf"[0-9a-f]{{64}}|\.[0-9a-f]{{64}}{re.escape(PARTIAL_SUFFIX)}")
 _IN_USE_SECONDS = 3600  # a copy counts as in use for this time after its last use
 _TOUCH_SECONDS = 60  # minimum interval between two updates of an access time
 _HEADROOM_SHARES = 64  # an eviction frees headroom: an additional 64th of the maximum size
@@ -166,15 +169,40 @@ def _evict_oldest_copies(folder: Path, max_bytes: int, new_bytes: int) -> int:
     """Remove copies until `new_bytes` more bytes and some headroom fit; return the bytes of the
     remaining copies.
     """
-    cached_copies = [(stat.st_atime, stat.st_size, path) for path in folder.glob("??/*") if (stat := _stat_copy(path))]
+    cached_copies = [
+        (stat.st_mtime if path.suffix == PARTIAL_SUFFIX else stat.st_atime, stat.st_size, path)
+        for path in folder.glob("??/*")
+        if (stat := _stat_copy(path))
+    ]
     cached_bytes = sum(copy_bytes for _, copy_bytes, _ in cached_copies)
     target_bytes = max_bytes - max_bytes // _HEADROOM_SHARES if cached_bytes + new_bytes > max_bytes else max_bytes
     for last_access, copy_bytes, path in sorted(cached_copies):
         if cached_bytes + new_bytes <= target_bytes or time.time() - last_access < _IN_USE_SECONDS:
             break
-        path.unlink(missing_ok=True)
+        if path.suffix != PARTIAL_SUFFIX:
+            path.unlink(missing_ok=True)
+        elif not delete_partial(path):
+            continue
         cached_bytes -= copy_bytes
     return cached_bytes
+
+
+def get_partial_path(copy: Path) -> Path:
+    """Return the path of the partial file of a copy that is being fetched."""
+    return copy.with_name(f".{copy.name}{PARTIAL_SUFFIX}")
+
+
+def delete_partial(partial_path: Path) -> bool:
+    """Delete a partial file unless a fetch has locked it; return whether there is none any more."""
+    try:
+        with partial_path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            partial_path.unlink(missing_ok=True)
+    except FileNotFoundError:
+        return True
+    except OSError:  # locked, or it cannot be deleted
+        return False
+    return True
 
 
 def _stat_copy(path: Path) -> os.stat_result | None:

@@ -185,12 +185,15 @@ def _finish_export(
 def _write_dpr(snapshot: Snapshot, folder: Path, with_vectors: bool) -> None:
     with (folder / "psgs_w100.tsv").open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, delimiter="\t", lineterminator="\n")
+        # `writer` of Python 3.11 and 3.12 does not quote a carriage return, which ends a row for all readers.
+        quoting_writer = csv.writer(file, delimiter="\t", lineterminator="\n", quoting=csv.QUOTE_ALL)
         writer.writerow(["id", "text", "title"])
         for part_number, part in enumerate(snapshot.parts):
             passage_ids: list[str] = []
             for batch in snapshot.batches(part.name, ["id", "title", "text"]):
                 batch_ids, titles, texts = (column.to_pylist() for column in batch.columns)
-                writer.writerows(zip(batch_ids, texts, titles, strict=True))
+                for row in zip(batch_ids, texts, titles, strict=True):
+                    (quoting_writer if any("\r" in field for field in row) else writer).writerow(row)
                 passage_ids += batch_ids if with_vectors else []
             if with_vectors:
                 path_stem = folder / f"wikipedia_passages_{part_number}"

@@ -22,8 +22,8 @@ from typing import Any
 from rag_model.atomic_write import TEMPORARY_PREFIX, atomic_write
 from rag_model.digest import ALGORITHM, digest_bytes
 from rag_model.errors import StoreError, UsageError
-from rag_model.store.objects.blobs import PARTIAL_SUFFIX, BlobRef
-from rag_model.store.objects.cache import Stamps, open_cache_stamps, open_stamps
+from rag_model.store.objects.blobs import BlobRef
+from rag_model.store.objects.cache import PARTIAL_SUFFIX, Stamps, open_cache_stamps, open_stamps
 
 _HEX_DIGEST = re.compile(r"[0-9a-f]{64}")  # a snapshot id, or the digest in the name of a blob
 CURRENT = "current"  # the symbolic link to the last pulled snapshot

@@ -46,7 +46,7 @@ MOVE_PATH = re.compile(r"(models/)?refs/([^/]+)/([0-9]{8})\.json")
 _BLOB_ID = re.compile(rb"sha256:([0-9a-f]{64})")
 _BLOB_LIST_START = b'[{"id": "sha256:'  # first bytes of a file that lists blobs
 # Stages that write trained files, whose inputs (such as earlier months' vectors) are not kept.
-_TRAINING_STAGES = ("train", "follow")
+_TRAINING_STAGES = ("train", "follow", "redact_training")
 _MANIFESTS_AHEAD = 8  # manifests that are read at a time; few, as each names thousands of files
 
 

@@ -1,5 +1,6 @@
 """The cache of remote blobs has a size limit and holds only verified copies."""
 
+import fcntl
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -9,7 +10,7 @@ import pytest
 from rag_model.errors import UsageError
 from rag_model.store import Store
 from rag_model.store.objects import cache as cache_module
-from rag_model.store.objects.cache import make_room_for
+from rag_model.store.objects.cache import get_partial_path, make_room_for
 
 
 @pytest.fixture
@@ -43,6 +44,22 @@ def test_copy_in_use_is_kept_beyond_the_bound(
 ) -> None:
     monkeypatch.setenv("BOOKWHEEL_CACHE_BYTES", "1")
     assert all(path.exists() for path in [put_bytes(n) for n in range(4)])
+
+
+def test_partial_file_is_deleted_unless_a_fetch_has_locked_it(
+    memory_store: Store, put_bytes: Callable[[int], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BOOKWHEEL_CACHE_BYTES", "1500")
+    partials = [get_partial_path(put_bytes(n)) for n in range(2)]
+    for partial_path in partials:
+        partial_path.write_bytes(b"beginning of a copy")
+        os.utime(partial_path, (0, 0))
+    with partials[0].open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        make_room_for(1000)
+        assert [path.exists() for path in partials] == [True, False]
+    memory_store.blobs.delete_local_copy(memory_store.blobs.put_bytes(bytes([0]) * 1000))
+    assert not partials[0].exists()
 
 
 _BOUND = 1_024_000  # a process may add 1,000 bytes, a 1024th of it, between two listings

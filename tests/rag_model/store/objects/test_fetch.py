@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from rag_model.digest import digest_bytes
-from rag_model.store.objects.blobs import PARTIAL_SUFFIX, fetch_file, get_partial_size
+from rag_model.store.objects.blobs import fetch_file, get_partial_size
+from rag_model.store.objects.cache import PARTIAL_SUFFIX
 
 DATA = b"sound bytes"
 ID = digest_bytes(DATA)

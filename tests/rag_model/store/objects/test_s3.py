@@ -18,7 +18,7 @@ from flows.cli import run
 from rag_model.digest import digest_file
 from rag_model.errors import StoreError
 from rag_model.store import BlobRef, Manifest, RefMove, Snapshot, Store
-from rag_model.store.objects.blobs import PARTIAL_SUFFIX
+from rag_model.store.objects.cache import PARTIAL_SUFFIX
 from rag_model.store.objects.s3 import S3
 from rag_model.store.pulling.pull import pull
 from rag_model.store.upkeep.gc import collect_garbage

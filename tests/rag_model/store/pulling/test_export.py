@@ -19,7 +19,7 @@ from rag_model.store.pulling.export import Layout, export_snapshot
 from tests.fixtures.store_files import build_parts, publish_articles, publish_content, publish_parts
 from tests.fixtures.work_counters import measure_peaks
 
-SPECIAL_TEXT = 'a "quoted" word,\ta tab, a \\ and\na second line – Ähärôn 𝔘'
+SPECIAL_TEXT = 'a "quoted" word,\ta tab, a \\ and\na second line,\ra carriage return – Ähärôn 𝔘'
 
 
 @pytest.fixture

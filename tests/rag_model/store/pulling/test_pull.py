@@ -16,7 +16,8 @@ import pytest
 from rag_model.atomic_write import describe_write_error
 from rag_model.errors import ResourceError, StoreError
 from rag_model.store import BlobRef, Manifest, Snapshot, Store
-from rag_model.store.objects.blobs import PARTIAL_SUFFIX, get_partial_size
+from rag_model.store.objects.blobs import get_partial_size
+from rag_model.store.objects.cache import PARTIAL_SUFFIX
 from rag_model.store.pulling.folder import blob_copy_path, mapped_copy_path
 from rag_model.store.pulling.pull import pull
 from rag_model.store.versions.mapped import MappedPassages

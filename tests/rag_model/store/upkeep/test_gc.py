@@ -96,7 +96,7 @@ def test_record_with_targets_is_kept_while_a_snapshot_has_all_of_them(store: Sto
     assert not store.blobs.exists(output)
 
 
-@pytest.mark.parametrize("stage", ["train", "follow"])
+@pytest.mark.parametrize("stage", ["train", "follow", "redact_training"])
 def test_trained_file_does_not_keep_its_training_vectors(store: Store, stage: str) -> None:
     """A trained file is reused every month; if it kept its first vectors, a takedown could never delete them."""
     blob = store.blobs.put_bytes
