@@ -11,6 +11,7 @@ and `train`.
 
 import secrets
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from functools import partial
 from pathlib import Path
@@ -24,7 +25,7 @@ from flows.reindex import DEFAULT_ENCODER, reindex
 from flows.release_evaluator import ReleaseEvaluation, ReleaseEvaluator
 from flows.stage import StageClock, deployment_flow, stage
 from flows.training import KindName, RecipeTables
-from rag_model.errors import UsageError
+from rag_model.errors import RefConflictError, RefusedError, UsageError
 from rag_model.evaluation.answers.settings import EvaluationSettings
 from rag_model.evaluation.gate import GateVerdict, ReleaseCriteria, check_release
 from rag_model.evaluation.records import compare_evaluations
@@ -34,8 +35,8 @@ from rag_model.snapshots.planning import Inputs, collect_inputs, find_or_build_s
 from rag_model.snapshots.recipe import Recipe, check_indexes_and_retrievers
 from rag_model.store.store import MODEL_PREFIX, Store
 from rag_model.store.versions.model_manifest import GENERATOR
-from rag_model.store.versions.moves import advance, tag
-from rag_model.store.versions.refs import RefMove, check_ref_name
+from rag_model.store.versions.moves import advance, check_current_move, undo
+from rag_model.store.versions.refs import RefMove, Refs, check_ref_name
 from rag_model.toml import from_table, read_toml
 from rag_model.training.objectives.objective import get_objective
 
@@ -114,6 +115,8 @@ def release(
     Raises:
         GateRefusedError: the indexes of the new snapshot were refused; the ref did not move.
         ReleaseRefusedError: the evaluation is recorded and was not accepted; the ref did not move.
+        RefConflictError: another writer moved `ref`, or the ref of the trained model, during the
+            release; its move is kept.
         BookwheelError: a stage failed; run the release again to continue.
     """
     opened_store, clock = Store.open(store, create=True), StageClock("release")
@@ -129,7 +132,10 @@ def release(
         present_snapshot = current_move.snapshot if current_move else None
         with clock("look"):
             inputs = collect_release_inputs(opened_store, dump, encoder, recipe or Recipe(), limit, ref)
-        present_model, candidate_model = resolve_models(opened_store, model, training)
+        model_ref = None if training is None else training.ref
+        model_move = opened_store.models.refs.find_current(model_ref) if model_ref else None
+        candidate_model = resolve_model_id(opened_store, model) if model else None
+        present_model = model_move.snapshot if model_move else candidate_model
         has_model = training is not None or candidate_model is not None
         has_comparison = acceptance.tolerance is not None and (present_model is not None) == has_model
         present_evaluation = None
@@ -148,7 +154,7 @@ def release(
         candidate_evaluation = evaluator(snapshot, candidate_model)
         done["evaluate"] = candidate_evaluation.is_new or (present_evaluation is not None and present_evaluation.is_new)
         with clock("judge"):
-            current_move = find_initial_move(opened_store, ref, snapshot, current_move)
+            current_move = find_initial_move(opened_store.refs, ref, snapshot, current_move)
             withdrawn_move = find_withdrawal(opened_store, ref, snapshot, current_move)
             verdict = judge_candidate(
                 opened_store,
@@ -160,10 +166,10 @@ def release(
             )
         with clock("move"):
             note = f"release, evaluation {candidate_evaluation.manifest.id[:12]}"
-            model_ref = None if training is None else training.ref
             new_move = None
             if verdict.passed:
-                new_move = move_refs(opened_store, snapshot, ref, candidate_model, model_ref, current_move, note)
+                moves = current_move, model_move
+                new_move = move_refs(opened_store, snapshot, ref, candidate_model, model_ref, *moves, note)
         done["move"] = verdict.passed and new_move != current_move
     outcome = ReleaseOutcome(
         ref=ref,
@@ -217,15 +223,6 @@ def collect_release_inputs(
     return collect_inputs(store, dump, encoder, recipe, limit, Parent.from_ref(store, ref).pins)
 
 
-def resolve_models(store: Store, model: str | None, training: ReleaseTraining | None) -> tuple[str | None, str | None]:
-    """Return the ids of the present model and the candidate's model; None for a missing model."""
-    if training is not None:
-        current_move = store.models.refs.find_current(training.ref)
-        return (current_move.snapshot if current_move else None), None
-    model_id = resolve_model_id(store, model) if model else None
-    return model_id, model_id
-
-
 def train_candidate(
     training: ReleaseTraining, store: str, snapshot: str, beam_options: Sequence[str]
 ) -> tuple[str, bool]:
@@ -237,13 +234,13 @@ def train_candidate(
     return outcome.model, outcome.trained
 
 
-def find_initial_move(store: Store, ref: str, snapshot: str, initial_move: RefMove | None) -> RefMove | None:
+def find_initial_move(refs: Refs, ref: str, snapshot: str, initial_move: RefMove | None) -> RefMove | None:
     """Return the entry of the ref's log that this release may replace.
 
     This is `initial_move`, or the current entry if another release has already moved the ref to
     `snapshot`.
     """
-    current_move = store.refs.find_current(ref)
+    current_move = refs.find_current(ref)
     return current_move if current_move is not None and current_move.snapshot == snapshot else initial_move
 
 
@@ -283,12 +280,27 @@ def move_refs(
     model: str | None,
     model_ref: str | None,
     current_move: RefMove | None,
+    model_move: RefMove | None,
     note: str,
 ) -> RefMove:
     """Move the ref of the trained model, if there is one, and then the ref of the snapshot.
 
-    Return the new log entry of the ref of the snapshot.
+    Return the new log entry of the ref of the snapshot. If this ref cannot be moved, the ref of the
+    model stays, or is moved back.
+
+    Raises:
+        RefusedError: a file of the snapshot or the model is missing, or is not trusted.
+        RefConflictError: `current_move` or `model_move` is not current any more.
     """
-    if model_ref is not None:
-        tag(store, f"{MODEL_PREFIX}{model}", model_ref, note)
-    return advance(store, snapshot, ref, current_move, note)
+    if model is None or model_ref is None:
+        return advance(store, snapshot, ref, current_move, note)
+    check_current_move(store, ref, current_move)
+    model_move = find_initial_move(store.models.refs, model_ref, model, model_move)
+    new_model_move = advance(store, f"{MODEL_PREFIX}{model}", model_ref, model_move, note)
+    try:
+        return advance(store, snapshot, ref, current_move, note)
+    except (RefConflictError, RefusedError):
+        if model_move is None or model_move.snapshot != model:
+            with suppress(RefConflictError):  # a later move of another writer is kept
+                undo(store, f"{MODEL_PREFIX}{model_ref}", new_model_move, model_move)
+        raise

@@ -14,14 +14,17 @@ from prefect.client.orchestration import get_client
 from prefect.exceptions import ParameterTypeError
 from prefect.utilities.callables import parameter_schema
 
-from flows.release import ReleaseTraining, find_initial_move, find_withdrawal
+from flows.release import ReleaseTraining, find_initial_move, find_withdrawal, move_refs
 from flows.release import release as flow
 from flows.start_reindex import start_reindex
+from rag_model.errors import RefConflictError, RefusedError
 from rag_model.evaluation.answers.settings import EvaluationSettings
 from rag_model.evaluation.gate import ReleaseCriteria
 from rag_model.store.store import Store
 from rag_model.store.versions.models import ModelMetadata, put_model
+from rag_model.store.versions.moves import tag
 from tests.fixtures.forked_processes import ForkedCommand
+from tests.fixtures.store_files import publish_blobs, publish_empty, put_weights
 from tests.fixtures.tiny_generators import save_bart
 from tests.fixtures.tiny_rag import save_tiny_rag
 
@@ -181,11 +184,43 @@ def test_concurrent_release_of_same_snapshot_is_no_rollback(tmp_path: Path) -> N
     store = Store.open(str(tmp_path / "store"), create=True)
     first = store.refs.move("latest", "a" * 64, 0)
     store.refs.move("latest", "b" * 64, first.number)  # Another release moves the ref first.
-    current_move = find_initial_move(store, "latest", "b" * 64, first)
+    current_move = find_initial_move(store.refs, "latest", "b" * 64, first)
     assert current_move is not None
     assert (current_move.number, find_withdrawal(store, "latest", "b" * 64, current_move)) == (2, "")
-    assert find_initial_move(store, "latest", "c" * 64, first) == first
+    assert find_initial_move(store.refs, "latest", "c" * 64, first) == first
     assert find_withdrawal(store, "latest", "a" * 64, current_move) == "latest@1"
+
+
+@pytest.mark.parametrize("moved_ref", ["latest", "reader"])
+def test_release_that_lost_the_race_for_a_ref_moves_none(tmp_path: Path, moved_ref: str) -> None:
+    store = Store.open(str(tmp_path / "store"), create=True)
+    present, candidate, other = (publish_empty(store, name) for name in ("present", "candidate", "other"))
+    current_move = store.refs.move("latest", present, 0)
+    models = [put_weights(store, name, ref).model for name, ref in (("new", "reader-candidate"), ("other", "spare"))]
+    put_weights(store, "present", "reader")
+    model_move = store.models.refs.find_current("reader")
+    tag(store, *((other, "latest") if moved_ref == "latest" else (f"model:{models[1]}", "reader")))
+    moves_before = store.refs.read_history("latest"), store.models.refs.read_history("reader")
+    with pytest.raises(RefConflictError, match=f"another writer moved ref {moved_ref} .* first"):
+        move_refs(store, candidate, "latest", models[0], "reader", current_move, model_move, "release")
+    assert (store.refs.read_history("latest"), store.models.refs.read_history("reader")) == moves_before
+
+
+@pytest.mark.parametrize("has_present_model", [False, True])
+def test_model_is_moved_back_if_snapshot_is_refused(tmp_path: Path, has_present_model: bool) -> None:
+    store = Store.open(str(tmp_path / "store"), create=True)
+    blob = store.blobs.put_bytes(b"index")
+    candidate = publish_blobs(store, blob)
+    store.files.remove(blob.path)
+    model = put_weights(store, "new", "reader-candidate").model
+    if has_present_model:
+        put_weights(store, "present", "reader")
+    model_move = store.models.refs.find_current("reader")
+    with pytest.raises(RefusedError, match="ref latest was not moved"):
+        move_refs(store, candidate, "latest", model, "reader", None, model_move, "release")
+    moved_back = store.models.refs.find_current("reader")
+    assert (moved_back and moved_back.snapshot) == (model_move and model_move.snapshot)
+    assert [move.snapshot for move in store.models.refs.read_history("reader")][-2] == model
 
 
 def test_model_is_trained_on_candidate(

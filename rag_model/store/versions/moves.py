@@ -50,34 +50,36 @@ def tag(store: Store, snapshot: str, ref: str, note: str = "") -> RefMove:
         )
     if ref_catalog is store.models and catalog is store.snapshots:
         raise UsageError(f"{snapshot} is a snapshot, but ref model:{ref} names models: leave out `model:`")
-    current_move = catalog.refs.find_current(ref)
-    identity = catalog.resolve_trusted(name)
-    if (
-        current_move is not None
-        and current_move.snapshot == identity
-        and (not has_signing_key() or catalog.refs.has_trusted_signature(ref, current_move.number))
-    ):
-        catalog.sign(identity)
-        catalog.refs.sign(ref, current_move.number)
-        return current_move
-    return _move(store, catalog, ref, identity, current_move, note)
+    return _move_or_sign(store, catalog, ref, name, catalog.refs.find_current(ref), note)
 
 
 def advance(store: Store, snapshot: str, ref: str, expected_move: RefMove | None, note: str = "") -> RefMove:
-    """Move `ref` to a snapshot (a full id) if its current move is `expected_move`.
+    """Move `ref` to a snapshot (a full id) as `tag` does, if its current move is `expected_move`.
 
-    `expected_move` is None for a new ref. Use this function if the decision to move depends on the
-    current snapshot of the ref: a move that another writer makes meanwhile is kept.
+    `expected_move` is None for a new ref. The prefix `model:` before `snapshot` selects models. Use
+    this function if the decision to move depends on the current snapshot of the ref: a move that
+    another writer makes meanwhile is kept.
 
     Raises:
         StoreError: there is no such snapshot.
         RefusedError: for the same reasons as `tag`; the ref did not move.
         RefConflictError: another writer moved the ref in the meantime; its move is kept.
     """
-    identity = store.snapshots.resolve_trusted(snapshot)
-    if expected_move is not None and expected_move.snapshot == identity:
-        return expected_move
-    return _move(store, store.snapshots, ref, identity, expected_move, note)
+    catalog, name = store.find_catalog(snapshot)
+    return _move_or_sign(store, catalog, ref, name, expected_move, note)
+
+
+def check_current_move(store: Store, ref: str, expected_move: RefMove | None) -> None:
+    """Check that the current move of `ref` is `expected_move`, or that there is no ref if it is None.
+
+    Raises:
+        RefConflictError: another writer moved the ref in the meantime.
+    """
+    catalog, name = store.find_catalog(ref)
+    current_move = catalog.refs.find_current(name)
+    # After a takedown, the same move may name another snapshot.
+    if (current_move.number if current_move else 0) != (expected_move.number if expected_move else 0):
+        raise _build_conflict_error(store, catalog, name, current_move)
 
 
 def rollback(store: Store, ref: str, to_number: int | None = None) -> RefMove:
@@ -106,8 +108,23 @@ def rollback(store: Store, ref: str, to_number: int | None = None) -> RefMove:
         raise UsageError(
             f"ref {ref} already names {catalog.noun} {current_move.snapshot[:12]}, which {ref}@{target.number} named"
         )
-    identity = catalog.resolve_trusted(f"{ref}@{target.number}")
-    return _move(store, catalog, ref, identity, current_move, f"rollback to @{target.number}")
+    return _move_back(store, catalog, ref, target, current_move)
+
+
+def undo(store: Store, ref: str, move: RefMove, previous_move: RefMove | None) -> RefMove:
+    """Move `ref` back to `previous_move` if its current move is `move`; return the new move.
+
+    Delete the ref if `previous_move` is None.
+
+    Raises:
+        StoreError: the snapshot of `previous_move` expired.
+        RefusedError: for the same reasons as `tag`; the ref did not move.
+        RefConflictError: another writer moved the ref in the meantime; its move is kept.
+    """
+    catalog, name = store.find_catalog(ref)
+    if previous_move is None:
+        return catalog.refs.delete(name, move.number)
+    return _move_back(store, catalog, name, previous_move, move)
 
 
 def untag(store: Store, ref: str, *, dry_run: bool = False) -> RefMove:
@@ -161,6 +178,32 @@ def _find_previous(catalog: Catalog[Any], ref: str, current_move: RefMove) -> Re
     )
 
 
+def _move_back(store: Store, catalog: Catalog[Any], ref: str, target: RefMove, current_move: RefMove) -> RefMove:
+    identity = catalog.resolve_trusted(f"{ref}@{target.number}")
+    return _move(store, catalog, ref, identity, current_move, f"rollback to @{target.number}")
+
+
+def _move_or_sign(
+    store: Store,
+    catalog: Catalog[Any],
+    ref: str,
+    name: str,
+    expected_move: RefMove | None,
+    note: str,
+) -> RefMove:
+    """Move `ref` to the version `name`, unless `expected_move` names it and needs no signature."""
+    identity = catalog.resolve_trusted(name)
+    if (
+        expected_move is not None
+        and expected_move.snapshot == identity
+        and (not has_signing_key() or catalog.refs.has_trusted_signature(ref, expected_move.number))
+    ):
+        catalog.sign(identity)
+        catalog.refs.sign(ref, expected_move.number)
+        return expected_move
+    return _move(store, catalog, ref, identity, expected_move, note)
+
+
 def _move(
     store: Store,
     catalog: Catalog[Any],
@@ -188,11 +231,17 @@ def _move(
         try:
             return catalog.refs.move(ref, identity, expected_move.number if expected_move else 0, note)
         except RefConflictError as error:
-            current_move = catalog.refs.find_current(ref)
-            if current_move is None:
-                raise
-            raise RefConflictError(
-                f"another writer moved ref {ref} in {store.url} to {catalog.noun} "
-                f"{current_move.snapshot[:12]} ({ref}@{current_move.number}) first, and that move "
-                "is kept: run this again if it is still wanted"
-            ) from error
+            raise _build_conflict_error(store, catalog, ref, catalog.refs.find_current(ref)) from error
+
+
+def _build_conflict_error(
+    store: Store, catalog: Catalog[Any], ref: str, current_move: RefMove | None
+) -> RefConflictError:
+    if current_move is None:
+        action = f"deleted ref {ref} in {store.url}"
+    else:
+        identity, number = current_move.snapshot[:12], current_move.number
+        action = f"moved ref {ref} in {store.url} to {catalog.noun} {identity} ({ref}@{number})"
+    return RefConflictError(
+        f"another writer {action} first, and that move is kept: run this again if it is still wanted"
+    )
