@@ -30,7 +30,7 @@ from rag_model.snapshots.planning import plan_parts
 from rag_model.snapshots.recipe import Recipe
 from rag_model.store.store import Store
 from rag_model.store.upkeep.expire import ExpirePolicy, ExpireReport, expire_store
-from rag_model.store.upkeep.gc import collect_garbage
+from rag_model.store.upkeep.gc import collect_garbage, preview_garbage
 
 _DATE = re.compile(r"(?<!\d)(20\d{6})(?!\d)")  # date in a dump's file or folder name
 
@@ -142,11 +142,12 @@ def upkeep(
         dry_run: only report what would be expired and deleted; the default, since a deletion cannot
             be undone.
     """
-    opened_store, clock = Store.open(store), StageClock()
+    opened_store, clock, policy = Store.open(store), StageClock(), ExpirePolicy(keep, parse_age(older_than))
     with clock("expire"):
-        expire_report = expire_versions(opened_store, ExpirePolicy(keep, parse_age(older_than)), dry_run=dry_run)
+        expire_report = expire_versions(opened_store, policy, dry_run=dry_run)
     with clock("gc"):
-        return UpkeepOutcome(dry_run, expire_report, delete_unneeded_files(opened_store, parse_age(grace), dry_run))
+        deleted_files = delete_unneeded_files(opened_store, parse_age(grace), policy, dry_run)
+    return UpkeepOutcome(dry_run, expire_report, deleted_files)
 
 
 find_new_dump = stage(find_newest_dump, "find_new_dump")
@@ -171,9 +172,13 @@ def find_site_changes(
 
 
 @stage
-def delete_unneeded_files(store: Store, grace: float, dry_run: bool) -> dict[str, dict[str, int]]:
-    """Delete files that no snapshot and no running build needs."""
-    return {file_kind: asdict(tally) for file_kind, tally in collect_garbage(store, grace, dry_run=dry_run).items()}
+def delete_unneeded_files(store: Store, grace: float, policy: ExpirePolicy, dry_run: bool) -> dict[str, dict[str, int]]:
+    """Delete files that no snapshot and no running build needs; return their numbers and sizes.
+
+    In a dry run, nothing is deleted, and the files of versions that `policy` expires count too.
+    """
+    tally_by_kind = preview_garbage(store, grace, policy) if dry_run else collect_garbage(store, grace)
+    return {file_kind: asdict(tally) for file_kind, tally in tally_by_kind.items()}
 
 
 def get_dump_date(store: Store, ref: str) -> str:

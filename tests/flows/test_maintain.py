@@ -111,4 +111,5 @@ def test_upkeep_deletes_by_policy_unless_dry_run(tiny: Path, tmp_path: Path) -> 
     report = upkeep(store.url, keep=1, older_than="0", grace="0", dry_run=False)
     assert report.expired == rehearsal.expired
     assert [move.number for move in store.refs.read_history("latest")] == [2]
-    assert sum(tally["files"] for tally in report.deleted.values()) > 0
+    assert report.deleted["blobs"]["files"] > 0
+    assert rehearsal.deleted == report.deleted

@@ -80,7 +80,7 @@ def expire_store(store: Store, policy: ExpirePolicy | None = None, *, dry_run: b
         StoreError: a ref's log cannot be read, or a file cannot be deleted; run it again to
             continue.
     """
-    plan = partial(_list_expired_files, store, policy or ExpirePolicy())
+    plan = partial(list_expired_files, store, policy or ExpirePolicy())
     files = preview_sweep(store, plan) if dry_run else sweep(store, plan, threads=1)
     move_matches = [match for file in files if (match := MOVE_PATH.fullmatch(file.path))]
     snapshots, models, evaluations = (
@@ -91,7 +91,7 @@ def expire_store(store: Store, policy: ExpirePolicy | None = None, *, dry_run: b
     return ExpireReport(move_names, snapshots, models, evaluations, tuple(sorted(trainings)))
 
 
-def _list_expired_files(store: Store, policy: ExpirePolicy, view: StoreView) -> list[StoredFile]:
+def list_expired_files(store: Store, policy: ExpirePolicy, view: StoreView) -> list[StoredFile]:
     """Return the files to delete: the old moves of each ref in order, then other files."""
     cutoff = view.time - policy.older_than
     abandoned_records, training_snapshots = find_abandoned_trainings(store, view, cutoff)

@@ -33,7 +33,7 @@ a folder that this version does not know.
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -42,6 +42,7 @@ from rag_model.errors import StoreError, UsageError
 from rag_model.store.objects.files import PROBE_FOLDERS, StoredFile
 from rag_model.store.objects.intents import INTENT_VALID_SECONDS
 from rag_model.store.store import Store
+from rag_model.store.upkeep.expire import ExpirePolicy, list_expired_files
 from rag_model.store.upkeep.roots import StoreView, iter_unneeded_files, mark_needed_blobs, preview_sweep, sweep
 from rag_model.store.versions.signatures import SIGNATURE_PATH
 from rag_model.store.versions.takedowns import FOLDER as TAKEDOWNS
@@ -91,6 +92,20 @@ def collect_garbage(store: Store, grace: float = SAFETY_MARGIN, *, dry_run: bool
     )
 
 
+def preview_garbage(store: Store, grace: float, policy: ExpirePolicy) -> dict[str, FileTally]:
+    """Count the files that `collect_garbage` would delete after an `expire_store` with this policy.
+
+    Raises:
+        StoreError: a possible root cannot be read.
+    """
+
+    def plan(view: StoreView) -> list[StoredFile]:
+        expired_paths = frozenset(file.path for file in list_expired_files(store, policy, view))
+        return _list_garbage(store, grace, view.leave_out(expired_paths), expired_paths)
+
+    return _count_by_kind(preview_sweep(store, plan))
+
+
 def _count_by_kind(files: Iterable[StoredFile]) -> dict[str, FileTally]:
     tallies_by_kind = dict.fromkeys(GARBAGE_KINDS, FileTally(0, 0))
     for file in files:
@@ -100,7 +115,7 @@ def _count_by_kind(files: Iterable[StoredFile]) -> dict[str, FileTally]:
     return tallies_by_kind
 
 
-def _list_garbage(store: Store, grace: float, view: StoreView) -> list[StoredFile]:
+def _list_garbage(store: Store, grace: float, view: StoreView, expired_paths: Collection[str] = ()) -> list[StoredFile]:
     """Return the files to delete; records of the memo come before the blobs that they name."""
     if unknown_folders := {*store.files.list_names("", kind="directory")} - _FOLDERS:
         raise StoreError(
@@ -121,7 +136,7 @@ def _list_garbage(store: Store, grace: float, view: StoreView) -> list[StoredFil
     other_files = (
         *_iter_ended_run_files(store, cutoff),
         *_iter_orphan_reports(store, view),
-        *iter_unneeded_files(store),
+        *iter_unneeded_files(store, view, expired_paths),
         *_iter_temporary_files(store),
         *_iter_orphan_signatures(view),
     )

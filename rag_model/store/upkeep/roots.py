@@ -89,6 +89,12 @@ class StoreView:
         """Return whether this view has every file and intent of a later view."""
         return self.paths >= later_view.paths
 
+    def leave_out(self, paths: Collection[str]) -> "StoreView":
+        """Return the view that the store would have without some files."""
+        groups = (self.moves, self.manifests, self.models, self.evaluations)
+        remaining_groups = (tuple(file for file in group if file.path not in paths) for group in groups)
+        return StoreView(self.time, self.intents, *remaining_groups)
+
     @property
     def paths(self) -> frozenset[str]:
         """The paths of all files of the view."""
@@ -404,18 +410,20 @@ def _find_digests(record_bytes: bytes) -> list[str]:
     return [digest.decode() for digest in _BLOB_ID.findall(record_bytes)]
 
 
-def iter_unneeded_files(store: Store) -> Iterator[StoredFile]:
+def iter_unneeded_files(store: Store, view: StoreView, expired_paths: Collection[str] = ()) -> Iterator[StoredFile]:
     """Yield the unneeded files of trainings: if the model is published, all files of its training.
 
     Otherwise all except the newest record, its signatures and its files. If the newest record
-    cannot be read, every file is kept.
+    cannot be read, every file is kept. The records in `expired_paths` count as deleted.
     """
-    for training_key, files in _group_by_training(store).items():
-        if _is_training_published(store, training_key):
+    for training_key, all_files in _group_by_training(store).items():
+        files = [file for file in all_files if file.path not in expired_paths]
+        if _is_training_published(store, view, training_key):
             yield from files
             continue
         try:
-            newest_checkpoint = store.trainings.find_newest(training_key)
+            # If a training is abandoned, all its records expire.
+            newest_checkpoint = store.trainings.find_newest(training_key) if len(files) == len(all_files) else None
         except StoreError:
             continue
         needed_paths = _list_needed_paths(store, training_key, newest_checkpoint)
@@ -454,11 +462,11 @@ def _group_by_training(store: Store) -> dict[str, list[StoredFile]]:
     return files_by_training
 
 
-def _is_training_published(store: Store, training_key: str) -> bool:
+def _is_training_published(store: Store, view: StoreView, training_key: str) -> bool:
     """Return whether a training's model is in the store, so that it is not trained again."""
     record = store.memo.find(TRAINING_STAGE, training_key)
     model = record.stats.get("model") if record else None
-    return isinstance(model, str) and model in store.models.list_ids()
+    return isinstance(model, str) and f"models/{model}.json" in view.paths
 
 
 def _list_needed_paths(store: Store, training_key: str, checkpoint: StoredCheckpoint | None) -> set[str]:

@@ -11,7 +11,7 @@ from rag_model.digest import digest_file
 from rag_model.errors import NotFoundError, RefusedError, StoreError
 from rag_model.store import BlobRef, ModelContent, ModelManifest, Store
 from rag_model.store.upkeep.expire import ExpirePolicy, expire_store
-from rag_model.store.upkeep.gc import collect_garbage
+from rag_model.store.upkeep.gc import collect_garbage, preview_garbage
 from rag_model.store.versions.signatures import SIGNING_KEY_VARIABLE, TRUST_VARIABLE
 from rag_model.store.versions.trainings import StoredCheckpoint, TrainingProgress
 from tests.fixtures.publisher import Publisher
@@ -197,8 +197,10 @@ def test_abandoned_training_keeps_its_snapshot_until_it_expires(store: Store, sa
     with store.intents.hold("finetune-1"):
         assert expire_store(store, ExpirePolicy(older_than=90 * DAY)).trainings == (), "it may be running"
     assert expire_store(store, ExpirePolicy(older_than=90 * DAY), dry_run=True).trainings == (KEY,)
+    preview = preview_garbage(store, 0, ExpirePolicy(older_than=90 * DAY))
     report = expire_store(store, ExpirePolicy(older_than=90 * DAY))
     assert (report.trainings, report.snapshots) == ((KEY,), (snapshot,))
     assert store.trainings.find_newest(KEY) is None
-    collect_garbage(store, 0)
+    assert preview["trainings"].files > 0
+    assert collect_garbage(store, 0) == preview
     assert list_paths(store) == []
