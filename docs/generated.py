@@ -9,7 +9,7 @@ from typing import Any
 
 from cyclopts.docs.markdown import generate_markdown_docs
 
-from flows.cli import app, select_settable
+from flows.cli import app, select_environment_options
 from rag_model.training.objectives.objective import Objective, get_objective, list_objective_names
 from rag_model.training.settings import parse_field_comments, render_value
 
@@ -119,7 +119,7 @@ def write_environment(path: Path) -> None:
     rows: dict[str, tuple[Any, list[str]]] = {}
     for verb in (name for name in app if not name.startswith("-")):
         arguments = app[verb].assemble_argument_collection(parse_docstring=True)
-        for argument in select_settable((verb,), arguments):
+        for argument in select_environment_options((verb,), arguments):
             if argument.show and argument.name.startswith("--"):
                 rows.setdefault(name_variable(argument.name), (argument, []))[1].append(verb)
     lines = [

@@ -64,14 +64,15 @@ _BEAM_OPTIONS = "BEAM_OPTIONS"
 def select_settable(commands: tuple[str, ...], arguments: ArgumentCollection) -> ArgumentCollection:
     """Return the arguments that may get their values from the environment or from `bookwheel.toml`.
 
-    These are options and `beam_options`. Other positional arguments, such as REF of `tag`, must be
-    given: `BOOKWHEEL_REF` is the ref that a service follows. The subcommand `index` ignores the
-    settings `index` and `questions`, which other subcommands take as the name of a snapshot's index
-    and as a file of questions. It also ignores `beam_options`, because it builds in a folder of
-    this machine, which the workers of a cluster cannot reach. `--retriever` and `--index` both
-    choose the retriever: if one is given as a flag, a setting of the other is ignored. `--yes`
-    counts only as a flag, because a forgotten setting would turn off all dry runs. So does `--keep`
-    of `expire`, because `keep` of other subcommands is the number of pulled snapshots on a disk.
+    These are the options, and the positional argument `beam_options`. Other positional arguments,
+    such as REF of `tag`, must be given on the command line, because `BOOKWHEEL_REF` is the ref that
+    a service follows. The subcommand `index` ignores the settings `index` and `questions`, which
+    other subcommands take as the name of a snapshot's index and as a file of questions. It also
+    ignores `beam_options`, because it builds in a folder of this machine, which the workers of a
+    cluster cannot reach. `--retriever` and `--index` both choose the retriever: if one is given as
+    a flag, a setting of the other is ignored. `--yes` counts only as a flag, because a forgotten
+    setting would turn off all dry runs. `--keep` of `expire` counts only as a flag, too, because
+    `keep` of other subcommands is the number of pulled snapshots on a disk.
     """
     excluded_names = {"--yes"}
     if commands == ("expire",):
@@ -90,12 +91,20 @@ def select_settable(commands: tuple[str, ...], arguments: ArgumentCollection) ->
     return settable
 
 
+def select_environment_options(commands: tuple[str, ...], arguments: ArgumentCollection) -> ArgumentCollection:
+    """Return the arguments that may get their values from environment variables.
+
+    These are all that `select_settable` returns, except `--cache-bytes`: the cache itself reads
+    `BOOKWHEEL_CACHE_BYTES`, and the option is refused without `--from-store`.
+    """
+    settable = select_settable(commands, arguments)
+    settable[:] = [argument for argument in settable if "--cache-bytes" not in argument.names]
+    return settable
+
+
 class _Environment(Env):
     def __call__(self, app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
-        settable = select_settable(commands, arguments)
-        # The cache reads `BOOKWHEEL_CACHE_BYTES` itself, also if it has only whole files.
-        settable[:] = [argument for argument in settable if "--cache-bytes" not in argument.names]
-        super().__call__(app, commands, settable)
+        super().__call__(app, commands, select_environment_options(commands, arguments))
 
 
 class _TomlSettings(Toml):
