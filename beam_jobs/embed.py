@@ -169,10 +169,10 @@ def run(
     return [from_table(EmbedResult, report, "a report of the embed job") for report in reports]
 
 
-def list_variants(task: EmbedTask, flags: Sequence[str]) -> list[EmbedTask]:
-    """List the task with each precision that it may have on the workers of a run with Beam's `flags`.
+def list_precision_variants(task: EmbedTask, flags: Sequence[str]) -> list[EmbedTask]:
+    """Return a copy of a task for each precision that the workers of a run with Beam's `flags` may use.
 
-    Only workers on other machines may have another precision than the task says.
+    Workers on this machine use the precision of the task.
     """
     return [task] if is_local(flags) else [_replace_precision(task, precision) for precision in PRECISIONS]
 
@@ -199,8 +199,9 @@ def _find_remote_reports(tasks: Sequence[EmbedTask], job_settings: JobSettings) 
     if is_local(job_settings.flags):
         return []
     store = Store.open(job_settings.store_url)
-    for variants in zip(*(list_variants(task, job_settings.flags) for task in tasks), strict=True):
-        reports = look_up_reports(embed, variants, store)
+    variants_by_task = [list_precision_variants(task, job_settings.flags) for task in tasks]
+    for tasks_of_precision in zip(*variants_by_task, strict=True):
+        reports = look_up_reports(embed, tasks_of_precision, store)
         known_reports = [report for report in reports if report is not None]
         if len(known_reports) == len(tasks):
             return known_reports

@@ -19,7 +19,7 @@ from beam_jobs.chunk import (
     load_template_table,
     plan_chunk_tasks,
 )
-from beam_jobs.embed import EmbedTask, describe_requests, list_variants
+from beam_jobs.embed import EmbedTask, describe_requests, list_precision_variants
 from beam_jobs.index_work import get_index_inputs
 from beam_jobs.workers import get_worker_memory
 from rag_model.corpus.article_log import ReusableArticles
@@ -269,9 +269,9 @@ class _ReuseLookup:
         """Count the vectors of a part that would be reused in the representation `name`."""
         stage_counts = self._embed[name]
         task = EmbedTask.create(chunk_result, self._encoders[name], self._recipe.dtype_of(name), parent_parts)
-        possible_inputs = [variant.inputs() for variant in list_variants(task, self._beam_options)]
+        inputs_by_precision = [variant.inputs() for variant in list_precision_variants(task, self._beam_options)]
         memo, n_rows = self._store.memo, chunk_result.rows
-        records = (memo.find("embed", memo.compute_key(inputs)) for inputs in possible_inputs)
+        records = (memo.find("embed", memo.compute_key(inputs)) for inputs in inputs_by_precision)
         record = next(filter(None, records), None)
         if record is not None:
             stage_counts.count_task(n_rows, n_rows, None)
@@ -283,8 +283,8 @@ class _ReuseLookup:
             else self._scratch
         )
         reused_rows = task.row_format.count_reusable(passages, fetch_parent_files(self._store, parent_parts))
-        # The precision of workers on other machines is unknown: assume the one of the most similar record.
-        inputs = min(possible_inputs, key=lambda inputs: len(stage_counts.records.find_changed_inputs(inputs)))
+        # Workers on other machines may use any precision: assume the one of the most similar record.
+        inputs = min(inputs_by_precision, key=lambda inputs: len(stage_counts.records.find_changed_inputs(inputs)))
         stage_counts.count_task(n_rows, reused_rows, inputs)
 
     def look_up_training(self, index_name: str, plan: IndexPlan) -> StageReuse:

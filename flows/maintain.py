@@ -87,8 +87,8 @@ def watch(
         limit: read at most this many articles, for a quick test.
         beam_options: options of Beam and of its runner.
         deployment: FLOW/NAME; start its run on a machine of the estimated size, without waiting
-            for it (`flows.start_reindex`); by default build in this run. A parameter with its
-            default, such as `encoder` or `ref`, keeps the value of this deployment.
+            for it (`flows.start_reindex`); by default build in this run. Parameters that are left
+            at their defaults, such as `encoder` or `ref`, keep the deployment's values.
         most: the maximum memory, cores and GPUs of such a run.
         hours: the intended duration, approximately.
 
@@ -97,7 +97,7 @@ def watch(
         BookwheelError: the dump cannot be fetched, or a stage failed; run it again to continue.
     """
     if deployment is not None:
-        # What is new depends on the ref, recipe and limit with which the run will build.
+        # Whether a dump is new depends on the ref, recipe and limit with which the run will build.
         parameters = {"dump": wiki, "store": store, "encoder": encoder, "recipe": recipe, "ref": ref, "limit": limit}
         run_parameters = resolve_parameters(reindex, parameters, read_deployment(deployment)[1])
         encoder, recipe, ref, limit = (run_parameters[name] for name in ("encoder", "recipe", "ref", "limit"))

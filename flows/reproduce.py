@@ -117,7 +117,7 @@ class ReproductionPlan:
         is_part = self.fraction is not None and file.url.startswith("hf://")
         return path.with_name(f"{path.name}-first-{self.fraction:g}") if is_part else path
 
-    def path_or_glob(self, name: str) -> str:
+    def get_path_or_glob(self, name: str) -> str:
         """Return the path of a file or a folder of questions, or a glob for files from the Hub."""
         file = self.data[name]
         path = self.local_path(file)
@@ -440,9 +440,11 @@ class ReproductionRun:
         )
 
     def _format_command(self, row: TableRow, data_name: str) -> str:
-        """Return the `evaluate` command that measures a row alone, for a sample with all questions."""
+        """Return the `evaluate` command that measures a row alone; it names the files of all questions,
+        even if only a sample was measured.
+        """
         command_words = ["bookwheel", "evaluate", "--store", self.store.url, "--ref", self.get_ref(row.library)]
-        command_words += ["--questions", self.plan.path_or_glob(data_name), "--retriever", row.retriever]
+        command_words += ["--questions", self.plan.get_path_or_glob(data_name), "--retriever", row.retriever]
         if row.model:
             command_words += ["--model", _find_model(self.plan.folder, row.model), "--beams", str(row.beams)]
             command_words += ["-k", str(row.k)] if row.k else []
@@ -492,7 +494,7 @@ def fetch_data(plan: ReproductionPlan, on_progress: OnProgress) -> dict[str, str
             _link_first_files(plan.complete_path(file), plan.local_path(file), plan.fraction)
     for name, file in plan.data.items():
         _verify_data(name, file, plan.local_path(file))
-    return {name: plan.path_or_glob(name) for name in plan.data}
+    return {name: plan.get_path_or_glob(name) for name in plan.data}
 
 
 def _link_first_files(folder: Path, sample: Path, fraction: float) -> None:

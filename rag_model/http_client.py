@@ -89,7 +89,7 @@ def iter_body(response: httpx.Response, max_bytes: int) -> Iterator[bytes]:
     Raises:
         ReplyTooLargeError: The body is larger; its first `max_bytes` were yielded.
         httpx.DecodingError: The encoding is neither gzip nor identity, or the body is corrupt.
-        httpx.RemoteProtocolError: The body ends inside its gzip; the bytes before were yielded.
+        httpx.RemoteProtocolError: The gzip of the body is cut off; the bytes before that were yielded.
     """
     decoder = _BodyDecoder(response, max_bytes)
     for chunk in response.iter_raw():
@@ -128,13 +128,15 @@ class _BodyDecoder:
                 raise ReplyTooLargeError
 
     def finish(self) -> None:
-        """Raise an error of the connection, after which `retry` sends the request again, if the
-        body was cut off.
+        """Check that the gzip of the body was not cut off.
 
         httpx notices this only if the server announced the length of the body.
+
+        Raises:
+            httpx.RemoteProtocolError: It was cut off; `retry` sends the request again.
         """
         if not self._is_complete:
-            raise httpx.RemoteProtocolError("the reply ends inside its gzip", request=self._request)
+            raise httpx.RemoteProtocolError("the gzip of the reply is cut off", request=self._request)
 
     def _decompress_chunk(self, chunk: bytes) -> tuple[bytes, bytes]:
         """Return decompressed bytes (at most one beyond the limit), and the unread rest of the

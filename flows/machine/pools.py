@@ -70,7 +70,8 @@ def create_start_flow(
     docstrings = (getdoc(function) or "" for function in (flow.fn, start_run))
     args = "\n".join(docstring.partition("Args:\n")[2].partition("\n\n")[0] for docstring in docstrings)
     summary = f"Estimate the resources of a run of `{flow.name}`, and start it with them."
-    start.__doc__ = f"{summary}\n\nA parameter with its default keeps the value of the deployment.\n\nArgs:\n{args}"
+    note = "A parameter that is left at its default keeps the deployment's value."
+    start.__doc__ = f"{summary}\n\n{note}\n\nArgs:\n{args}"
     start.__name__, start.__module__ = f"start_{flow.name}", estimate_work.__module__
     return deployment_flow(name, starts_jobs=False)(start)
 
@@ -113,7 +114,7 @@ def start_run(
     variables, idempotency_key = build_job_variables(pool, resources), f"launch-{flow_run.id}" if flow_run.id else None
     run: Any = run_deployment(
         deployment,
-        parameters=_select_changed(flow, parameters),
+        parameters=_select_non_defaults(flow, parameters),
         timeout=0,
         job_variables=variables,
         idempotency_key=idempotency_key,
@@ -142,17 +143,17 @@ def read_deployment(name: str) -> tuple[str, dict[str, Any]]:
 def resolve_parameters(
     flow: Flow[..., Any], parameters: Mapping[str, Any], deployment_parameters: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the values of these parameters in a run that `start_run` starts with them."""
-    values = {**parameters, **deployment_parameters, **_select_changed(flow, parameters)}
-    # The server has the deployment's values as JSON, for example a recipe as a table.
+    """Return the values that `parameters` have in a run that `start_run` starts with them."""
+    values = {**parameters, **deployment_parameters, **_select_non_defaults(flow, parameters)}
+    # Prefect stores the deployment's values as JSON; validation creates objects such as a recipe.
     validated_values = flow.validate_parameters({name: values[name] for name in parameters})
     return {name: validated_values[name] for name in parameters}
 
 
-def _select_changed(flow: Flow[..., Any], parameters: Mapping[str, Any]) -> dict[str, Any]:
+def _select_non_defaults(flow: Flow[..., Any], parameters: Mapping[str, Any]) -> dict[str, Any]:
     """Return the parameters that are neither empty nor the flow's defaults.
 
-    Prefect fills in the defaults, so a default that was given cannot be told from one that was not.
+    Prefect fills in the defaults, so a default that was given looks like a parameter that was not.
     """
     defaults = {name: parameter.default for name, parameter in signature(flow.fn).parameters.items()}
     return {name: value for name, value in parameters.items() if value not in (None, [], (), defaults[name])}

@@ -4,8 +4,8 @@ The key of an article is a digest of everything in a build that its passages dep
 with time, title and wikitext, the recipe, and the siteinfo. The text is part of the key because it
 can change under the same `rev_id`: dumps are edited by hand, and revisions are suppressed. Hashing
 a page takes a hundredth of the time of parsing it. A change of the recipe changes the keys, whereas
-the folder, the store and the number of workers do not. The logs of a snapshot that another version
-of the chunking code has built are not used (`Parent.find_chunked_parts`).
+the folder, the store and the number of workers do not. A build does not use the logs of a snapshot
+that another version of the chunking code built (`Parent.find_chunked_parts`).
 
 The key of a wiki page is a hash of the page's XML element in the dump. A page that the log already
 has is therefore not even parsed as XML. The log also contains dropped pages, such as redirects, for

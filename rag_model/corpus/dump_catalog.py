@@ -41,7 +41,7 @@ _MAX_PAGE_BYTES = 1 << 26  # maximum bytes of a listing or status page
 _MIN_PAGE_RATE = 1 << 16  # minimum bytes per second of a listing, after a minute
 _BLOCK_BYTES = 1 << 20
 _MAX_TRIES = 6  # maximum consecutive attempts that fetch less than `MIN_BYTES`
-_FIRST_PAUSE = 2.0  # seconds after the first of these attempts; doubled after each further one
+_FIRST_PAUSE = 2.0  # seconds to wait after the first of these attempts; doubled after each further one
 # Maximum number of unfinished runs to skip: a run takes days, but the one before is complete.
 _MAX_UNFINISHED_RUNS = 3
 OnProgress = Callable[[int, int], object]  # (bytes done, total bytes)
@@ -131,7 +131,7 @@ def open_url(url: str, headers: Mapping[str, str]) -> Iterator[Any]:
     """Request a URL and yield the response, which is closed at the end of the block.
 
     Raises:
-        InputError: The URL is invalid, or the server has nothing there.
+        InputError: The URL is invalid, or the server refuses it, for example with status 404.
         UnreachableError: The server is unreachable, slow or overloaded.
         UntrustedServerError: The server redirects to another server.
     """

@@ -343,7 +343,10 @@ class _SiteClient:
 
 
 def _convert_to_utf8(body: bytes, content_type: str) -> bytes:
-    """Return a page in UTF-8 if it has the encoding that its reply declares; otherwise unchanged."""
+    """Convert a page from the encoding that its reply declares to UTF-8.
+
+    Return it unchanged if it is UTF-8 already, or if it cannot be decoded.
+    """
     try:
         body.decode()
     except UnicodeDecodeError:

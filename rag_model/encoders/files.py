@@ -42,9 +42,9 @@ _POOLING_BY_MODE = {
     "mean": "mean",
     "lasttoken": "last",
 }
-# Names of prompts, in the order in which sentence-transformers' `encode_document` searches them. It
-# never uses the later ones, because it adds an empty `document`. They are used here if the folder
-# has no `document`, because such models were saved before `encode_document` existed.
+# Names of prompts, in the order in which sentence-transformers' `encode_document` searches them. That
+# function adds an empty `document`, so it never uses the others. Here they are used if the folder
+# has no `document`, because such a model was saved before `encode_document` existed.
 _PASSAGE_PROMPTS = ("document", "passage", "corpus")
 _QUESTION_PROMPTS = ("query",)
 _DEMO_ADVICE = {
@@ -294,7 +294,7 @@ def _read_max_length(folder: Path) -> int:
     limit = read_optional_json(folder / "sentence_bert_config.json").get("max_seq_length")
     if not limit or limit >= _UNBOUNDED:
         return read_max_tokens(folder)
-    # sentence-transformers replaces the tokenizer's `model_max_length` by this limit.
+    # sentence-transformers uses this limit instead of the tokenizer's `model_max_length`.
     return min(int(limit), read_position_limit(folder) or int(limit))
 
 

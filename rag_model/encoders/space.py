@@ -2,10 +2,10 @@
 compared.
 
 Question and passage vectors can be compared only if their encoders were trained together. The space
-covers everything that determines a passage's vector; settings of a transformer that no tensor
-shows are covered for the types in `_CHECKED_TYPES`. The space does not cover the question prompt,
-because several prompts may be used with one space, nor dtype and device, which change a vector only
-by rounding.
+covers everything that determines a passage's vector. Settings of a transformer that cannot be read
+from its tensors are covered for the types in `_CHECKED_TYPES`. The space does not cover the
+question prompt, because several prompts may be used with one space, nor dtype and device, which
+change a vector only by rounding.
 """
 
 import json
@@ -36,12 +36,12 @@ from rag_model.encoders.weights import digest_weights, read_tensor_headers
 from rag_model.errors import InputError, RefusedError, UsageError
 
 BAG_POOLING = "bag"  # `pooling` of encoders whose rows are bags of tokens, without weights of a model
-# Types of models whose config is compared with that of published models. Published models of other
-# types have various settings, so their ids would change.
+# Types of models whose settings are compared with those of published models. Published models of other
+# types differ in these settings, so the comparison would change the ids of their spaces.
 _CHECKED_TYPES = frozenset(("bert", "camembert", "distilbert", "dpr", "mpnet", "roberta", "xlm-roberta"))
 # Types whose position ids begin after the `pad_token_id` of their config.
 _TYPES_WITH_PAD_ID = frozenset(("camembert", "roberta", "xlm-roberta"))
-# Number of attention heads in published models, by hidden size; otherwise a head has 64 dimensions.
+# Numbers of attention heads in published models, by hidden size; at other sizes, heads have 64 dimensions.
 _HEADS_BY_SIZE = {256: (4, 8), 312: (12,), 384: (12,)}
 _HEAD_DIM, _MIN_HEADS = 64, 2
 # Keys of tokenizer.json that are left out of the digest, because the spec overrides them.
@@ -126,15 +126,13 @@ def compute_space(folder: Path, spec: EncoderSpec, name: str = "") -> Space:
         layout=spec.layout,
         passage_prompt=spec.passage_prompt,
         dim=spec.truncate_dim or dim,
-        config="" if spec.is_static or spec.is_endpoint else describe_config(folder),
+        config="" if spec.is_static or spec.is_endpoint else describe_unusual_settings(folder),
     )
 
 
-def describe_config(folder: Path) -> str:
-    """Return the settings of a transformer that change its vectors and differ from those of
-    published models, such as `num_attention_heads 4`; may be empty.
-
-    With such settings, the same tensors give other vectors.
+def describe_unusual_settings(folder: Path) -> str:
+    """Return the settings with which a transformer computes other vectors from the same tensors than
+    published models do, such as `num_attention_heads 4`; "" if there are none.
 
     Raises:
         InputError: the config or a weight file is missing or corrupt.
@@ -151,7 +149,7 @@ def describe_config(folder: Path) -> str:
     layer_counts = (max(layer_numbers, default=-1) + 1,)
     published_settings: dict[str, tuple[Any, ...]] = {
         **dict.fromkeys(("hidden_act", "activation"), ("gelu",)),
-        # These epsilons change a vector only by rounding.
+        # The difference between these two values changes a vector only by rounding.
         "layer_norm_eps": (1e-12, 1e-5),
         "is_decoder": (False, None),
         **dict.fromkeys(("num_attention_heads", "n_heads"), head_counts),

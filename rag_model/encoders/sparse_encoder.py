@@ -33,7 +33,7 @@ from rag_model.encoders.files import (
     read_vocabulary_size,
     resolve_folder,
 )
-from rag_model.encoders.space import Space, describe_config, digest_tokenizer, read_declared_space
+from rag_model.encoders.space import Space, describe_unusual_settings, digest_tokenizer, read_declared_space
 from rag_model.encoders.spec import JOINED, RECORD_FILE, SPARSE_KEY, EncoderSettings, write_encoder_record
 from rag_model.encoders.tokens import (
     BATCH_INVARIANT_TOKENS,
@@ -343,7 +343,7 @@ def compute_sparse_space(folder: Path, spec: SparseSpec, name: str = "") -> Spac
         layout=JOINED,
         passage_prompt=spec.passage_prompt,
         dim=read_vocabulary_size(folder),
-        config=describe_config(folder),
+        config=describe_unusual_settings(folder),
     )
 
 

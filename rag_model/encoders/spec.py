@@ -390,12 +390,12 @@ class TokenSpec(EncoderSettings):
         return self.passage_prompt + f"{title} {text}".strip()
 
     def to_json(self) -> dict[str, Any]:
-        """Return the spec as JSON values; without pooling the key `pool` is omitted, as in older
-        records, and so are empty prompts.
+        """Return the spec as JSON values; `pool` and the prompts are omitted if they have their
+        defaults, as in older records.
         """
         json_fields = {**asdict(self), "skipped": list(self.skipped)}
-        older_settings = {"pool": 1, "question_prompt": "", "passage_prompt": ""}
-        return {name: setting for name, setting in json_fields.items() if setting != older_settings.get(name)}
+        omitted_values = {"pool": 1, "question_prompt": "", "passage_prompt": ""}
+        return {name: setting for name, setting in json_fields.items() if setting != omitted_values.get(name)}
 
     def to_stanford_metadata(self, dim: int) -> dict[str, Any]:
         """Return the settings in the format of Stanford's `artifact.metadata`."""
@@ -473,7 +473,7 @@ def _read_token_settings(folder: Path) -> dict[str, Any]:
 
 
 def _read_pylate_prompts(folder: Path, pylate_settings: Mapping[str, Any]) -> dict[str, str]:
-    """Read the prompts of a folder; like sentence-transformers, leave out a mark before a prompt."""
+    """Read the prompts of a folder, without a mark at their beginning, as in sentence-transformers."""
     prompts = read_prompts(folder)
     mark_keys = {"question_prompt": "query_prefix", "passage_prompt": "document_prefix"}
     return {name: prompt.removeprefix(pylate_settings.get(mark_keys[name]) or "") for name, prompt in prompts.items()}

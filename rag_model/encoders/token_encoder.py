@@ -20,7 +20,7 @@ from rag_model.corpus.ragged_file import TokenVectors, compute_offsets
 from rag_model.digest import digest_json
 from rag_model.encoders.encoder import Vectors
 from rag_model.encoders.files import CONFIG, MODULES, list_tokenizer_files, resolve_folder
-from rag_model.encoders.space import Space, describe_config, digest_tokenizer, read_declared_space
+from rag_model.encoders.space import Space, describe_unusual_settings, digest_tokenizer, read_declared_space
 from rag_model.encoders.spec import (
     JOINED,
     PYLATE_CONFIG,
@@ -313,7 +313,7 @@ def compute_token_space(folder: Path, spec: TokenSpec, name: str = "") -> Space:
         layout=JOINED,
         passage_prompt=spec.passage_mark + spec.passage_prompt,
         dim=int(projection.shape[0]),
-        config=describe_config(folder),
+        config=describe_unusual_settings(folder),
     )
 
 

@@ -149,14 +149,14 @@ def _match_retrievers(before: EvaluationMetrics, after: EvaluationMetrics) -> li
 def _list_join_keys(
     before_values: MeasureValues, after_values: MeasureValues, *, has_same_questions: bool
 ) -> tuple[Sequence[Hashable], Sequence[Hashable]]:
-    """Return a key of each question, for both evaluations; equal questions have equal keys."""
+    """Return a list of keys, one for each question, of both evaluations; equal questions have equal keys."""
     if before_values.digests and after_values.digests:
         return _number_occurrences(before_values.digests), _number_occurrences(after_values.digests)
     return (before_values.questions, after_values.questions) if has_same_questions else ((), ())
 
 
 def _number_occurrences(digests: Sequence[str]) -> list[tuple[str, int]]:
-    """Return each digest with the number of its occurrences before it.
+    """Return each digest together with the number of times that it occurs before.
 
     >>> _number_occurrences(["a", "b", "a"])
     [('a', 0), ('b', 0), ('a', 1)]

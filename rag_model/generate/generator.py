@@ -178,16 +178,17 @@ class _StoppableGenerator:
 def decode_new_text(generator: Generator, tokens: Sequence[int], emitted: str, *, is_last: bool) -> str:
     """Return the text of `tokens` that follows `emitted`, the part that has been reported already.
 
-    The result is empty while the last token ends inside a character, or while a tokenizer gives the
-    reported part another text. At the last token, it is the rest after the equal beginning.
+    The result is empty while the last token ends inside a character, or while the decoded text does
+    not begin with `emitted`. If it does not at the last token either, return what follows the common
+    beginning of both.
     """
     text = generator.decode(tokens)
     if not is_last and (text.endswith(_INCOMPLETE_CHARACTER) or not text.startswith(emitted)):
         return ""
-    n_equal = 0
-    while n_equal < len(emitted) and emitted[n_equal] == text[n_equal : n_equal + 1]:
-        n_equal += 1
-    return text[n_equal:]
+    n_common = 0
+    while n_common < len(emitted) and emitted[n_common] == text[n_common : n_common + 1]:
+        n_common += 1
+    return text[n_common:]
 
 
 def report_tokens(generator: Generator, on_token: Callable[[int, Sequence[int]], None]) -> Generator:

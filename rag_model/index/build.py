@@ -157,7 +157,7 @@ def install_index(index: Path, out: Path, search: Mapping[str, int], kept_rows: 
                 shutil.copyfile(index, temporary)
             write_default_search(temporary, search)
             fsync(temporary)
-            # Only now, because the row numbers of a previous index belong to it until it is replaced.
+            # Write the row numbers last: the previous index needs its own until it is replaced.
             if kept_rows is None:
                 get_kept_rows_path(out).unlink(missing_ok=True)
             else:

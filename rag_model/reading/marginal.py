@@ -237,8 +237,8 @@ class LabelReader(MarginalReader):
     def log_likelihood(
         self, questions: Sequence[str], hits: Sequence[Sequence[Hit]], texts: Sequence[str]
     ) -> list[float]:
-        """Return the log-likelihood of each text as in `MarginalReader`; that of a label is the one
-        of its word, which the model generates.
+        """Return the log-likelihood of each text, as `MarginalReader` does; for a label, return that of
+        its word, which the model generates.
         """
         return super().log_likelihood(questions, hits, [self._labels.get(text, text) for text in texts])
 

@@ -104,7 +104,7 @@ class Call(Node):
         values.
 
         Args:
-            children: the child retrievers in their canonical form, instead of the first arguments.
+            children: the child retrievers in their canonical form, which replace the first arguments.
             defaults: the default values of arguments (by position) and of options (by name).
         """
         settings = list(enumerate(map(str, self.arguments)))[len(children) :]

@@ -83,11 +83,10 @@ def open_retriever(
     Args:
         snapshot: the snapshot to search.
         expression: the name of an index, or a call; None: the snapshot's default retriever.
-        encoder: the encoder of the queries for all indexes in its space, or its name; for other
-            indexes, and if it is None, the snapshot's encoders are loaded when the retriever needs
-            them.
+        encoder: the encoder of the queries, or its name, for all indexes in its space. For other
+            indexes, and if it is None, the snapshot's encoders are loaded when they are needed.
         embeddings_encoder: the encoder of the queries for the representation `embeddings` only,
-            such as that of a model; it is not used if the retriever does not need it.
+            such as that of a reading model; ignored if the retriever does not need it.
         store: the store that contains `model:NAME`; None: the store that the snapshot was opened
             from.
         products: compute the `inner_product` of each hit, which readers need; this reads the
@@ -98,8 +97,8 @@ def open_retriever(
         MissingExtraError: queries must be encoded, and the model extra is not installed.
         RefusedError: the encoder's space differs from the snapshot's.
         StoreError: a file is missing or damaged.
-        UsageError: the expression is invalid; the message gives the position and the alternatives.
-            Or an encoder is named, but the retriever needs none.
+        UsageError: the expression is invalid, and the message gives the position and the
+            alternatives; or `encoder` is a name, but the retriever encodes no queries.
     """
     return open_retrievers(
         snapshot,

@@ -102,7 +102,7 @@ def run(
     bearer_tokens = None if bind_settings.tokens is None else BearerTokens(bind_settings.tokens)
     certificate = None if bind_settings.certificate is None else ReloadingCertificate(bind_settings.certificate)
     try:
-        # A restarted leader follows the ref also if the store has no snapshot of it any more.
+        # A restarted leader also follows a ref that is missing, because it may be published again.
         if link is None or not (link.is_leader and link.is_restarted):
             target.check(lambda: _check_stop(link))
     except FollowerStoppedError:

@@ -96,8 +96,9 @@ class Parent:
         return PartBoundaries(content.corpus.get("kind", ""), content.corpus.get("dbname", ""), first_pages, end_page)
 
     def find_chunked_parts(self, part: Part) -> tuple[ParentPart, ...]:
-        """Return the parent's passages, article logs and salient spans for the pages of `part`, if
-        the parent has the code version of this build.
+        """Return the parent's passages, article logs and salient spans for the pages of `part`.
+
+        Return none if another version of the chunking code built the parent.
         """
         if not self._has_code_version("chunk", chunk.VERSION):
             return ()

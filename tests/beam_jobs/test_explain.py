@@ -79,7 +79,7 @@ def test_another_encoder_is_named_by_its_space(explain_stages: Any, tmp_path: Pa
     assert stages["embed"].changed == {"space": 3}
 
 
-def test_records_of_remote_workers_are_found_for_remote_runs_only(store: Store, dumps: Dumps, tiny: Path) -> None:
+def test_explain_finds_vectors_of_remote_workers_only_for_remote_runs(store: Store, dumps: Dumps, tiny: Path) -> None:
     cpu_records = [
         (inputs, store.memo.find("embed", store.memo.compute_key(inputs))) for inputs in store.memo.iter_inputs("embed")
     ]

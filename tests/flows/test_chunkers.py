@@ -78,7 +78,7 @@ def test_chunker_of_another_package_and_its_settings_determine_reuse(
     assert (stages["chunk"]["recorded"], stages["chunk"]["changed"]) == (2, {})
 
 
-def test_another_version_of_the_code_reuses_no_article_and_keeps_the_snapshot_id(
+def test_new_code_version_reuses_no_articles_but_keeps_snapshot_id(
     tmp_path: Path, reindex: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = tmp_path / "store"

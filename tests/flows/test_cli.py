@@ -251,7 +251,7 @@ def test_flags_override_environment_and_settings_file(
     assert "BOOKWHEEL_YES" not in bookwheel("gc", "--help").out
 
 
-def test_settings_of_a_service_neither_move_refs_nor_delete_moves(
+def test_variables_of_a_service_neither_move_nor_expire_refs(
     store: Path, tmp_path: Path, bookwheel: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The variables are those of a container that serves `latest`."""

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 _FRONT_MATTER = re.compile(r"(---|\+\+\+)[ \t]*\n(.{0,65536}?)^\1[ \t]*$", re.DOTALL | re.MULTILINE)
 _DATE_FIELDS = ("lastmod", "updated", "date")
 _METADATA_FIELDS = {"language": "lang", "categories": "tags", "aliases": "aliases"}
-# HTML that a Markdown file does not show: comments, scripts, styles, and tags.
-_TAG = re.compile(
+# HTML in a Markdown file that readers do not see: comments, scripts, styles, and tags.
+_INVISIBLE_HTML = re.compile(
     r"<!--.*?(?:-->|\Z)|<(script|style)(?=[\s/>]).*?(?:</\1\s*>|\Z)|</?[A-Za-z][^<>]*>", re.DOTALL | re.IGNORECASE
 )
 _LINE_BREAK = re.compile(r"<br\b", re.IGNORECASE)
@@ -35,8 +35,9 @@ _LINE_BREAK = re.compile(r"<br\b", re.IGNORECASE)
 # The declaration of a page's encoding, and the number of first bytes that are searched for it.
 _CHARSET = re.compile(rb"""(?:charset|<\?xml\s[^<>]{0,100}\bencoding)\s*=\s*["']?([\w:.-]{1,40})""", re.IGNORECASE)
 _HEAD_BYTES = 1024
-# Encodings that browsers read as another one (https://encoding.spec.whatwg.org/#names-and-labels),
-# by Python's name, or by their label if Python does not know it.
+# Encodings that browsers replace by another one, mostly a superset
+# (https://encoding.spec.whatwg.org/#names-and-labels). A key is Python's name of the encoding or, if
+# Python has none, the label.
 _BROWSER_ENCODINGS = {
     "ascii": "cp1252", "iso8859-1": "cp1252", "iso8859-9": "cp1254", "iso8859-11": "cp874", "tis-620": "cp874",
     "gb2312": "gb18030", "gbk": "gb18030", "big5": "big5hkscs", "shift_jis": "cp932", "euc_kr": "cp949",
@@ -175,7 +176,7 @@ class _TokenReader:
 
 def _render_text(token: "Token") -> str:
     if token.type == "html_block":
-        return unescape(_TAG.sub(" ", token.content))
+        return unescape(_INVISIBLE_HTML.sub(" ", token.content))
     return _render_inline(token) if token.type == "inline" else token.content
 
 
@@ -247,16 +248,16 @@ def find_charset(head: bytes) -> str:
 
 
 def decode_charset(html_bytes: bytes, charset: str) -> str:
-    """Decode a page from an encoding that it declares, as browsers do.
+    """Decode a page from the encoding that it declares, as browsers do.
 
     Raises:
-        DroppedFileError: The encoding is unknown, or the page has another one.
+        DroppedFileError: The encoding is unknown, or the page cannot be decoded from it.
     """
     label = charset.lower().removeprefix("x-")
     try:
         codec_name = codecs.lookup(_BROWSER_ENCODINGS.get(label, label)).name
         encoding = _BROWSER_ENCODINGS.get(codec_name, codec_name)
-        # Browsers show nothing for the few bytes that these encodings leave undefined.
+        # Browsers show nothing for the few bytes that have no character in these encodings.
         errors = "ignore" if encoding in {"cp1252", "cp1254"} else "strict"
         return clean_text(html_bytes.decode(encoding, errors))
     except (LookupError, ValueError) as error:
@@ -360,8 +361,8 @@ def _is_skipped(element: Any) -> bool:
     is_hidden = "hidden" in element.attrib or element.get("aria-hidden") == "true"
     if element.tag in _SKIPPED_TAGS or element.get("role") in _SKIPPED_ROLES or is_hidden:
         return True
-    if element.tag == "header":  # the header of an article has its heading
-        return not any(outer.tag in {"article", "main"} for outer in element.iterancestors())
+    if element.tag == "header":  # the header of an article contains its heading
+        return not any(ancestor.tag in {"article", "main"} for ancestor in element.iterancestors())
     return element.tag in {"label", "legend"} and next(element.iterancestors("form"), None) is not None
 
 

@@ -33,7 +33,10 @@ def _is_year(text: str) -> bool:
 
 
 def _find_month(call: TemplateCall, text: str) -> int:
-    """Return the month that a number or a name in the language of the page means; 0 if none."""
+    """Return the number of a month that is given as a number or as a name in the page's language.
+
+    Return 0 if the text is not a month.
+    """
     if _is_number(text):
         return int(text) if 1 <= int(text) <= 12 else 0
     names = _MONTHS.split() if call.is_english else get_language_names(call.language).months
@@ -65,7 +68,7 @@ def format_call_date(call: TemplateCall, year: str, month: str = "", day: str = 
 
 
 def _parse_date(call: TemplateCall, date_parts: list[str]) -> list[str]:
-    """Return year, number of the month, and day of a date that has these in one of both orders.
+    """Return the year, month number and day of a date that begins with the year or with the day.
 
     The month may be a name, and the year or the day may be empty or left out. Return an empty list
     if the parts are not a date.
@@ -113,8 +116,9 @@ def _render_start_date(call: TemplateCall) -> str:
 
 
 def _render_death_date(call: TemplateCall) -> str:
-    death, birth = call.get_positional()[:3], call.get_positional()[3:6]
-    age = _compute_age(_parse_date(call, birth) or birth, _parse_date(call, death) or death)
+    death_parts, birth_parts = call.get_positional()[:3], call.get_positional()[3:6]
+    birth_date, death_date = (_parse_date(call, parts) or parts for parts in (birth_parts, death_parts))
+    age = _compute_age(birth_date, death_date)
     return _render_date(call) + _format_age(call, age)
 
 

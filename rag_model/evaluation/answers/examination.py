@@ -383,10 +383,10 @@ class AnswerEvaluation:
 
     @property
     def ranks(self) -> dict[str, float]:
-        """The metrics of `compute_rank_metrics`, without those whose name is a measure of `retrieval`
-        or of the answers: R-precision of the answers, for example, is that of the passages read.
+        """The metrics of `compute_rank_metrics`, except those that `retrieval` or the answers also have.
 
-        RR@k is included only if passages are judged by answers, other than labels.
+        For example, the answers have the R-precision of the passages that were read. RR@k is
+        included only if passages are judged by answers, and these are not labels.
         """
         ranks = compute_rank_metrics(self.retrievals, self._measured_depth)
         has_answer_ranks = self.judge.judged_by == "answers" and not self._skips_retrieval

@@ -73,11 +73,11 @@ class Reading:
 
     @property
     def is_final(self) -> bool:
-        """Whether another run would give the same answer.
+        """Whether the next run may reuse the answer instead of generating it again.
 
         An answer with a problem is provisional, because the endpoint may be set up differently in
-        the next run. But reasoning that used up all tokens would do so again, because their number
-        is a setting of the evaluation.
+        the next run. But reasoning that used up all tokens would use them up again, because their
+        number is a setting of the evaluation.
         """
         return self.problem is None or (self.problem.kind == "reasoning" and not self.ended)
 

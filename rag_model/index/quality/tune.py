@@ -65,9 +65,9 @@ def tune_search(index: FaissFileIndex, query_set: VectorQuerySet, target: float)
     """Return the smallest setting whose mean recall@k is at least `target`.
 
     If no setting reaches `target`, return the smallest one within .005 of the best recall. A graph
-    searched for k neighbours keeps at least k candidates, so its settings begin at k, or, with a
-    refinement, at the number of candidates that are reranked. Several factors of a refinement are
-    tried, and the cheapest setting is returned.
+    searched for k neighbours keeps at least k candidates, so its settings begin at k. With a
+    refinement, they begin at the number of candidates that are reranked; several refinement factors
+    are tried, and the cheapest setting is returned.
 
     Args:
         index: the index; its default setting is tried first.
@@ -116,8 +116,8 @@ def _build_grid(index: FaissFileIndex, k: int) -> _SearchGrid:
     )
     if index.structure != "hnsw":
         return _SearchGrid("nprobe", dict.fromkeys(factors, (1, min(MAX_NPROBE, index.n_lists))))
-    # At depth k the index raises a smaller efSearch to this number, but less at smaller depths, where
-    # the measured recall would not be reached.
+    # In a search for k rows, the index raises a smaller efSearch to this number. For fewer rows it
+    # raises it less, and would not reach the measured recall.
     candidate_counts = {factor: min(k * max(1, factor), index.n) for factor in factors}
     maximum = min(MAX_EF_SEARCH, index.n)
     return _SearchGrid("efSearch", {factor: (n, max(n, maximum)) for factor, n in candidate_counts.items()})

@@ -5,5 +5,5 @@
 | `batcher` | the request queue, the worker threads, and partial answers for streams |
 | `execution` | a batch of requests on one loaded snapshot |
 | `loaded_snapshot` | an open snapshot with its retrievers, question encoder, reading model and readers |
-| `available_retrievers` | which retrievers a service offers over a snapshot, within its memory |
+| `available_retrievers` | which retrievers of a snapshot a service offers and has the memory for |
 """

@@ -1,4 +1,4 @@
-"""Choose the retrievers that a service offers over a snapshot, within its memory, and explain them."""
+"""Choose and describe the retrievers of a snapshot that a service offers and has the memory for."""
 
 import re
 from collections.abc import Mapping, Sequence

@@ -592,7 +592,7 @@ class PulledFolder:
 
 @dataclass(frozen=True, slots=True)
 class _FolderVersion:
-    """A snapshot's folder, and the state of its manifest; a copied folder may get another snapshot."""
+    """A snapshot's folder and the state of its manifest, which changes if another snapshot is copied there."""
 
     folder: Path
     inode: int = 0  # of the manifest; 0 if there is none

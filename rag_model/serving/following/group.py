@@ -155,7 +155,10 @@ class LeaderSlot(WorkerSlot):
         self._link.send("ref", ref=asdict(served_ref))
 
     def withdraw(self, taken_down: Collection[str]) -> str | None:
-        """Stop serving snapshots that were taken down in all workers; return the id of this worker's, or None."""
+        """Stop serving snapshots that were taken down, in all workers.
+
+        Return the id of the snapshot that this worker stopped serving; None if it served another.
+        """
         # The slot of a restarted leader may be empty while the other workers serve a snapshot.
         if taken_down and (self._current is None or self._current.id in taken_down):
             self._link.send("withdraw", snapshots=sorted(taken_down))

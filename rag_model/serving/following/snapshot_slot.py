@@ -101,7 +101,10 @@ class SnapshotSlot:
         """
 
     def withdraw(self, taken_down: Collection[str]) -> str | None:
-        """If the current snapshot was taken down, serve none until the next swap; return its id, else None."""
+        """Stop serving the current snapshot until the next swap if it was taken down.
+
+        Return its id; None if it was not taken down.
+        """
         current = self._current
         if current is None or current.id not in taken_down:
             return None

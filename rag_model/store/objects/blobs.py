@@ -327,8 +327,8 @@ class Blobs:
         return copy_path
 
     def delete_local_copy(self, ref: BlobRef) -> None:
-        """Delete this machine's cached copy of a remote blob, also of an interrupted fetch, but not the
-        blob.
+        """Delete this machine's copy of a remote blob from the cache, and what an interrupted
+        fetch left of it, but not the blob itself.
         """
         if not self.files.is_local:
             copy = get_cache_folder() / ref.path.partition("/")[2]

@@ -193,7 +193,7 @@ def get_partial_path(copy: Path) -> Path:
 
 
 def delete_partial(partial_path: Path) -> bool:
-    """Delete a partial file unless a fetch has locked it; return whether there is none any more."""
+    """Delete a partial file unless a fetch has locked it; return whether it is gone."""
     try:
         with partial_path.open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

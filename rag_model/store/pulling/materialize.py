@@ -329,8 +329,9 @@ class _SnapshotUpdate:
 
 
 def _open_previous_snapshot(dest: Path) -> AbstractContextManager[Snapshot | None]:
-    """Open the snapshot that was pulled last, and keep it from being pruned; None if there is none
-    that can be opened and is trusted.
+    """Open the snapshot that was pulled last, and keep it from being pruned.
+
+    The context is None if no snapshot was pulled, or if it is damaged or not trusted.
     """
     try:
         return Snapshot.from_folder(dest)

@@ -164,8 +164,8 @@ class Example:
     positives: tuple[Passage, ...] = ()  # passages that contain an answer, best first
     # similar passages without an answer (hard negatives), hardest first
     negatives: tuple[Passage, ...] = ()
-    # ids of pages with an answer: KILT names only pages; a relevant document of a BEIR folder is the
-    # page of its passages in a snapshot
+    # ids of pages with an answer: those that KILT names, or the relevant documents of a BEIR folder,
+    # which are the pages of their passages in a snapshot
     pages: tuple[str, ...] = ()
     # Document that is the question itself, as in BEIR's ArguAna and Quora. It is never used as a
     # negative or as a search result.
@@ -186,8 +186,8 @@ def read_examples(source: str | Path, split: str = "train") -> list[Example]:
     question file, whose examples have answers but no passages. The id of an example is its id in
     the file or, if there is none, its row number, from 0. Only the first 30 hard negatives of an
     example are used. Of a BEIR folder, the questions in `qrels/<split>.tsv` are read with the
-    documents graded above 0, whose passages have their ids as page ids, and with the document that
-    is the question itself, if there is one.
+    documents graded above 0, whose ids are also read as `pages`, and with the document that is the
+    question itself, if there is one.
 
     Raises:
         InputError: the file is unreadable, a line is malformed (the message has the line number),
@@ -357,12 +357,12 @@ def _read_beir(folder: Path, split: str) -> list[Example]:
             question.id,
             question.text,
             question.answers,
-            tuple(document_by_id[doc] for doc in documents),
-            pages=documents,
+            tuple(document_by_id[doc] for doc in document_ids),
+            pages=document_ids,
             own_document=document_by_id.get(question.own_document),
         )
         for question in question_set.questions
-        for documents in [_list_relevant_ids(question_set.qrels[question.id])]
+        for document_ids in [_list_relevant_ids(question_set.qrels[question.id])]
     ]
 
 

@@ -221,8 +221,8 @@ def mine_passages(
 ) -> list[Example]:
     """Return the examples, in order, with the passages that `select_candidates` selects.
 
-    An example that has negatives keeps them, except copies of its new positive; mined negatives are
-    used if none is left.
+    An example keeps its own negatives, except copies of its new positive. It gets mined negatives
+    only if none of its own is left.
 
     Args:
         examples: the examples to mine passages for.

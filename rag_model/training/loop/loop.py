@@ -242,7 +242,7 @@ def train(
             )
         if task.goal.measure not in state.initial_measures:
             raise UsageError(
-                f"the dev set has no {task.goal.measure}, which is the goal, only {', '.join(state.initial_measures)}: "
+                f"the goal is {task.goal.measure}, but the dev set gives only {', '.join(state.initial_measures)}: "
                 "choose another goal, or give other dev examples"
             )
         for step in range(state.step + 1, trainer.n_steps + 1):

@@ -85,8 +85,8 @@ class ColbertRecipe(GroupRecipe):
     passage_length: int = 180
     batch_size: int = 32  # number of questions per batch and process; ColBERT, section 4.1: 32
     # number of passages per question, including the positive; 0 means 64 with a teacher, as in
-    # ColBERTv2, and 2 without one; at least as many negatives are mined as a question needs, unless
-    # negatives of [negatives.mining] is 0
+    # ColBERTv2, and 2 without one; enough negatives for them are mined, unless negatives of
+    # [negatives.mining] is 0
     ways: int = 0
     # maximum number of passages whose activations are in memory at a time; a larger batch is
     # computed in parts, and again in the backward pass, with the same gradient (GradCache, Gao et
@@ -177,7 +177,7 @@ class ColbertTask(ListTask[TokenModel, ColbertRecipe]):
         self._has_teacher = all(example.scores for example in self.train)
         if not (recipe.in_batch or self._has_teacher):
             raise UsageError("in_batch = false leaves no loss without a teacher: name a --teacher, or set in_batch")
-        self._warn_if_short()
+        self._warn_of_short_lists()
 
     def check_data(self) -> None:
         """Check that the best weights can be selected with the dev examples; see `check_goal`."""
@@ -249,14 +249,14 @@ class ColbertTask(ListTask[TokenModel, ColbertRecipe]):
         """Write the folder `colbert/`, which `TokenEncoder.load` opens."""
         self.module.save(folder / PART, self._initial.folder, self._initial.tokenizer.spec)
 
-    def _warn_if_short(self) -> None:
+    def _warn_of_short_lists(self) -> None:
         """Warn if most examples have fewer passages than a list should have."""
         n_passages = 1 + self._recipe.count_negatives(has_teacher=self._has_teacher)
         median = sorted(1 + len(example.negatives) for example in self.train)[len(self.train) // 2]
         if median < n_passages:
             _log.warning(
                 "most examples have %d or fewer of %d passages: raise depth of [negatives.mining], or lower ways of "
-                "[colbert]; of a file with more hard negatives, the first 30 are used",
+                "[colbert]; only the first 30 hard negatives of an example in a file are used",
                 median,
                 n_passages,
             )

@@ -91,8 +91,8 @@ class RankingEvaluator:
     def evaluate(self, question_vectors: Vectors, passage_vectors: Vectors) -> Measures:
         """Return `average_rank` and `Success@k` from (n, d) question and (m, d) pool vectors.
 
-        `average_rank` is the mean rank, from 1, of an example's first positive in the whole pool,
-        without the other passages of pages that the example names; examples without a positive are
+        `average_rank` is the mean rank, from 1, of an example's first positive in the whole pool, not
+        counting other passages of pages that the example names; examples without a positive are
         left out. `Success@k` is the share of examples with a correct passage among the first k. A
         passage is correct if it contains the tokens of an answer. If the example has no answers,
         the correct passages are its positives and those of the named pages.
@@ -126,8 +126,8 @@ class RankingEvaluator:
         return np.array([answer_rank is not None and answer_rank <= k for answer_rank in answer_ranks])
 
     def _find_document_rows(self) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
-        """Return, by example position, the pool rows of the document that is its question, and those
-        of the pages that it names.
+        """Return two mappings from the position of an example to rows of the pool: those of the
+        document that is its question, and those of the pages that it names.
         """
         rows_by_page: dict[str, list[int]] = {}
         for row, passage in enumerate(self.pool):

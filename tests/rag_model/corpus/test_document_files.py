@@ -124,7 +124,7 @@ def test_line_break_of_markdown_separates_words(line_break: str) -> None:
     ]
 
 
-def test_scripts_and_styles_of_markdown_are_no_text() -> None:
+def test_scripts_and_styles_of_markdown_are_left_out() -> None:
     text = "<script>\nlet a = 1;\n\nalert(a)\n</script>\n\nOne.\n\n<div>two<STYLE>p {color: red}</STYLE></div>\n"
     text += "\nThree.\n\n<style>\nb {}"
     assert MARKDOWN.parse(text.encode(), "a.md").sections == [("", "One.\n\n two\n\nThree.")]
@@ -308,7 +308,7 @@ def test_html_is_split_into_sections() -> None:
     ]
 
 
-def test_html_in_a_form_is_read_without_the_controls() -> None:
+def test_text_of_a_form_is_read_without_its_controls() -> None:
     page = """<body><form id="aspnetForm"><header><a href="/">Home</a></header><h1>Title</h1><p>Words.</p>
     <fieldset><legend>Options</legend><label>Name</label><textarea>typed</textarea></fieldset>
     <table><tr><td>cell</td><td><label>Size</label><select><option>10</select></td></tr></table></form>"""
@@ -362,7 +362,7 @@ def test_html_is_decoded_as_in_a_browser(declared: str, encoding: str, text: str
         assert HTML.parse(f"{head}<p>{text}".encode(encoding), "a.xhtml").sections == [("", text)]
 
 
-def test_bytes_without_a_meaning_are_not_text() -> None:
+def test_undefined_bytes_of_an_encoding_are_skipped() -> None:
     assert HTML.parse(b"<meta charset=latin1><p>a\x81b \x93c\x94", "a.html").sections == [("", "ab “c”")]
 
 

@@ -101,7 +101,7 @@ def test_failed_download_is_reported_and_can_be_resumed(site: DumpSite, tmp_path
     assert {path.name for path in tmp_path.iterdir()} == {file.name for file in dump.files}
 
 
-def test_only_errors_that_may_pass_are_tried_again(site: DumpSite, tmp_path: Path) -> None:
+def test_only_temporary_errors_are_retried(site: DumpSite, tmp_path: Path) -> None:
     publish_dump(site, "20261001")
     dump = find_dump(site)
     for status in (429, 500, 503):
@@ -118,7 +118,7 @@ def test_only_errors_that_may_pass_are_tried_again(site: DumpSite, tmp_path: Pat
     assert len(site.requested_paths) == request_count + 1
 
 
-def test_server_that_does_not_listen_may_come_back(site: DumpSite) -> None:
+def test_refused_connection_is_a_temporary_error(site: DumpSite) -> None:
     with socket.socket() as bound_socket:
         bound_socket.bind(("127.0.0.1", 0))
         address = f"http://127.0.0.1:{bound_socket.getsockname()[1]}/testwiki/"

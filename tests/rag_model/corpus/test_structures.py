@@ -141,7 +141,7 @@ def test_infobox_becomes_lines_of_fields(fields: str, lines: list[str]) -> None:
     assert (first.kind, list(first.rows)) == ("infobox", lines)
 
 
-def test_french_infobox_has_whole_dates() -> None:
+def test_dates_of_french_infobox_have_day_month_and_year() -> None:
     box = "{{Infobox Biographie\n| naissance = {{date de naissance|14|juillet|1789}}\n| mort = {{date|2|mai|1850}}\n}}"
     (section,) = clean_wikitext(f"{box}\nTexte.", replace(SITE, language="fr"), structures=("infobox",))
     assert section.structures[0].rows == ("Naissance: 14 juillet 1789", "Mort: 2 mai 1850")

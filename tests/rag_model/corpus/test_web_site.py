@@ -96,7 +96,7 @@ def test_pages_of_a_sitemap_are_documents(site: SitemapServer, tmp_path: Path) -
     assert {headers["user-agent"] for _, headers in site.requests} == {"bookwheel"}
 
 
-def test_page_whose_encoding_only_its_reply_declares_is_read(site: SitemapServer, tmp_path: Path) -> None:
+def test_page_is_decoded_from_the_encoding_in_its_reply(site: SitemapServer, tmp_path: Path) -> None:
     site.set_sitemap("/latin.html", "/wrong.html", "/meta.html")
     body = "<h1>Zürich</h1><p>“Words.”".encode("cp1252")
     site.replies["/latin.html"] = [(200, {"Content-Type": "text/html; charset=iso-8859-1"}, body)]

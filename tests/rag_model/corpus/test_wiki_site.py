@@ -96,7 +96,7 @@ def test_incremental_plan_equals_a_full_one_after_every_change(wiki: Wiki, tmp_p
     assert len(wiki.queries) == 1, "one request shows that nothing changed"
 
 
-def test_hidden_log_entry_stops_no_build(wiki: Wiki, tmp_path: Path) -> None:
+def test_build_skips_hidden_log_entry(wiki: Wiki, tmp_path: Path) -> None:
     followed_store = Store.open(str(tmp_path / "followed"), create=True)
     plan_parts(followed_store, wiki.dump, SETTINGS)
     wiki.move("Page 50", "Moved and hidden")

@@ -111,7 +111,7 @@ def test_vectors_and_scores_are_those_of_sentence_transformers(
 
 
 @pytest.mark.parametrize(("max_seq_length", "max_length"), [(32, 32), (None, 8)])
-def test_the_limit_of_sentence_transformers_replaces_that_of_the_tokenizer(
+def test_max_seq_length_replaces_model_max_length(
     tiny_st: Build, max_seq_length: int | None, max_length: int, sentence_transformers: Any
 ) -> None:
     folder = tiny_st()

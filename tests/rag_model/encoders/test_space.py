@@ -11,7 +11,7 @@ from rag_model.encoders.space import (
     Space,
     check_same_space,
     compute_space,
-    describe_config,
+    describe_unusual_settings,
     digest_tokenizer,
     read_declared_space,
 )
@@ -49,7 +49,7 @@ def test_what_decides_a_passages_vector_decides_the_space(tiny_bert: Path, chang
         check_same_space(actual, reference)
 
 
-def test_settings_without_tensors_decide_the_space(tiny_bert: Path, tmp_path: Path) -> None:
+def test_space_has_settings_that_no_tensor_shows(tiny_bert: Path, tmp_path: Path) -> None:
     space, settings = compute_space(tiny_bert, SPEC), json.loads((tiny_bert / "config.json").read_text())
     folder = shutil.copytree(tiny_bert, tmp_path / "edited")
 
@@ -70,7 +70,7 @@ def test_settings_without_tensors_decide_the_space(tiny_bert: Path, tmp_path: Pa
     )
 
 
-def test_published_model_keeps_its_id(minilm: Path) -> None:
+def test_space_of_published_model_keeps_its_id(minilm: Path) -> None:
     digest = compute_space(minilm, read_encoder_spec(minilm)).digest
     assert digest == "sha256:6e260bf7aec82e38262a488dd640bd7fc65881f6ec7ca7a9e4a85865a5611ff1"
 
@@ -85,10 +85,10 @@ def test_published_model_keeps_its_id(minilm: Path) -> None:
         {"model_type": "qwen3", "hidden_size": 1024, "num_attention_heads": 16, "hidden_act": "silu"},
     ],
 )
-def test_settings_of_published_models_are_left_out(tiny_bert: Path, tmp_path: Path, settings: dict[str, Any]) -> None:
+def test_space_omits_settings_of_published_models(tiny_bert: Path, tmp_path: Path, settings: dict[str, Any]) -> None:
     folder = shutil.copytree(tiny_bert, tmp_path / "published")
     (folder / "config.json").write_text(json.dumps({"pad_token_id": 1, **settings}))
-    assert describe_config(folder) == ""
+    assert describe_unusual_settings(folder) == ""
 
 
 def test_question_prompt_does_not_decide_the_space(tiny_bert: Path) -> None:

@@ -139,7 +139,7 @@ def test_stored_files_are_the_same_encoder(folder: Path, tmp_path: Path) -> None
     assert not is_sparse_encoder(folder)
 
 
-def test_settings_of_a_recipe_reach_a_separate_question_encoder(folder: Path, tmp_path: Path) -> None:
+def test_recipe_settings_apply_to_separate_question_encoder(folder: Path, tmp_path: Path) -> None:
     store = Store.open(str(tmp_path / "store"), create=True)
     other_folder = shutil.copytree(folder, tmp_path / "questions")
     settings = {"question_terms": 3, "question_prompt": "query: ", "max_length": 9, "pooling": "sum"}

@@ -135,7 +135,7 @@ def test_prompts_follow_the_marks_as_in_sentence_transformers(
     assert read_token_spec(tmp_path / "saved") == actual.spec
 
 
-def test_what_decides_a_passage_is_in_the_space(folder: Path, encoder: TokenEncoder, tmp_path: Path) -> None:
+def test_space_depends_on_settings_of_passages(folder: Path, encoder: TokenEncoder, tmp_path: Path) -> None:
     def digest(**settings: Any) -> str:
         return TokenEncoder.load(folder, settings, device="cpu").space().digest
 

@@ -88,7 +88,7 @@ def record_file(store: Store, folder: Path, lines: list[str], columns: ValueColu
     return record_values(store, folder, {"hnsw": columns}, questions=digest_questions(question_set), values=values)
 
 
-def test_questions_are_joined_by_their_texts_instead_of_their_positions(store: Store, tmp_path: Path) -> None:
+def test_questions_are_joined_by_text_and_answers(store: Store, tmp_path: Path) -> None:
     lines = [f"what is {n // 2}?\t['{n // 2}']" for n in range(40)]  # each question occurs twice
     column = [float(n % 3 > 0) for n in range(40)]
     before = record_file(store, tmp_path, lines, {"R": column})
@@ -100,7 +100,7 @@ def test_questions_are_joined_by_their_texts_instead_of_their_positions(store: S
     assert (pair.n, pair.difference) == (0, MetricValue(0.0))
 
 
-def test_ids_join_only_the_same_questions(store: Store, tmp_path: Path) -> None:
+def test_values_without_digests_are_joined_by_id_for_equal_question_sets(store: Store, tmp_path: Path) -> None:
     before = record_values(store, tmp_path, {"hnsw": {"R": BEFORE}}, k=1)
     after, others = (
         record_values(store, tmp_path, {"hnsw": {"R": AFTER}}, questions=questions, k=2)

@@ -205,7 +205,7 @@ def test_answers_end_at_every_end_token_of_the_generation_config(tmp_path: Path,
     assert any(answer.tokens[-1] in end_tokens for answer in answers)
 
 
-def test_streamed_text_is_that_of_the_answer_although_the_tokenizer_cleans_up_spaces(tmp_path: Path) -> None:
+def test_streamed_text_is_complete_if_tokenizer_cleans_up_spaces(tmp_path: Path) -> None:
     text = "He said 'some day' and 'read 2 . 5'"
     settings_file = save_llama(tmp_path) / "tokenizer_config.json"
     write_json(settings_file, {**json.loads(settings_file.read_text()), "clean_up_tokenization_spaces": True})

@@ -65,7 +65,7 @@ def test_neighbors_updated_for_many_generations_equal_exact_search(
 
 
 def test_neighbors_stay_exact_after_whole_neighborhoods_are_replaced(make_vectors: Make, tmp_path: Path) -> None:
-    """More new rows are near than a list has places; then the best rows are removed, and farther ones added."""
+    """First, more new rows are near than a list has places; then the best rows are replaced by farther ones."""
     query, corpus, lists = make_vectors(1, seed=7), make_vectors(120, seed=8), []
     for generation, (n_removed, added_scores) in enumerate([
         (0, []), (8, np.linspace(2, 3, 40)), (2, [1.5, 1.6, 1.7]), (2, []),

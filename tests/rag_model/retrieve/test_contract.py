@@ -123,7 +123,7 @@ def test_planning_opens_nothing(library: tuple[Store, Snapshot], model: Path, ex
         ("maxsim(ivfpq:4, tokens, 8, graph=hnsw, rounds=2)", "maxsim(ivfpq:4, tokens, 8, graph=hnsw, rounds=2)"),
     ],
 )
-def test_name_has_every_setting_but_the_defaults(library: tuple[Store, Snapshot], expression: str, name: str) -> None:
+def test_name_has_all_settings_except_defaults(library: tuple[Store, Snapshot], expression: str, name: str) -> None:
     context = RetrieverContext(library[1])
     assert build_retriever(context, expression).retriever.name == name
     assert build_retriever(context, name).retriever.name == name, "the name is an expression of the same retriever"
@@ -139,7 +139,7 @@ def test_a_search_of_any_depth_is_full(library: tuple[Store, Snapshot], encoder:
         assert [len(hits) for hits in retriever.search(QUERIES, k)] == [k] * len(QUERIES)
 
 
-def test_encoder_encodes_the_queries_of_its_space_only(library: tuple[Store, Snapshot]) -> None:
+def test_encoder_is_used_only_for_indexes_in_its_space(library: tuple[Store, Snapshot]) -> None:
     _, snapshot = library
     folders = {name: snapshot.folder(question_encoder_path(name)) for name in (EMBEDDINGS, "tokens")}
     encoders = {name: CountingEncoder(load_any_encoder(folder)) for name, folder in folders.items()}

@@ -210,7 +210,7 @@ def test_workers_swap_together_and_are_restarted(library: Library, dest: Path, t
     assert set(between) == {library.blue}
 
 
-def test_restarted_leader_goes_on_without_the_ref(library: Library, dest: Path) -> None:
+def test_restarted_leader_follows_missing_ref(library: Library, dest: Path) -> None:
     untag(library.store, "latest")
     failures: list[BookwheelError] = []
     with run_worker(library, dest, 0, 1, failures.append) as (service, supervisor):

@@ -85,7 +85,7 @@ def test_second_run_uses_the_recorded_setting(content: tuple[Store, Content], mo
 
 
 @pytest.mark.parametrize("factories", [("HNSW32,Refine(vectors)", "HNSW32"), ("HNSW32", "HNSW32,Refine(vectors)")])
-def test_a_refinement_and_its_absence_are_tuned_separately(
+def test_index_is_tuned_separately_with_and_without_refinement(
     content: tuple[Store, Content], factories: tuple[str, str]
 ) -> None:
     store, base_content = content

@@ -92,7 +92,7 @@ def test_a_given_threshold_is_measured() -> None:
     assert "no question is answered" in describe_abstention(unanswered)
 
 
-def test_an_empty_answer_does_not_hide_the_likelihoods_of_the_others() -> None:
+def test_empty_answer_does_not_hide_other_likelihoods() -> None:
     answers = [create_answer(1, -1.0, 0.5, -3.0), create_answer(1, -2.0, 0.4, -3.0), create_answer(0, None, 0.9)]
     filtered_answer = replace(answers[2], reading=replace(answers[2].reading, answer=""))
     choice = choose_threshold([*answers[:2], filtered_answer], "EM", risk_limit=0.1)
@@ -103,7 +103,7 @@ def test_an_empty_answer_does_not_hide_the_likelihoods_of_the_others() -> None:
     assert set(choose_threshold(answers, "EM", risk_limit=0.1).areas) == {"retrieval"}
 
 
-def test_a_risk_equal_to_the_limit_is_allowed() -> None:
+def test_risk_equal_to_the_limit_is_allowed() -> None:
     for n in range(1, 201):
         for n_wrong in range(n + 1):
             curve = compute_risk_coverage_curve([1.0] * n, [0.0] * n_wrong + [1.0] * (n - n_wrong))

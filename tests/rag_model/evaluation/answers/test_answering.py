@@ -89,7 +89,7 @@ def test_answers_with_a_problem_are_generated_again(store: Store, condition: Eva
     assert readings == complete_readings
 
 
-def test_reasoning_that_used_up_all_tokens_is_not_generated_again(store: Store, condition: EvalCondition) -> None:
+def test_reasoning_that_used_up_all_tokens_is_reused(store: Store, condition: EvalCondition) -> None:
     class ReasoningReader(LastWordReader):
         def answer_from(self, questions: Sequence[str], hits: Sequence[Sequence[Hit]]) -> list[Answer]:
             problem = describe_missing_answer(50, ended=False)

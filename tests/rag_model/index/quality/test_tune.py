@@ -105,7 +105,7 @@ def test_ef_search_is_at_least_k(build: Build) -> None:
     assert tune_search(index, query_set, 0.01).search == {"efSearch": 10}
 
 
-def test_tuned_ef_search_of_a_refined_graph_reaches_the_target_at_smaller_depths(build: Build, tmp_path: Path) -> None:
+def test_tuned_refined_graph_reaches_recall_target_at_smaller_depths(build: Build, tmp_path: Path) -> None:
     _, query_set = build("HNSW4_SQ4")
     vectors = [tmp_path / "part-00000.npy"]
     index = open_index(tmp_path / "index.faiss", vectors=vectors)

@@ -101,7 +101,7 @@ def test_unsigned_snapshot_is_opened_without_a_trust_file_only(store: Store, sig
 
 
 def test_pull_replaces_a_snapshot_that_is_not_trusted(store: Store, sign_as, trust, tmp_path: Path) -> None:
-    """No open descriptor keeps the untrusted one from being deleted, and it may be signed later."""
+    """No open descriptor keeps the untrusted snapshot from being deleted."""
     dest = tmp_path / "pulled"
     sign_as(None)
     unsigned = publish_latest(store, "a")

@@ -73,7 +73,7 @@ def test_given_positives_are_kept_and_never_negatives(corpus: Snapshot) -> None:
     assert (skipped.positives, [negative.title for negative in skipped.negatives]) == ((), ["Farm"])
 
 
-def test_given_negatives_are_kept_and_are_no_copy_of_the_new_positive(corpus: Snapshot) -> None:
+def test_example_keeps_its_negatives_except_copies_of_mined_positive(corpus: Snapshot) -> None:
     own_negatives = (CORPUS[0], build_passage("Napoleon", "a pig of the novella"))
     for settings in ({}, {"negatives": 0}):
         (mined,) = mine(corpus, replace(QUESTION, negatives=own_negatives), **settings)
@@ -111,8 +111,8 @@ def test_pages_of_kilt_examples_contain_the_positive_and_no_negative(tmp_path: P
     assert mine_texts("Orwell", pages=("9",)) == (["no Orwell"], negatives), "the snapshot does not have page 9"
 
 
-def test_passages_of_a_relevant_document_are_correct_and_no_negatives(tmp_path: Path) -> None:
-    """The documents of a BEIR folder are whole, and a snapshot has their passages."""
+def test_passages_of_relevant_document_are_correct_and_not_mined(tmp_path: Path) -> None:
+    """A BEIR folder has whole documents; a snapshot has their passages."""
     sections = [f"section {number} says that statins lower cholesterol" for number in range(4)]
     texts = {"1": "; ".join(sections), "2": "an animal farm", "3": "bread has no cholesterol"}
     (tmp_path / "qrels").mkdir()

@@ -52,7 +52,7 @@ def test_weights_that_never_improve_leave_the_initial_weights_as_best(tmp_path: 
 
 def test_goal_that_is_not_measured_is_refused_before_the_first_step(tmp_path: Path) -> None:
     for _ in range(2):  # A second run resumes the first one.
-        with pytest.raises(UsageError, match="the dev set has no rank, which is the goal, only error: choose another"):
+        with pytest.raises(UsageError, match="the goal is rank, but the dev set gives only error: choose another"):
             train(LineTask(goal=Goal("rank")), make_settings(), tmp_path)
     assert [row["kind"] for row in read_metrics(tmp_path)] == ["dev"]
 
