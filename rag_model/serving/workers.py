@@ -281,7 +281,7 @@ class Supervisor:
         worker_end.close()
         worker = self._workers[worker_id] = _Worker(worker_id, process, supervisor_end)
         if worker_id and self._current is not None:
-            worker.send({**self._current, "is_served": True})
+            worker.send(self._current)
         if worker_id and self._state is not None:
             worker.send(self._state)
         process_ids = [os.getpid(), *(worker.process.pid for worker in self._workers.values())]

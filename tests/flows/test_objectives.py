@@ -235,4 +235,4 @@ def test_training_is_estimated_and_launched(
     run, sizes = json.loads(result.out.splitlines()[-1])
     assert sizes == {"steps": "5", "examples": "8"}
     with get_client(sync_client=True) as client:
-        assert client.read_flow_run(run).parameters == {"kind": "toy", **options, "ref": "latest", "max_steps": 5}
+        assert client.read_flow_run(run).parameters == {"kind": "toy", **options, "max_steps": 5}

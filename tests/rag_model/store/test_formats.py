@@ -126,15 +126,9 @@ def test_takedown_adds_no_dates_to_parts(store: Store) -> None:
 
 
 def test_build_reuses_no_passages_without_dates(
-    store: Store,
-    latest: Snapshot,
-    tmp_path: Path,
-    page_xml: Callable[..., str],
-    export_xml: Callable[..., bytes],
-    monkeypatch: pytest.MonkeyPatch,
+    store: Store, latest: Snapshot, tmp_path: Path, page_xml: Callable[..., str], export_xml: Callable[..., bytes]
 ) -> None:
-    """Passages without dates are chunked again once, also by the version of the code that made them."""
-    monkeypatch.setattr("rag_model.corpus.chunk.VERSION", latest.manifest.provenance["code"]["chunk"])
+    """Passages without dates are chunked again once."""
     texts = {passage.page_id: passage.text for passage in latest.passages(range(latest.n))}
     pages = (page_xml(page, text, rev_id=page, title=f"Page {page}") for page, text in texts.items())
     (tmp_path / "dump.xml").write_bytes(export_xml(*pages))
