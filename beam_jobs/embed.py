@@ -170,9 +170,9 @@ def run(
 
 
 def list_precision_variants(task: EmbedTask, flags: Sequence[str]) -> list[EmbedTask]:
-    """Return a copy of a task for each precision that the workers of a run with Beam's `flags` may use.
+    """Return a copy of a task for each precision that the workers of a run may use.
 
-    Workers on this machine use the precision of the task.
+    Workers on this machine, as Beam's `flags` choose them, use the precision of the task.
     """
     return [task] if is_local(flags) else [_replace_precision(task, precision) for precision in PRECISIONS]
 

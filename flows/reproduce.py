@@ -440,8 +440,9 @@ class ReproductionRun:
         )
 
     def _format_command(self, row: TableRow, data_name: str) -> str:
-        """Return the `evaluate` command that measures a row alone; it names the files of all questions,
-        even if only a sample was measured.
+        """Return the `evaluate` command that measures a row alone.
+
+        It names the files of all questions, even if only a sample was measured.
         """
         command_words = ["bookwheel", "evaluate", "--store", self.store.url, "--ref", self.get_ref(row.library)]
         command_words += ["--questions", self.plan.get_path_or_glob(data_name), "--retriever", row.retriever]

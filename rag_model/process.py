@@ -249,7 +249,7 @@ def count_cores() -> int:
 
 
 def get_free_bytes() -> int | None:
-    """Return the bytes of free memory of the machine or, if less, of the container; None if unknown.
+    """Return the bytes of free memory of the machine, or of its container if less; None if unknown.
 
     Free memory includes caches that the kernel can free at once.
     """

@@ -70,8 +70,8 @@ from rag_model.errors import InputError, UsageError, format_count
 
 # Increase it if a change gives other passages: a build then reuses no articles of its parent.
 VERSION = 13
-# The version in the keys of articles. It stays the same, because the ids of snapshots depend on these
-# keys; the provenance of a snapshot records `VERSION`.
+# The version in the keys of articles. It stays the same, because the ids of snapshots depend on
+# these keys; the provenance of a snapshot records `VERSION`.
 KEY_VERSION = 12
 MAX_LISTED = 100  # maximum quarantined pages to list; further pages are only counted
 MAX_UNKNOWN_TEMPLATES = 100  # maximum unknown templates to list; these are the most frequent

@@ -41,7 +41,7 @@ _MAX_PAGE_BYTES = 1 << 26  # maximum bytes of a listing or status page
 _MIN_PAGE_RATE = 1 << 16  # minimum bytes per second of a listing, after a minute
 _BLOCK_BYTES = 1 << 20
 _MAX_TRIES = 6  # maximum consecutive attempts that fetch less than `MIN_BYTES`
-_FIRST_PAUSE = 2.0  # seconds to wait after the first of these attempts; doubled after each further one
+_FIRST_PAUSE = 2.0  # seconds to wait after the first of these attempts; then doubled
 # Maximum number of unfinished runs to skip: a run takes days, but the one before is complete.
 _MAX_UNFINISHED_RUNS = 3
 OnProgress = Callable[[int, int], object]  # (bytes done, total bytes)

@@ -42,9 +42,9 @@ _POOLING_BY_MODE = {
     "mean": "mean",
     "lasttoken": "last",
 }
-# Names of prompts, in the order in which sentence-transformers' `encode_document` searches them. That
-# function adds an empty `document`, so it never uses the others. Here they are used if the folder
-# has no `document`, because such a model was saved before `encode_document` existed.
+# Names of prompts, in the order in which sentence-transformers' `encode_document` searches them.
+# That function adds an empty `document`, so it never uses the others. Here they are used if the
+# folder has no `document`, because such a model was saved before `encode_document` existed.
 _PASSAGE_PROMPTS = ("document", "passage", "corpus")
 _QUESTION_PROMPTS = ("query",)
 _DEMO_ADVICE = {

@@ -36,12 +36,13 @@ from rag_model.encoders.weights import digest_weights, read_tensor_headers
 from rag_model.errors import InputError, RefusedError, UsageError
 
 BAG_POOLING = "bag"  # `pooling` of encoders whose rows are bags of tokens, without weights of a model
-# Types of models whose settings are compared with those of published models. Published models of other
-# types differ in these settings, so the comparison would change the ids of their spaces.
+# Types of models whose settings are compared with those of published models. Published models of
+# other types differ in these settings, so the comparison would change the ids of their spaces.
 _CHECKED_TYPES = frozenset(("bert", "camembert", "distilbert", "dpr", "mpnet", "roberta", "xlm-roberta"))
 # Types whose position ids begin after the `pad_token_id` of their config.
 _TYPES_WITH_PAD_ID = frozenset(("camembert", "roberta", "xlm-roberta"))
-# Numbers of attention heads in published models, by hidden size; at other sizes, heads have 64 dimensions.
+# Numbers of attention heads in published models, by hidden size; at other sizes, heads have 64
+# dimensions.
 _HEADS_BY_SIZE = {256: (4, 8), 312: (12,), 384: (12,)}
 _HEAD_DIM, _MIN_HEADS = 64, 2
 # Keys of tokenizer.json that are left out of the digest, because the spec overrides them.
@@ -131,8 +132,8 @@ def compute_space(folder: Path, spec: EncoderSpec, name: str = "") -> Space:
 
 
 def describe_unusual_settings(folder: Path) -> str:
-    """Return the settings with which a transformer computes other vectors from the same tensors than
-    published models do, such as `num_attention_heads 4`; "" if there are none.
+    """Return the settings with which a transformer computes other vectors from the same tensors
+    than published models do, such as `num_attention_heads 4`; "" if there are none.
 
     Raises:
         InputError: the config or a weight file is missing or corrupt.

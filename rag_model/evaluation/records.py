@@ -149,7 +149,7 @@ def _match_retrievers(before: EvaluationMetrics, after: EvaluationMetrics) -> li
 def _list_join_keys(
     before_values: MeasureValues, after_values: MeasureValues, *, has_same_questions: bool
 ) -> tuple[Sequence[Hashable], Sequence[Hashable]]:
-    """Return a list of keys, one for each question, of both evaluations; equal questions have equal keys."""
+    """Return the keys of the questions of both evaluations; equal questions have equal keys."""
     if before_values.digests and after_values.digests:
         return _number_occurrences(before_values.digests), _number_occurrences(after_values.digests)
     return (before_values.questions, after_values.questions) if has_same_questions else ((), ())

@@ -163,7 +163,7 @@ def update_neighbors(
         return search_neighbors(index, vectors, width)
     new_scores, best_new_rows = index.search_among(vectors, new_rows, width)
     candidate_lists = [(new_scores, best_new_rows)]
-    # If there are more than `width` new rows, the omitted ones score at most as high as the last.
+    # If there are more than `width` new rows, the omitted ones do not score higher than the last.
     min_scores = new_scores[:, -1] if len(new_rows) > width else np.full(len(vectors), -np.inf, np.float32)
     for previous_lists, current_rows in previous:
         # The padding of a list, row -1, selects the last row, but its score -inf excludes it.

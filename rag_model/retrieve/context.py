@@ -205,7 +205,7 @@ class RetrieverContext:
         return self._index_encoders[name]
 
     def use_encoder(self, encoder: QuestionEncoder, representations: Sequence[str]) -> None:
-        """Use `encoder` for the queries of those `representations` (at least one) that are in its space.
+        """Use `encoder` for queries of those `representations` (at least one) that are in its space.
 
         Raises:
             RefusedError: none of the representations is in its space.

@@ -192,7 +192,7 @@ class SiteFollower:
             if cursor is None:
                 break
         rows = [row for reply in replies for row in _get_rows(reply, "recentchanges")]
-        # A log entry whose action the site hides names no page; the next listing shows what it changed.
+        # A log entry with a hidden action names no page; the next listing shows what it changed.
         changes = [self._parse_change(row) for row in rows if "revid" in row or "actionhidden" not in row]
         log_entries = [row for reply in replies for row in _get_rows(reply, "logevents")]
         logs = [(self._read_number(row, "logid"), _read_time(row, self._client.url)) for row in log_entries]

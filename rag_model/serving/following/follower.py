@@ -592,7 +592,7 @@ class PulledFolder:
 
 @dataclass(frozen=True, slots=True)
 class _FolderVersion:
-    """A snapshot's folder and the state of its manifest, which changes if another snapshot is copied there."""
+    """A snapshot's folder and the state of its manifest, by which another snapshot is noticed."""
 
     folder: Path
     inode: int = 0  # of the manifest; 0 if there is none

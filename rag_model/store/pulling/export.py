@@ -185,7 +185,7 @@ def _finish_export(
 def _write_dpr(snapshot: Snapshot, folder: Path, with_vectors: bool) -> None:
     with (folder / "psgs_w100.tsv").open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, delimiter="\t", lineterminator="\n")
-        # In Python 3.11 and 3.12, `writer` does not quote a carriage return, so that readers would end the row there.
+        # In Python 3.11 and 3.12, `writer` does not quote a carriage return, where readers end a row.
         quoting_writer = csv.writer(file, delimiter="\t", lineterminator="\n", quoting=csv.QUOTE_ALL)
         writer.writerow(["id", "text", "title"])
         for part_number, part in enumerate(snapshot.parts):

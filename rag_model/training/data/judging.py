@@ -111,7 +111,7 @@ class PassageJudge:
         mode_parts = [] if self._generates_answers else ["log p alone"]
         dtype = getattr(getattr(self._generator, "module", None), "dtype", torch.float32)
         mode_parts += [] if dtype == torch.float32 else [str(dtype)]
-        # The identity of models with one end token stays the same, so that their verdicts are reused.
+        # Models with one end token keep their identity, so that their verdicts are reused.
         if self._generates_answers and not self._settings.choices and len(self._generator.end_tokens) > 1:
             mode_parts.append(f"end tokens {sorted(self._generator.end_tokens)}")
         return digest_json([VERSION, digest, asdict(self._settings), sorted(self._gold_answers.items()), *mode_parts])
