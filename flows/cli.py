@@ -24,7 +24,7 @@ from typing import Any
 
 try:
     from cyclopts import App, CycloptsError, MissingArgumentError, Parameter, UnknownCommandError, UnusedCliTokensError
-    from cyclopts.argument import ArgumentCollection, update_argument_collection
+    from cyclopts.argument import Argument, ArgumentCollection, update_argument_collection
     from cyclopts.config import Env, Toml
 except ModuleNotFoundError:  # only the core package is installed, without the extra `pipeline`
     sys.exit("bookwheel: the command line is not installed: run `pip install 'bookwheel[pipeline]'` and try again")
@@ -105,6 +105,14 @@ def select_environment_options(commands: tuple[str, ...], arguments: ArgumentCol
 class _Environment(Env):
     def __call__(self, app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
         super().__call__(app, commands, select_environment_options(commands, arguments))
+
+    def _convert_argument(self, commands: tuple[str, ...], argument: Argument) -> str:
+        """Return the variable that help shows for an argument; hide it if it does not set the argument."""
+        arguments = ArgumentCollection()  # type: ignore[no-untyped-call]
+        arguments.append(argument)
+        if not select_environment_options(commands, arguments):
+            argument.parameter = Parameter.combine(argument.parameter, Parameter(show_env_var=False))
+        return super()._convert_argument(commands, argument)
 
 
 class _TomlSettings(Toml):

@@ -42,13 +42,7 @@ AnyVersion = Annotated[  # for subcommands that take evaluations too
         "`evaluation:`, an id of an evaluation."
     ),
 ]
-Yes = Annotated[
-    bool,
-    Parameter(
-        help="Delete; without this option, the command only reports what it would delete.",
-        show_env_var=False,  # only the flag confirms a deletion, not a variable
-    ),
-]
+Yes = Annotated[bool, Parameter(help="Delete; without this option, the command only reports what it would delete.")]
 EncoderName = Annotated[  # not `--encoder`, which sets the passage encoder of `reindex`
     str | None,
     Parameter(name="--question-encoder", help="Encode questions with this encoder instead of the snapshot's."),

@@ -87,12 +87,12 @@ def describe_plan(request: IndexRequest, n: int, d: int) -> Reply:
 
 def index(
     *paths: str,
-    factory: Annotated[str | None, Parameter(name="--index", show_env_var=False)] = None,
+    factory: Annotated[str | None, Parameter(name="--index")] = None,
     shards: int | None = None,
     metric: Metric = "ip",
     memory: str | None = None,
     recall: float | None = None,
-    questions: Annotated[Path | None, Parameter(show_env_var=False)] = None,
+    questions: Path | None = None,
     column: str | None = None,
     invalid: InvalidRowPolicy = "refuse",
     ef_construction: int = _DEFAULT_RECIPE.ef_construction,

@@ -283,10 +283,16 @@ def _iter_comparison_lines(comparison: EvaluationComparison) -> Iterator[str]:
         f"setting   {name}: {format_value(old_value)} -> {format_value(new_value)}"
         for name, (old_value, new_value) in _find_changed_settings(comparison).items()
     )
+    has_same_questions = comparison.before.content.subject.questions == comparison.after.content.subject.questions
     for retriever, comparisons in comparison.pairs.items():
         yield f"retriever {retriever}"
         for name, pair in comparisons.items():
-            sample_text = f" over {pair.n:,} questions" if pair.n else ", of the whole set, without an interval"
+            if not pair.n:
+                sample_text = ", of the whole set, without an interval"
+            elif has_same_questions:
+                sample_text = f" over {pair.n:,} questions"
+            else:
+                sample_text = f" over the {pair.n:,} questions of both; the two values are over all questions of each"
             values_text = f"{pair.before.value:.3f} -> {pair.after.value:.3f}"
             yield f"figure    {name:<12} {values_text}: {_format_difference(pair)}{sample_text}"
 

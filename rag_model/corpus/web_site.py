@@ -351,7 +351,7 @@ def _convert_to_utf8(body: bytes, content_type: str) -> bytes:
         body.decode()
     except UnicodeDecodeError:
         with suppress(DroppedFileError):
-            return decode_charset(body, find_charset(content_type.encode())).encode()
+            return decode_charset(body, find_charset(content_type)).encode()
     return body
 
 

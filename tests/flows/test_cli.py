@@ -249,6 +249,8 @@ def test_flags_override_environment_and_settings_file(
     monkeypatch.setenv("BOOKWHEEL_YES", "1")  # only a flag allows a deletion
     assert "give --yes" in bookwheel("gc", "--store", library, "--grace", "0").out
     assert "BOOKWHEEL_YES" not in bookwheel("gc", "--help").out
+    assert "BOOKWHEEL_REF" not in bookwheel("tag", "--help").out
+    assert "BOOKWHEEL_REF" in bookwheel("log", "--help").out
 
 
 def test_variables_of_a_service_neither_move_nor_expire_refs(

@@ -31,10 +31,19 @@ _INVISIBLE_HTML = re.compile(
     r"<!--.*?(?:-->|\Z)|<(script|style)(?=[\s/>]).*?(?:</\1\s*>|\Z)|</?[A-Za-z][^<>]*>", re.DOTALL | re.IGNORECASE
 )
 _LINE_BREAK = re.compile(r"<br\b", re.IGNORECASE)
+_HIDDEN_TAG = re.compile(r"<(/?)(?:script|style)\b", re.IGNORECASE)
 
-# The declaration of a page's encoding, and the number of first bytes that are searched for it.
-_CHARSET = re.compile(rb"""(?:charset|<\?xml\s[^<>]{0,100}\bencoding)\s*=\s*["']?([\w:.-]{1,40})""", re.IGNORECASE)
+# The encoding in an HTTP header, its declaration in a page, and the number of first bytes that are
+# searched for the declaration.
+_CHARSET = re.compile(r"""charset\s*=\s*["']?([\w:.-]{1,40})""", re.IGNORECASE)
+_DECLARED_CHARSET = re.compile(
+    rb"""<(?:meta\b[^<>]{0,200}\bcharset|\?xml\s[^<>]{0,100}\bencoding)\s*=\s*["']?([\w:.-]{1,40})""", re.IGNORECASE
+)
+_COMMENT = re.compile(rb"<!--.*?-->", re.DOTALL)
 _HEAD_BYTES = 1024
+_UTF_16_MARKS = codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE
+# Encodings of Python that no browser knows.
+_PYTHON_ENCODINGS = frozenset({"idna", "punycode", "raw-unicode-escape", "unicode-escape", "utf-7"})
 # Encodings that browsers replace by another one, mostly a superset
 # (https://encoding.spec.whatwg.org/#names-and-labels). A key is Python's name of the encoding or, if
 # Python has none, the label.
@@ -182,12 +191,17 @@ def _render_text(token: "Token") -> str:
 
 def _render_inline(token: "Token") -> str:
     """Return the visible text of a paragraph, with wrapped lines joined."""
-    pieces = []
+    pieces: list[str] = []
+    is_hidden = False  # whether the text is inside <script> or <style>
     for child in token.children or ():
-        if child.type == "image":
-            pieces.append(_render_inline(child))
-        elif child.type == "html_inline":
+        if child.type == "html_inline":
+            if hidden_tag := _HIDDEN_TAG.match(child.content):
+                is_hidden = not hidden_tag[1]
             pieces.append("\n" if _LINE_BREAK.match(child.content) else "")
+        elif is_hidden:
+            continue
+        elif child.type == "image":
+            pieces.append(_render_inline(child))
         else:
             pieces.append({"softbreak": " ", "hardbreak": "\n"}.get(child.type, child.content))
     return "".join(pieces)
@@ -232,19 +246,23 @@ class HtmlPages(DocumentFiles):
 
 
 def _decode_html(html_bytes: bytes) -> str:
-    """Decode a page from UTF-8, or from the encoding that it declares."""
+    """Decode a page from UTF-8, from UTF-16 with a byte order mark, or from the encoding that it
+    declares.
+    """
+    if html_bytes.startswith(_UTF_16_MARKS):
+        return clean_text(html_bytes.decode("utf-16", "replace"))
     try:
         return decode_text(html_bytes)
     except DroppedFileError:
-        if charset := find_charset(html_bytes[:_HEAD_BYTES]):
-            return decode_charset(html_bytes, charset)
+        if charset_match := _DECLARED_CHARSET.search(_COMMENT.sub(b"", html_bytes[:_HEAD_BYTES])):
+            return decode_charset(html_bytes, charset_match[1].decode())
         raise
 
 
-def find_charset(head: bytes) -> str:
-    """Return the encoding that the head of a page or an HTTP header declares; empty if none."""
-    charset_match = _CHARSET.search(head)
-    return charset_match[1].decode() if charset_match else ""
+def find_charset(content_type: str) -> str:
+    """Return the encoding in the value of an HTTP header; empty if there is none."""
+    charset_match = _CHARSET.search(content_type)
+    return charset_match[1] if charset_match else ""
 
 
 def decode_charset(html_bytes: bytes, charset: str) -> str:
@@ -254,6 +272,8 @@ def decode_charset(html_bytes: bytes, charset: str) -> str:
         DroppedFileError: The encoding is unknown, or the page cannot be decoded from it.
     """
     label = charset.lower().removeprefix("x-")
+    if label.replace("_", "-") in _PYTHON_ENCODINGS:
+        raise DroppedFileError("not_utf8")
     try:
         codec_name = codecs.lookup(_BROWSER_ENCODINGS.get(label, label)).name
         encoding = _BROWSER_ENCODINGS.get(codec_name, codec_name)

@@ -648,14 +648,17 @@ class FolderFollower(FollowerThread):
         if version == self._rejected_version and time.monotonic() < self._retry_time:
             return
         try:
-            self._slot.swap(self._open_snapshot(version.folder, current))
+            loaded_snapshot = self._open_snapshot(version.folder, current)
+            self._slot.swap(loaded_snapshot)
+            _LOG.info("snapshot %s of %s is served", loaded_snapshot.id[:12], version.folder)
             self._served_version, self._rejected_version, self.problem = version, None, ""
         except FollowerStoppedError:
             raise
         except BookwheelError as error:
             problem = mask_secrets(str(error))
             if (version, problem) != (self._rejected_version, self.problem):
-                _LOG.error("%s is not served: %s", version.folder, problem)
+                still_served = f"; snapshot {current.id[:12]} is still served" if current else ""
+                _LOG.error("%s is not served: %s%s", version.folder, problem, still_served)
             self._tries = self._tries + 1 if version == self._rejected_version else 1
             self._retry_time = self._compute_retry_time(self._tries, is_final=isinstance(error, _PERMANENT_ERRORS))
             self._rejected_version, self.problem = version, problem

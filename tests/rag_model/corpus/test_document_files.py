@@ -126,8 +126,8 @@ def test_line_break_of_markdown_separates_words(line_break: str) -> None:
 
 def test_scripts_and_styles_of_markdown_are_left_out() -> None:
     text = "<script>\nlet a = 1;\n\nalert(a)\n</script>\n\nOne.\n\n<div>two<STYLE>p {color: red}</STYLE></div>\n"
-    text += "\nThree.\n\n<style>\nb {}"
-    assert MARKDOWN.parse(text.encode(), "a.md").sections == [("", "One.\n\n two\n\nThree.")]
+    text += "\nThree <script>inline()</script>four.\n\n<style>\nb {}"
+    assert MARKDOWN.parse(text.encode(), "a.md").sections == [("", "One.\n\n two\n\nThree four.")]
 
 
 INVALID_FRONT_MATTER = {
@@ -360,6 +360,18 @@ def test_html_list_may_start_with_a_block(markup: str, text: str) -> None:
 def test_html_is_decoded_as_in_a_browser(declared: str, encoding: str, text: str) -> None:
     for head in (f'<meta charset="{declared}">', f'<?xml version="1.0" encoding="{declared}"?>'):
         assert HTML.parse(f"{head}<p>{text}".encode(encoding), "a.xhtml").sections == [("", text)]
+
+
+@pytest.mark.parametrize("mark", ["utf-16-le", "utf-16-be"])
+def test_html_in_utf_16_with_a_byte_order_mark_is_read(mark: str) -> None:
+    assert HTML.parse("\ufeff<p>Zürich".encode(mark), "a.html").sections == [("", "Zürich")]
+
+
+def test_only_a_meta_element_declares_an_encoding() -> None:
+    head = b'<!-- <meta charset="utf-8"> --><script src="a.js" charset="utf-8"></script><meta charset=windows-1251>'
+    assert HTML.parse(head + "<p>Москва".encode("cp1251"), "a.html").sections == [("", "Москва")]
+    with pytest.raises(DroppedFileError):
+        HTML.parse(b"<meta charset=unicode_escape><p>\\u0041\xff", "a.html")
 
 
 def test_undefined_bytes_of_an_encoding_are_skipped() -> None:
