@@ -54,7 +54,7 @@ from rag_model.store.pulling.pull import pull
 from rag_model.store.store import Store
 from rag_model.store.versions.manifest import Content, Manifest, select_files
 from rag_model.store.versions.ranges import delete_cached_ranges
-from rag_model.store.versions.snapshot import Snapshot, SnapshotLease
+from rag_model.store.versions.snapshot import Snapshot, SnapshotLease, resolve_pulled_folder
 
 _LOG = logging.getLogger(__name__)
 _PERMANENT_ERRORS = (InputError, MissingExtraError, RefusedError, UsageError)  # a retry cannot help
@@ -600,7 +600,7 @@ class _FolderVersion:
 
 
 def _read_folder_version(pulled_folder: Path) -> _FolderVersion:
-    folder = (pulled_folder / CURRENT if (pulled_folder / CURRENT).exists() else pulled_folder).resolve()
+    folder = resolve_pulled_folder(pulled_folder)
     with suppress(OSError):
         manifest_stat = (folder / MANIFEST).stat()
         return _FolderVersion(folder, manifest_stat.st_ino, manifest_stat.st_mtime_ns)

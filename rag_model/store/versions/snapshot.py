@@ -512,6 +512,11 @@ class Snapshot:
         return file
 
 
+def resolve_pulled_folder(folder: Path) -> Path:
+    """Return the folder of the snapshot that was last pulled to `folder`, or `folder` itself."""
+    return (folder / CURRENT if (folder / CURRENT).exists() else folder).resolve()
+
+
 def _open_pulled(folder: Path) -> tuple[Path, bytes, int | None]:
     """Return the folder of the last pulled snapshot, its manifest, and the lock that prevents its
     deletion.
@@ -526,7 +531,7 @@ def _open_pulled(folder: Path) -> tuple[Path, bytes, int | None]:
 
 
 def _open_and_lock(folder: Path) -> tuple[Path, bytes, int | None]:
-    root = (folder / CURRENT if (folder / CURRENT).exists() else folder).resolve()
+    root = resolve_pulled_folder(folder)
     lock_descriptor = lock_manifest(root / MANIFEST)
     try:
         return root, (root / MANIFEST).read_bytes(), lock_descriptor
